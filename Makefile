@@ -1,0 +1,81 @@
+# The one entry point, for humans and CI alike. Every target first makes or updates the environment it runs in.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+WORKERS ?= auto
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+INPUTS := pyproject.toml constraints.txt Makefile
+
+# The stamp names the place it was made for: a copied or moved environment still points to the old one.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+.PHONY: help fuzz replay test bench coverage lint format wheel hooks clean
+
+# How Triton runs is settled for a whole process when the first kernel is decorated, so it is said before pytest starts.
+test bench coverage: export TRITON_INTERPRET ?= 1
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	echo
+	echo "Variables: PYTHON=python3.12 builds the environment from another interpreter; WORKERS=4 limits pytest;"
+	echo "on a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes."
+
+fuzz: $(STAMP) ## fuzz the built-in kernels for a minute; other options: ARGS="--max-cases 5000 --seed 7"
+	@$(BIN)/fuzz-attn run $(ARGS)
+
+replay: $(STAMP) ## run the saved counterexamples again; others: FILES="a.json dir/"
+	@$(BIN)/fuzz-attn replay $(FILES)
+
+test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k links"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+bench: $(STAMP) ## run the benchmarks of tests/benchmarks, one after the other
+	@for script in tests/benchmarks/bench_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+
+coverage: $(STAMP) ## run the tests and say which lines and branches they missed
+	@$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+lint: $(STAMP) ## check style, format and types
+	@$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP) ## format the code, and mend what ruff can mend safely
+	@$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+wheel: $(STAMP) ## build the source distribution and the wheel into dist/
+	@$(BIN)/python -m build --no-isolation > $(VENV)/wheel.log 2>&1 || { cat $(VENV)/wheel.log; exit 1; }
+	ls dist/*
+
+hooks: $(STAMP) ## let git run `make lint` before each commit
+	@$(BIN)/pre-commit install
+
+clean: ## remove the environment, the caches and the builds; reports and counterexamples stay
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	find fuzz_attn/ kernels/ strategies/ tests/ -name __pycache__ -prune -exec rm -rf {} +
+
+# A second make waits for the lock, then finds the work done. Warnings of pip are hidden (-qq), its errors are not.
+$(STAMP): $(INPUTS)
+	@exec 9>> Makefile
+	! command -v flock > /dev/null || flock 9
+	done=$$(cat $@ 2> /dev/null || true)
+	if [ "$$done" = "$(CURDIR)" ] && [ -z "$$(find $(INPUTS) -newer $@)" ]; then exit; fi
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	echo "fuzz_attn: preparing $(VENV) (a minute or two, once)" >&2
+	grep -qs "$(CURDIR)/$(BIN)/python" $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	echo "$(CURDIR)" > $@

@@ -1,0 +1,50 @@
+"""The interpreter backend: Triton's own interpreter on the CPU, its known defects mended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fuzz_attn.backends.base import Watch
+from fuzz_attn.backends.quiet import quiet
+from fuzz_attn.errors import BackendError
+
+
+class InterpreterBackend:
+    """Runs kernels one program at a time with ``TRITON_INTERPRET=1``; torch's own threads are kept to one."""
+
+    name = "interpreter"
+    device = "cpu"
+    sanitizers = False
+
+    def __init__(self) -> None:
+        self._shims: tuple[str, ...] = ()
+
+    def prepare(self) -> None:
+        """Ask Triton for its interpreter. Kernels that were decorated before stay compiled, so refuse these."""
+        if os.environ.get("TRITON_INTERPRET") != "1" and "fuzz_attn.kernels.unified_attention" in sys.modules:
+            raise BackendError("backend='interpreter' must be prepared before any kernel is imported")
+        os.environ["TRITON_INTERPRET"] = "1"
+
+    def preflight(self) -> tuple[str, ...]:
+        """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""
+        from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared
+
+        with quiet():
+            found = tuple(preflight.defects(self.device))
+            self._shims = shims.needed(found)
+            with shims.applied(self._shims):
+                left = tuple(preflight.defects(self.device))
+        if left:
+            raise BackendError(f"backend='interpreter' computes wrongly, and no shim mends it: {', '.join(left)}")
+        return self._shims
+
+    @contextmanager
+    def running(self) -> Iterator[Watch]:
+        """Apply the shims; numpy's warnings on Inf and NaN are what kernels do by design."""
+        from fuzz_attn.backends import shims  # noqa: PLC0415 - imports Triton, so only once prepared
+
+        with quiet(), shims.quick_device_calls(), shims.applied(self._shims):
+            yield Watch()

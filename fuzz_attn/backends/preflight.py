@@ -1,0 +1,98 @@
+"""Preflight: does a backend load, cast and multiply each dtype rightly? Asked before a campaign blames a kernel.
+
+Import this module only after the backend is prepared: its kernels are decorated at import.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+SIZE = 16
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@triton.jit
+def _cast_kernel(source_ptr, target_ptr, size: tl.constexpr):
+    offsets = tl.arange(0, size)
+    tl.store(target_ptr + offsets, tl.load(source_ptr + offsets).to(target_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _add_kernel(source_ptr, target_ptr, size: tl.constexpr):
+    offsets = tl.arange(0, size)
+    x = tl.load(source_ptr + offsets)
+    tl.store(target_ptr + offsets, x + x)
+
+
+@triton.jit
+def _dot_kernel(a_ptr, b_ptr, target_ptr, size: tl.constexpr):
+    rows = tl.arange(0, size)[:, None] * size + tl.arange(0, size)[None, :]
+    product = tl.dot(tl.load(a_ptr + rows), tl.load(b_ptr + rows), input_precision="ieee")
+    tl.store(target_ptr + rows, product)
+
+
+def defects(device: str) -> Iterator[str]:
+    """Yield the name of each defect found: ``cast:float32->bfloat16``, ``add:bfloat16``, ``dot:bfloat16``."""
+    for source, target in _casts():
+        if not _cast_is_right(source, target, device):
+            yield f"cast:{_name(source)}->{_name(target)}"
+    for dtype in _FLOATS:
+        if not _add_is_right(dtype, device):
+            yield f"add:{_name(dtype)}"
+    for dtype in _FLOATS:
+        if not _dot_is_right(dtype, device):
+            yield f"dot:{_name(dtype)}"
+
+
+def _casts() -> Iterator[tuple[torch.dtype, torch.dtype]]:
+    for half in _FLOATS[1:]:
+        yield torch.float32, half
+        yield half, torch.float32
+        yield torch.int32, half
+    for one_byte in _FP8:
+        for wide in _FLOATS:
+            yield one_byte, wide
+        yield torch.float32, one_byte
+
+
+def _samples() -> torch.Tensor:
+    """Return 256 numbers that round up, down, to even, over a power of two, and below the smallest normal."""
+    steps = torch.arange(SIZE, dtype=torch.float64)
+    mantissas = 1.0 + torch.cat((steps / 2**4, steps / 2**9 + 2.0**-5, 1.0 - steps / 2**11 - 2.0**-12, steps / 2**14))
+    exponents = torch.tensor([-7.0, -3.0, 0.0, 6.0], dtype=torch.float64)
+    return (mantissas[None, :] * 2.0 ** exponents[:, None]).reshape(-1).float()
+
+
+def _cast_is_right(source: torch.dtype, target: torch.dtype, device: str) -> bool:
+    samples = (_samples() * (1 if source.is_floating_point else 1024)).to(source).to(device)
+    actual = torch.zeros(samples.shape, dtype=target, device=device)
+    _cast_kernel[(1,)](samples, actual, size=samples.numel())
+    return torch.equal(actual.float(), samples.to(target).float())
+
+
+def _add_is_right(dtype: torch.dtype, device: str) -> bool:
+    samples = _samples().to(dtype).to(device)
+    actual = torch.zeros_like(samples)
+    _add_kernel[(1,)](samples, actual, size=samples.numel())
+    return torch.equal(actual, samples + samples)
+
+
+def _dot_is_right(dtype: torch.dtype, device: str) -> bool:
+    """Multiply small integers, exact in every type and order of accumulation."""
+    values = torch.arange(SIZE * SIZE, device=device).reshape(SIZE, SIZE)
+    a, b = (values % 7 - 3).to(dtype), (values % 5 - 2).to(dtype)
+    actual = torch.zeros((SIZE, SIZE), dtype=torch.float32, device=device)
+    _dot_kernel[(1,)](a, b, actual, size=SIZE)
+    return torch.equal(actual, a.float() @ b.float())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,162 @@
+"""Shims for defects of Triton's interpreter, each small, named, and applied only where the preflight finds its defect.
+
+Up to and including Triton 3.9.0 the interpreter keeps bfloat16 as bit patterns and computes on those (Triton #11584),
+truncates float32 to bfloat16 instead of rounding it, takes the bits of an integer for those of its bfloat16, and loses
+the carry when it rounds to fp8. Nothing stays patched outside of the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+_NUMPY_DTYPES: Final[dict[str, Any]] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "fp8e4nv": ml_dtypes.float8_e4m3fn,
+    "fp8e5": ml_dtypes.float8_e5m2,
+}
+_LARGEST: Final = {"fp8e4nv": np.float32(448.0), "fp8e5": np.float32(57344.0)}
+
+Operation = Callable[..., Any]
+
+
+def needed(defects: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the shims that mend the preflight's findings; a finding that none mends is left out."""
+    return tuple(name for name, mends in _MENDS.items() if any(mends(defect) for defect in defects))
+
+
+def unmended(defects: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the findings that no shim mends."""
+    return tuple(defect for defect in defects if not any(mends(defect) for mends in _MENDS.values()))
+
+
+_MENDS: Final[dict[str, Callable[[str], bool]]] = {
+    "interpreter_float_casts": lambda defect: defect.startswith("cast:"),
+    "interpreter_bfloat16_arithmetic": lambda defect: defect in ("add:bfloat16", "dot:bfloat16"),
+}
+
+
+@contextmanager
+def applied(names: tuple[str, ...]) -> Iterator[None]:
+    """Apply the named shims to the interpreter for as long as the context lasts."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(_SHIMS[name]())
+        yield
+
+
+@contextmanager
+def _float_casts() -> Iterator[None]:
+    """Casts round to nearest even; to fp8 they saturate, as the conversion instructions of GPUs do.
+
+    Integers become bfloat16 by way of float32.
+    """
+    original = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+        if str(source) not in _NUMPY_DTYPES or str(target) not in _NUMPY_DTYPES:
+            return original(data, source, target, rounding_mode)
+        wide = np.ascontiguousarray(data).view(_NUMPY_DTYPES[str(source)]).astype(np.float32)
+        if str(target) in _LARGEST:
+            wide = np.clip(wide, -_LARGEST[str(target)], _LARGEST[str(target)])
+        narrow = wide.astype(_NUMPY_DTYPES[str(target)])
+        return narrow.view(np.dtype(f"u{narrow.dtype.itemsize}"))
+
+    builder = interpreter.InterpreterBuilder
+    original_cast = builder.cast_impl
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        if target.scalar == tl.bfloat16 and source.dtype.scalar.is_int():
+            return _narrowed(source.data.astype(np.float32))
+        return original_cast(self, source, target)
+
+    with (
+        mock.patch.object(interpreter, "_convert_float", convert),
+        mock.patch.object(builder, "cast_impl", cast_impl),
+    ):
+        yield
+
+
+@contextmanager
+def _bfloat16_arithmetic() -> Iterator[None]:
+    """Bfloat16 operands are widened to float32 before every operation, and its result is rounded back once."""
+    builder = interpreter.InterpreterBuilder
+    binary, unary, dot = builder.binary_op, builder.unary_op, builder.create_dot
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Operation) -> Any:
+        if not _is_bfloat16(lhs):
+            return binary(self, lhs, rhs, op)
+        return _narrowed(op(_widened(lhs).data, _widened(rhs).data))
+
+    def unary_op(self: Any, arg: Any, op: Operation) -> Any:
+        if not _is_bfloat16(arg):
+            return unary(self, arg, op)
+        return _narrowed(op(_widened(arg).data))
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, _widened(a), _widened(b), *rest)
+
+    with mock.patch.multiple(builder, binary_op=binary_op, unary_op=unary_op, create_dot=create_dot):
+        yield
+
+
+def _is_bfloat16(handle: Any) -> bool:
+    return bool(handle.dtype.scalar == tl.bfloat16)
+
+
+def _widened(handle: Any) -> Any:
+    """Return a bfloat16 handle as float32; any other as it is."""
+    if not _is_bfloat16(handle):
+        return handle
+    bits = np.ascontiguousarray(handle.data).astype(np.uint32) << np.uint32(16)
+    return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+
+def _narrowed(result: Any) -> Any:
+    """Return a result of float32 arithmetic as bfloat16; truth values as they are."""
+    if result.dtype == np.bool_:
+        return interpreter.TensorHandle(result, tl.int1)
+    return interpreter.TensorHandle(result.astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
+
+
+_SHIMS: Final = {
+    "interpreter_float_casts": _float_casts,
+    "interpreter_bfloat16_arithmetic": _bfloat16_arithmetic,
+}
+
+
+@contextmanager
+def quick_device_calls() -> Iterator[None]:
+    """Let a jit function that a kernel calls use the language patches that the kernel's launch has made.
+
+    The interpreter makes them anew at every call of a device function, which is half of its time. No result changes.
+    """
+    original = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def patch(fn: Any) -> Any:
+        languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        if languages and languages <= patched:
+            return interpreter._LangPatchScope()
+        scope = original(fn)
+        patched.update(languages)
+        restore = scope.restore
+
+        def restored() -> None:
+            restore()
+            patched.clear()
+
+        scope.restore = restored
+        return scope
+
+    with mock.patch.object(interpreter, "_patch_lang", patch):
+        yield

@@ -1,0 +1,32 @@
+"""Whole-grid execution of Triton kernels on a CPU, with sanitizers. Knows nothing of attention.
+
+    with simulate(Options(coverage=True)) as session:
+        target(**tensors)
+    session.findings, session.coverage, session.unsupported
+
+A launch goes through `launch` (caught), `binding` (arguments, key), `lowering` (TTIR), `parser` (tree), `codegen` with
+the `emit_*` modules (numpy source over the whole grid), `run` (execution) and, for each access, `memory` and `checks`.
+"""
+
+from .coverage import Coverage
+from .errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOperation
+from .findings import Finding, FindingKind, Location
+from .launch import simulate
+from .session import Options, Session
+from .virtual import VirtualTensor, virtual_tensor
+
+__all__ = [
+    "Coverage",
+    "Finding",
+    "FindingKind",
+    "Location",
+    "LoopLimitError",
+    "LoweringError",
+    "Options",
+    "Session",
+    "SimulatorError",
+    "UnsupportedOperation",
+    "VirtualTensor",
+    "simulate",
+    "virtual_tensor",
+]

@@ -1,0 +1,80 @@
+"""What the emission of every kind of operation shares."""
+
+from __future__ import annotations
+
+import re
+
+from .emitter import Emitter
+from .terms import Term, broadcast_shape
+from .tree import Operation, Value
+
+_PREDICATE = re.compile(r"^\s*(\w+)")
+
+
+def rounded(template: str, element: str) -> str:
+    """Return the template with the rounding that arithmetic in a narrow format needs."""
+    return f"round_{element}({template})" if element in ("bf16", "f16") else template
+
+
+def elementwise(emitter: Emitter, operation: Operation, template: str, *, arrays: bool = False) -> Term:
+    """Emit a template over all operands of the operation, and defines its result."""
+    terms = [emitter.operand(operation, index) for index in range(len(operation.operands))]
+    if arrays or all(term.literal is not None for term in terms):
+        terms = [emitter.array(term) for term in terms]
+    result = operation.results[0]
+    shape = broadcast_shape((term.shape for term in terms), len(result.type.shape))
+    term = emitter.assign(template, terms, shape, result.type.element)
+    emitter.define(result, term)
+    return term
+
+
+def track(emitter: Emitter, term: Term, template: str, operands: list[Term]) -> str:
+    """Emit the companion range of a term from the ranges of its operands."""
+    name = emitter.fresh("r")
+    ranges = [operand.range or "ranges.EVERYTHING" for operand in operands]
+    term.region.lines.append(f"{name} = {template.format(*ranges, lanes=term.region.scope.lanes)}")
+    term.range = name
+    return name
+
+
+def track_exactly(emitter: Emitter, operation: Operation, term: Term) -> None:
+    """Emit a companion range found by looking at the elements; taints come from the first operand."""
+    source = emitter.operand(operation, 0).range if operation.operands else None
+    name = emitter.fresh("r")
+    emitter.note(f"{name} = ranges.exact({{0}}{', ' + source if source else ''})", term)
+    term.range = name
+
+
+def predicate_of(operation: Operation) -> str:
+    """Return the predicate of a comparison."""
+    match = _PREDICATE.match(operation.text)
+    return match.group(1) if match else ""
+
+
+def cover(emitter: Emitter, kind: str, mask: Term) -> None:
+    """Emit the record of a mask for the coverage of kernel semantics, while it is not yet complete."""
+    index = len(emitter.coverage_sites)
+    emitter.coverage_sites.append((kind, emitter.location))
+    if mask.literal is None:
+        region = emitter.place([mask])
+        region.lines.append(f"if seen[{index}] != 7: cover(seen, {index}, {emitter.name(mask, region)})")
+
+
+_AXIS = re.compile(r"axis = (\d+)")
+
+
+def axis_of(operation: Operation) -> int:
+    """Return the axis that an operation names."""
+    match = _AXIS.search(operation.text)
+    return int(match.group(1)) if match else 0
+
+
+def full(emitter: Emitter, operation: Operation, index: int) -> Term:
+    """Return an operand with nothing lazily broadcast."""
+    return emitter.ranked(emitter.spread(emitter.operand(operation, index), operation.operands[index].type.shape))
+
+
+def track_result(emitter: Emitter, operation: Operation, result: Value) -> None:
+    """Emit the exact companion range of a result, if it is tracked."""
+    if result in emitter.tracked:
+        track_exactly(emitter, Operation("", []), emitter.val(result).term)

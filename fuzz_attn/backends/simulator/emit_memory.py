@@ -1,0 +1,147 @@
+"""Emission of loads, stores and atomics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from .emission import track_exactly
+from .emit_access import (
+    Access,
+    access_of,
+    check_groups,
+    check_taints,
+    column_axes,
+    full_offsets,
+    inner_region,
+    mask_text,
+    moved,
+    plan_rows,
+    spread_offsets,
+)
+from .emitter import Emitter, Handler
+from .terms import Term, broadcast_shape
+from .tree import Operation
+
+_RMW = re.compile(r"^\s*(\w+),")
+
+
+def _by_form(
+    emitter: Emitter,
+    access: Access,
+    axes: list[tuple[int, Term]],
+    by_rows: Callable[[int, str, str, str], str],
+    general: Callable[[], None],
+) -> None:
+    """Emit the access by rows along the first axis with consecutive columns, or else element by element.
+
+    `by_rows` makes the line from (axis, row starts, width, row mask).
+    """
+    if not axes:
+        general()
+        return
+    axis, column = axes[0]
+    condition, starts, width, mask = plan_rows(emitter, access, axis, column)
+    line = by_rows(axis, starts, width, mask)
+    if condition == "True":
+        emitter.line(line)
+        return
+    emitter.region.lines += [f"if {condition}:", f"    {line}", "else:"]
+    outer, inner = emitter.region, inner_region(emitter)
+    emitter.region = inner
+    _by_form(emitter, access, axes[1:], by_rows, general)
+    emitter.region = outer
+    outer.lines += [f"    {line}" for line in inner.lines]
+
+
+def _load(emitter: Emitter, operation: Operation) -> None:
+    access = access_of(emitter, operation, 1)
+    result = operation.results[0]
+    other = emitter.operand(operation, 2) if len(operation.operands) > 2 and access.mask is not None else None
+    if other is not None:
+        access.shape = broadcast_shape((access.shape, other.shape), access.rank)
+        access.varying = access.varying or other.varying
+    check_groups(emitter, access)
+    check_taints(emitter, access)
+    name = emitter.fresh()
+    call = f"(run, {emitter.site()}, {emitter.region.scope.lanes}"
+
+    def by_rows(axis: int, starts: str, width: str, mask: str) -> str:
+        filler = "None" if other is None else _scalar(emitter, other)
+        arguments = f"{starts}, {width}, {access.sizes[axis]}, {mask}, {filler}"
+        return f"{name} = {access.memory}.load_rows{call}, {arguments}){moved(axis, access.rank)}"
+
+    def general() -> None:
+        offsets = emitter.name(full_offsets(emitter, access))
+        if other is not None and not other.bare:
+            count = f"{emitter.region.scope.lanes}.size" if access.varying else "1"
+            offsets = f"np.broadcast_to({offsets}, ({count}, {', '.join(map(str, access.shape))},))"
+        filler = "None" if other is None else emitter.name(other)
+        emitter.line(f"{name} = {access.memory}.load{call}, {offsets}, {mask_text(emitter, access.mask)}, {filler})")
+
+    axes = column_axes(access) if other is None or other.bare else []
+    _by_form(emitter, access, axes, by_rows, general)
+    term = Term(name, access.shape, access.varying, emitter.region, result.type.element)
+    emitter.define(result, term)
+    if result in emitter.tracked:
+        track_exactly(emitter, Operation("", []), term)
+
+
+def _scalar(emitter: Emitter, term: Term) -> str:
+    return emitter.name(term) if term.literal is not None else f"{emitter.name(term)}.item()"
+
+
+def _store(emitter: Emitter, operation: Operation) -> None:
+    access = access_of(emitter, operation, 2)
+    values = emitter.operand(operation, 1)
+    check_groups(emitter, access)
+    check_taints(emitter, access)
+    call = f"(run, {emitter.site()}, {emitter.region.scope.lanes}"
+
+    def by_rows(axis: int, starts: str, width: str, mask: str) -> str:
+        shape = (*values.shape[:axis], access.sizes[axis], *values.shape[axis + 1 :])
+        spread = emitter.ranked(values)
+        source = emitter.name(spread)
+        if spread.shape != shape:
+            source = f"spread({source}, {shape})"
+        order = moved(axis, access.rank, inverse=True)
+        return f"{access.memory}.store_rows{call}, {starts}, {width}, {source}{order}, {mask})"
+
+    def general() -> None:
+        offsets = emitter.name(spread_offsets(emitter, access))
+        source = emitter.name(values if values.literal is not None else emitter.ranked(values))
+        emitter.line(f"{access.memory}.store{call}, {offsets}, {source}, {mask_text(emitter, access.mask)})")
+
+    _by_form(emitter, access, column_axes(access), by_rows, general)
+
+
+def _atomic(emitter: Emitter, operation: Operation) -> None:
+    exchange = operation.name == "tt.atomic_cas"
+    access = access_of(emitter, operation, 3 if exchange else 2)
+    result = operation.results[0]
+    check_groups(emitter, access)
+    check_taints(emitter, access)
+    match = _RMW.match(operation.text)
+    kind = "cas" if exchange or match is None else match.group(1)
+    site, lanes = emitter.site(), emitter.region.scope.lanes
+    offsets = emitter.name(spread_offsets(emitter, access))
+    values = [
+        emitter.name(emitter.ranked(emitter.operand(operation, index))) for index in ((1, 2) if exchange else (1,))
+    ]
+    name = emitter.fresh()
+    mask = mask_text(emitter, access.mask)
+    element = result.type.element
+    where = f"{site}, {lanes}, {offsets}, {mask}, {', '.join(values)}"
+    emitter.line(f"{name} = atomic(run, {access.memory}, '{kind}', '{element}', {where})")
+    term = Term(name, access.sizes, True, emitter.region, result.type.element)
+    emitter.define(result, term)
+    if result in emitter.tracked:
+        track_exactly(emitter, Operation("", []), term)
+
+
+HANDLERS: dict[str, Handler] = {
+    "tt.load": _load,
+    "tt.store": _store,
+    "tt.atomic_rmw": _atomic,
+    "tt.atomic_cas": _atomic,
+}

@@ -1,0 +1,58 @@
+"""What the sanitizers report, and where in a kernel's source it happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FindingKind(StrEnum):
+    """The classes of defects that the sanitizers tell apart."""
+
+    OUT_OF_BOUNDS_LOAD = "out-of-bounds load"
+    OUT_OF_BOUNDS_STORE = "out-of-bounds store"
+    UNINITIALISED_READ = "uninitialised read"
+    RACE = "race"
+    INTEGER_OVERFLOW = "integer overflow"
+    DEVICE_ASSERT = "device assert"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of a kernel's source; line 0 means that the IR does not say."""
+
+    file: str = "<unknown>"
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+UNKNOWN_LOCATION = Location()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect of one launch; of many equal ones (same kind and line) the first, with their number in `count`.
+
+    `program` is (x, y, z) in the grid; `index` counts elements from the tensor's first one, as strides do;
+    `bounds` is the range of valid offsets, first inclusive and last exclusive, or of valid integers.
+    """
+
+    kind: FindingKind
+    kernel: str
+    location: Location
+    program: tuple[int, int, int]
+    tensor: str
+    index: int
+    bounds: tuple[int, int]
+    message: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.kernel} at {self.location}: {self.message} (program {self.program})"
+
+    @property
+    def signature(self) -> tuple[str, str, str, int, str]:
+        """What makes two findings the same defect: kind, kernel, file, line and tensor."""
+        return (self.kind.value, self.kernel, self.location.file, self.location.line, self.tensor)

@@ -1,0 +1,87 @@
+"""Kernels that were decorated while TRITON_INTERPRET was set, as functions that the compiler's front end takes.
+
+Setting that variable turns every `@triton.jit` function, Triton's own library included, into an InterpretedFunction, at
+which the front end stops. Here each gets a JITFunction of the same Python function, in whose globals others are found
+as JITFunctions too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from triton.compiler.code_generator import CodeGenerator
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+
+class Compiled(JITFunction):  # type: ignore[misc]  # Triton has no types
+    """A JITFunction made of an InterpretedFunction's Python function."""
+
+    hash: str | None
+
+    def get_capture_scope(self) -> dict[str, Any]:
+        """Return the names that the function sees, with JITFunctions for InterpretedFunctions."""
+        return {name: compiled(value) for name, value in super().get_capture_scope().items()}
+
+    @property
+    def cache_key(self) -> str:
+        """A digest of the function and of all that it calls; Triton resets `hash` when the source changes."""
+        if self.hash is None:
+            self.hash = hashlib.sha256((self.src + _digest(self.fn)).encode()).hexdigest()
+        return self.hash
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+_KNOWN: dict[int, tuple[Any, Any]] = {}
+
+
+def compiled(value: Any) -> Any:
+    """Return the JITFunction of an InterpretedFunction, always the same one; any other value as it is."""
+    if not isinstance(value, InterpretedFunction):
+        return value
+    known = _KNOWN.get(id(value))
+    if known is None:
+        noinline = getattr(value, "kwargs", {}).get("noinline")
+        known = _KNOWN[id(value)] = (value, Compiled(value.fn, noinline=noinline))
+    return known[1]
+
+
+def _digest(function: Any) -> str:
+    """Return a digest of a function's source and of all that it refers to by name."""
+    seen: dict[str, str] = {}
+    pending = [function]
+    while pending:
+        current = pending.pop()
+        name = f"{current.__module__}.{current.__qualname__}:{current.__code__.co_firstlineno}"
+        if name in seen:
+            continue
+        seen[name] = inspect.getsource(current)
+        for used in current.__code__.co_names:
+            value = current.__globals__.get(used)
+            if isinstance(value, InterpretedFunction):
+                pending.append(value.fn)
+            elif isinstance(value, (int, float, str)) or hasattr(value, "value"):
+                seen[f"{name}.{used}"] = repr(value)
+    return hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def front_end_takes_interpreted() -> Iterator[None]:
+    """Let the front end call InterpretedFunctions as if they were JITFunctions."""
+    original = CodeGenerator.call_Function
+
+    def call(self: Any, node: Any, function: Any, arguments: Any, keywords: Any) -> Any:
+        arguments = [compiled(argument) for argument in arguments]
+        return original(self, node, compiled(function), arguments, keywords)
+
+    CodeGenerator.call_Function = call
+    try:
+        yield
+    finally:
+        CodeGenerator.call_Function = original

@@ -1,0 +1,66 @@
+"""Launches caught where Triton launches, for the time of a `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from .interpreted import compiled
+from .session import Options, Session
+
+
+@contextlib.contextmanager
+def simulate(options: Options | None = None) -> Iterator[Session]:
+    """Return a `Session` in which every `kernel[grid](...)` runs on the CPU, in place, on torch's CPU tensors.
+
+    Works for kernels decorated with and without TRITON_INTERPRET, and through autotuners (which take their
+    first configuration instead of a benchmark) and heuristics. Sessions may be nested: the innermost one
+    catches. Nothing stays patched.
+    """
+    session = Session(options or Options())
+    with contextlib.ExitStack() as stack:
+        for owner, replacement in _replacements(session):
+            stack.enter_context(_patched(owner, "run", replacement))
+        watcher = session.watcher()
+        if watcher is not None:
+            stack.enter_context(watcher)
+        yield session
+
+
+def _replacements(session: Session) -> list[tuple[type, Callable[..., None]]]:
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+        if warmup:
+            return
+        for hook in self.pre_run_hooks:
+            hook(*arguments, **keywords)
+        session.launch(compiled(self), arguments, keywords, grid)
+
+    return [(JITFunction, run), (InterpretedFunction, run), (Autotuner, _autotuned)]
+
+
+def _autotuned(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Return the launch of an autotuned kernel with the first configuration that its pruning leaves."""
+    self.nargs = dict(zip(self.arg_names, arguments, strict=False))
+    config = self.prune_configs(keywords)[0] if len(self.configs) > 1 else self.configs[0]
+    self.best_config = config
+    chosen = config.all_kwargs()
+    if config.pre_hook is not None:
+        config.pre_hook({**self.nargs, **keywords, **chosen})
+    result = self.fn.run(*arguments, **keywords, **chosen)
+    self.nargs = None
+    return result
+
+
+@contextlib.contextmanager
+def _patched(owner: type, name: str, replacement: object) -> Iterator[None]:
+    original = owner.__dict__[name]
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

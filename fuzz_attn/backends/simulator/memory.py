@@ -1,0 +1,176 @@
+"""Tensor arguments as a running kernel sees them: pointers are (argument, offset), and every access is checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .casts import CONTAINER, from_bits, to_storage
+from .checks import check_written, discard_outside, inspect_rows, programs_of, store_tracked, track_load
+from .findings import FindingKind
+from .layout import Layout
+from .select import select
+
+if TYPE_CHECKING:
+    from .races import RaceTracker
+    from .run import Run
+
+Array = npt.NDArray[Any]
+
+
+class Memory:
+    """The elements of one tensor argument, `flat` counted from its first one, with what the sanitizers know of them.
+
+    `written` (a shadow of initialised elements) and `tracker` with its `shift` (the position of the tensor's first
+    element in the tracked storage) are set when the launch asks for them.
+
+    Every access takes the run, the number of its source line, the programs that run (`lanes`), and where it goes:
+    arrays whose axis 0 counts these programs, or has size 1 for all of them.
+    """
+
+    def __init__(self, name: str, flat: Array, element: str, layout: Layout) -> None:
+        self.name = name
+        self.flat = flat
+        self.element = element
+        self.layout = layout
+        self.extent = layout.extent
+        self.container = CONTAINER[element]
+        self.written: Array | None = None
+        self.tracker: RaceTracker | None = None
+        self.shift = 0
+        self._windows: dict[int, Array] = {}
+
+    def physical(self, offsets: Array) -> Array:
+        """Return the positions in `flat` of valid offsets; they differ for virtual memory only."""
+        return offsets
+
+    def load(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array | None, other: Any) -> Array:
+        """Return the elements at `offsets` where `mask` holds, `other` (0 when None) elsewhere."""
+        if mask is not None:
+            if mask.shape != offsets.shape:
+                offsets, mask = np.broadcast_arrays(offsets, mask)
+            if mask.all():
+                mask = None
+            else:
+                offsets = np.where(mask, offsets, 0)
+        if not self._valid(offsets, 1):
+            kind = FindingKind.OUT_OF_BOUNDS_LOAD
+            offsets, mask = discard_outside(self, run, kind, site, lanes, offsets, mask)
+        if self.layout.empty:
+            return np.full(offsets.shape, 0 if other is None else other, self.container)
+        positions = self.physical(offsets)
+        if self.written is not None:
+            check_written(self, run, site, lanes, positions, mask)
+        if self.tracker is not None:
+            track_load(self, run, site, lanes, positions, mask)
+        values = from_bits(self.flat.take(positions), self.element)
+        return values if mask is None else select(mask, values, 0 if other is None else other, self.container)
+
+    def load_rows(
+        self, run: Run, site: int, lanes: Array, starts: Array, width: int, size: int, mask: Array | None, other: Any
+    ) -> Array:
+        """Return rows of `size` elements, of which the first `width` are read from `starts` on where `mask` holds."""
+        if mask is not None:
+            if mask.shape != starts.shape:
+                starts, mask = np.broadcast_arrays(starts, mask)
+            if mask.all():
+                mask = None
+        active = starts if mask is None else starts[mask]
+        if not self._valid(active, width):
+            columns = starts[..., None] + np.arange(size)
+            wanted = np.broadcast_to(np.arange(size) < width, columns.shape)
+            return self.load(run, site, lanes, columns, wanted if mask is None else wanted & mask[..., None], other)
+        positions = self.physical(active)
+        if self.written is not None or self.tracker is not None:
+            inspect_rows(self, run, site, lanes, starts, positions, width, mask)
+        values = from_bits(self._window(width)[positions], self.element) if active.size else np.zeros((0, width))
+        if mask is None and width == size:
+            return values
+        return self._padded((*starts.shape, size), values, mask, other)
+
+    def _padded(self, shape: tuple[int, ...], values: Array, mask: Array | None, other: Any) -> Array:
+        """Return a tile of `other` with the values put at the start of the rows of `mask`."""
+        result = np.zeros(shape, self.container) if not other else np.full(shape, other, self.container)
+        inside = result if values.shape[-1] == shape[-1] else result[..., : values.shape[-1]]
+        if mask is None:
+            inside[...] = values
+        else:
+            inside[mask] = values
+        return result
+
+    def store(self, run: Run, site: int, lanes: Array, offsets: Array, values: Any, mask: Array | None) -> None:
+        """Write `values` at `offsets` where `mask` holds."""
+        per_lane = (lanes.size,) + (1,) * (offsets.ndim - 1)
+        shape = np.broadcast_shapes(offsets.shape, np.shape(values), () if mask is None else mask.shape, per_lane)
+        offsets = np.broadcast_to(offsets, shape)
+        values = np.broadcast_to(np.asarray(values, self.container), shape)
+        if mask is not None:
+            mask = None if mask.all() else np.broadcast_to(mask, shape)
+        active = offsets.reshape(-1) if mask is None else offsets[mask]
+        if not self._valid(active, 1):
+            kind = FindingKind.OUT_OF_BOUNDS_STORE
+            _, mask = discard_outside(self, run, kind, site, lanes, offsets, mask)
+            active = offsets[mask]
+        if not active.size:
+            return
+        chosen = values.reshape(-1) if mask is None else values[mask]
+        stored = to_storage(np.ascontiguousarray(chosen), self.element)
+        positions = self.physical(active)
+        if self.tracker is None:
+            self.flat[positions] = stored
+        else:
+            store_tracked(self, run, site, positions, programs_of(lanes, shape, mask)(), stored)
+        if self.written is not None:
+            self.written[positions] = True
+
+    def store_rows(
+        self, run: Run, site: int, lanes: Array, starts: Array, width: int, values: Array, mask: Array | None
+    ) -> None:
+        """Write the first `width` elements of each row of `values` from `starts` on where `mask` holds."""
+        shape = values.shape[:-1]
+        if not (shape == starts.shape and (mask is None or mask.shape == shape) and shape[0] == lanes.size):
+            per_lane = (lanes.size,) + (1,) * (starts.ndim - 1)
+            shape = np.broadcast_shapes(shape, starts.shape, () if mask is None else mask.shape, per_lane)
+            starts = np.broadcast_to(starts, shape)
+            mask = None if mask is None else np.broadcast_to(mask, shape)
+            values = np.broadcast_to(values, (*shape, values.shape[-1]))
+        if mask is not None and mask.all():
+            mask = None
+        active = starts.reshape(-1) if mask is None else starts[mask]
+        if not active.size or not width:
+            return
+        values = values[..., :width]
+        if not (self._valid(active, width) and self._apart(active, width, lanes, shape, mask)):
+            columns = starts[..., None] + np.arange(width)
+            self.store(run, site, lanes, columns, values, None if mask is None else mask[..., None])
+            return
+        rows = values.reshape(-1, width) if mask is None else values[mask]
+        positions = self.physical(active)
+        self._window(width)[positions] = to_storage(np.ascontiguousarray(rows), self.element)
+        if self.written is not None:
+            self.written[positions[:, None] + np.arange(width)] = True
+
+    def _apart(self, active: Array, width: int, lanes: Array, shape: tuple[int, ...], mask: Array | None) -> bool:
+        """Return whether rows certainly race with nothing."""
+        if self.tracker is None:
+            return True
+        return self.tracker.store_rows(self.physical(active) + self.shift, width, programs_of(lanes, shape, mask))
+
+    def _window(self, width: int) -> Array:
+        """Return all runs of `width` elements of `flat`, one a row, without copying."""
+        window = self._windows.get(width)
+        if window is None:
+            step = self.flat.itemsize
+            shape = (self.flat.size - width + 1, width)
+            window = self._windows[width] = np.ndarray(shape, self.flat.dtype, self.flat, strides=(step, step))
+        return window
+
+    def _valid(self, offsets: Array, width: int) -> bool:
+        if not offsets.size:
+            return True
+        if self.layout.dense:
+            # As unsigned numbers, negative offsets are too large as well: one reduction does for both ends.
+            return int(offsets.view(np.uint64).max()) <= self.extent - width
+        return bool(self.layout.inside(offsets, width).all())

@@ -1,0 +1,197 @@
+"""The error bound: the largest error that a correct kernel may make in each output element. Derived in oracle.md.
+
+A correct kernel computes logits off by at most ``delta_j`` (:mod:`fuzz_attn.logits`), sums ``p_j v_j`` and ``p_j`` in
+float32 in any order and with rescalings in between, casts P, divides, scales and stores. Every term here is rigorous,
+not first-order: perturbed weights are bounded by ``exp(x_j + delta_j)``, never by ``p_j (1 + delta_j)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from fuzz_attn.logits import Logits, accumulation_unit, anchored
+from fuzz_attn.numeric_model import NumericModel
+from fuzz_attn.roundings import (
+    FLUSHED,
+    TF32_UNIT,
+    UNDERFLOW,
+    UNIT,
+    cast_unit,
+    gamma,
+    half_denormal,
+    unit_roundoff,
+)
+from fuzz_attn.tensors import AttentionTensors
+
+MAX_DRIFT: Final = 0.5
+"""Share of a row's total weight that logit errors may move; a row beyond it is ill-conditioned."""
+
+BEYOND: Final = 20.0
+"""Exponent at which drifting weights are cut off: far beyond ``MAX_DRIFT``, and nothing overflows."""
+
+MAX_DEVIATIONS: Final = 2**17
+"""Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which stays in a core's cache."""
+
+NEGLIGIBLE_DRIFT: Final = 1 / 64
+"""Share of P's own rounding below which the logit errors hardly matter, so that a coarser bound on them will do."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Softmax weights of a block, rows x keys as in :class:`~fuzz_attn.logits.Logits`; 0 where masked.
+
+    ``exact``, the sink in the denominator; ``drift_by_key``, by how much logit errors may raise each unnormalised
+    weight; ``drift`` ``[..., 1]`` their sum over the row, sink included; ``sink_drift`` ``[..., 1]``.
+    """
+
+    exact: torch.Tensor
+    drift_by_key: torch.Tensor
+    drift: torch.Tensor
+    sink_drift: torch.Tensor
+
+    @property
+    def renormalised(self) -> torch.Tensor:
+        """How much the weights may grow together when the denominator shrinks: ``1 / (1 - drift)``."""
+        return 1.0 / (1.0 - self.drift.clamp_max(MAX_DRIFT))
+
+
+def weights_of(logits: Logits) -> Weights:
+    """Return the exact weights and how far logit errors may move them.
+
+    Rows that errors of this size would turn over get a second chance, with errors counted from their largest logit:
+    a row that one key dominates is certain, however large its logit.
+    """
+    weights = _weights(logits)
+    lost = weights.drift > MAX_DRIFT
+    if not bool(lost.any()):
+        return weights
+    relative = _weights(anchored(logits))
+    pairs = ((getattr(relative, field.name), getattr(weights, field.name)) for field in dataclasses.fields(Weights))
+    return Weights(*(torch.where(lost, second, first) for second, first in pairs))
+
+
+def _weights(logits: Logits) -> Weights:
+    total = (logits.exact - logits.top).exp_().sum(-1, keepdim=True) + (logits.sink - logits.top).exp_()
+    normaliser = logits.top + total.log()
+    exponent = logits.exact - normaliser
+    exact = exponent.exp()
+    drift_by_key = exponent.add_(logits.error).clamp_max_(BEYOND).exp_().sub_(exact)
+    sink_drift = _drift(logits.sink - normaliser, logits.sink_error)
+    return Weights(exact, drift_by_key, drift_by_key.sum(-1, keepdim=True) + sink_drift, sink_drift)
+
+
+def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Return ``sum_j w_j |v_jd - o_d|`` of weights ``[..., R, K]``, values ``[..., K, D]``, outputs ``[..., R, D]``.
+
+    The one term that no matrix product gives; computed in pieces that stay in the cache.
+    """
+    num_rows, (num_keys, size) = output.shape[-2], values.shape[-2:]
+    room = MAX_DEVIATIONS * num_keys // max(1, values.numel())
+    keys = max(1, min(num_keys, room))
+    rows = max(1, min(num_rows, room // keys))
+    buffer = values.new_empty(*values.shape[:-2], rows, keys, size)
+    result = torch.empty_like(output)
+    for row in (slice(first, first + rows) for first in range(0, num_rows, rows)):
+        for key in (slice(first, first + keys) for first in range(0, num_keys, keys)):
+            shares, wanted, found = weights[..., row, None, key], output[..., row, None, :], values[..., None, key, :]
+            distance = buffer[..., : wanted.shape[-3], : found.shape[-2], :]
+            torch.sub(found, wanted, out=distance)
+            moved = (shares @ distance.abs_())[..., 0, :]
+            result[..., row, :] = moved if key.start == 0 else result[..., row, :] + moved
+    return result
+
+
+def logit_term(weights: Weights, values: torch.Tensor, output: torch.Tensor, cast: float) -> torch.Tensor:
+    """Return how far the output moves when every logit is off by its error, the worst way.
+
+    ``o' - o = sum_j (w'_j - w_j) (v_j - o) / sum_j w'_j`` exactly, with ``|w'_j - w_j| <= w_j (exp(delta_j) - 1)`` and
+    ``sum w' >= 1 - drift``; the sink is one more key whose value is 0. Where all of it is small beside the ``cast`` of
+    P, ``|v_j| + |o|`` stands for ``|v_j - o|``: much cheaper, and the bound grows by a few percent.
+    """
+    drift = weights.drift_by_key.flatten(2, 3)
+    if bool(weights.drift.max() <= NEGLIGIBLE_DRIFT * cast):
+        moved, at_zero = drift @ values.abs(), weights.drift
+    else:
+        moved, at_zero = deviation(drift, values, output.flatten(2, 3)), weights.sink_drift
+    return moved.view_as(output).addcmul_(output.abs(), at_zero).mul_(weights.renormalised)
+
+
+def value_term(
+    weights: Weights, logits: Logits, values: torch.Tensor, tensors: AttentionTensors, model: NumericModel
+) -> torch.Tensor:
+    """Return the error of the sum ``sum_j p_j v_j``.
+
+    Covers the cast of P (relative in its normal range, half a denormal below it: the larger of both), ``v`` cut to tf32
+    or left unrounded, exponentials flushed to 0 at each rescaling, one product, the additions in any order, the
+    rescalings, a division of P before its cast (4 units), and products that underflow.
+    """
+    probability = probability_dtype(tensors, model)
+    largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
+    summed = gamma(logits.num_visible + logits.rescales + 5, accumulation_unit(probability, model))
+    rest = (1 + summed) * (1 + value_unit(tensors, model)) - 1
+    share = largest * rest
+    cast = probability_unit(tensors, model)
+    if cast:
+        share += largest.mul_(cast).clamp_min_(half_denormal(probability)) * (1 + rest)
+    share = (share + (logits.rescales + 2) * FLUSHED).masked_fill_(logits.exact == -torch.inf, 0.0)
+    moved = (share.flatten(2, 3) @ values.abs()).view(*share.shape[:4], values.shape[-1])
+    return moved.add_((logits.num_visible + logits.rescales + 4) * UNDERFLOW)
+
+
+def probability_dtype(tensors: AttentionTensors, model: NumericModel) -> torch.dtype:
+    """Return the type that P is cast to: the model's, or that of q, bfloat16 when q is fp8."""
+    if model.probability is not None:
+        dtype: torch.dtype = getattr(torch, model.probability)
+        return dtype
+    return torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
+
+
+def probability_unit(tensors: AttentionTensors, model: NumericModel) -> float:
+    """Return the relative error of P's cast: nothing for float32, unless the dot cuts it to tf32."""
+    dtype = probability_dtype(tensors, model)
+    return TF32_UNIT if model.tf32 and dtype == torch.float32 else cast_unit(dtype)
+
+
+def value_unit(tensors: AttentionTensors, model: NumericModel) -> float:
+    """Return the relative error of V on its way into the dot: cut to tf32, or not rounded after dequantisation."""
+    query = tensors.query.dtype
+    unit = TF32_UNIT if model.tf32 and probability_dtype(tensors, model) == torch.float32 else 0.0
+    if not model.rounds_dequantised and tensors.value_cache.dtype != query and query.itemsize > 1:
+        unit += unit_roundoff(query)
+    return unit
+
+
+def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:
+    """Return the relative error of everything that multiplies a whole row.
+
+    Covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units where
+    approximate, or a reciprocal and a product), v's scale, and the reciprocal of the output's scale and its product.
+    """
+    scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
+    return gamma(logits.num_visible + logits.rescales + 1 + scaling, UNIT)
+
+
+def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the value as stored, before its last rounding, and the bound that includes that rounding.
+
+    fp8 is clamped to its finite range first: clamping is monotone, so the clamped ends of the interval bound it.
+    Other types overflow to infinity; where a correct kernel may do so, the bound is infinite.
+    """
+    limit = torch.finfo(dtype).max
+    if dtype.itemsize == 1:
+        upper, lower = (expected + error).clamp_(-limit, limit), (expected - error).clamp_(-limit, limit)
+        expected = expected.clamp(-limit, limit)
+        error = torch.maximum(upper.sub_(expected), expected - lower)
+    largest = expected.abs().add_(error)
+    bound = (largest * cast_unit(dtype)).clamp_min_(half_denormal(dtype)).add_(error)
+    if dtype.itemsize > 1 and not bool(largest.max() < limit):
+        bound = bound.masked_fill(~(largest < limit), torch.inf)
+    return expected, bound
+
+
+def _drift(exponent: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    return (exponent + error).clamp_max_(BEYOND).exp_() - exponent.exp()

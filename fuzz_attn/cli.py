@@ -1,0 +1,206 @@
+"""The command line: run, replay, show, targets. Exit status 0 is well, 1 a failing case, 2 misuse."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+
+from fuzz_attn.backends import BACKEND_NAMES
+from fuzz_attn.errors import FuzzAttnError
+
+FIXTURES: Final = Path("tests") / "counterexamples"
+DEFAULT_MAX_TIME: Final = 60.0
+
+Command = Callable[..., int]
+
+
+def _guarded(command: Command) -> Callable[..., None]:
+    """Turn what the user can mend into one line on standard error and exit status 2."""
+
+    @wraps(command)
+    def guarded(**arguments: Any) -> None:
+        try:
+            status = command(**arguments)
+        except FuzzAttnError as error:
+            click.echo(f"fuzz-attn: {error}", err=True)
+            status = 2
+        sys.exit(status)
+
+    return guarded
+
+
+class _Workers(click.ParamType[int]):
+    """A number of workers, or ``auto`` for one on each core."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return os.cpu_count() or 1
+        try:
+            workers = int(value)
+        except ValueError:
+            workers = 0
+        if workers < 1:
+            self.fail(f"{value!r} must be 'auto' or a number of at least 1", param, ctx)
+        return workers
+
+
+class _Seconds(click.ParamType[float]):
+    """A time above 0 that ends."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            self.fail(f"{value!r} must be a finite number above 0", param, ctx)
+        return seconds
+
+
+_HOW_TO_NAME: Final = "A built-in name, module:function, path.py:function or entry point; default: {}."
+_backend = click.option(
+    "--backend",
+    type=click.Choice(BACKEND_NAMES),
+    default="auto",
+    show_default=True,
+    help="Where Triton kernels run; auto is the best one here.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fuzz-attn", prog_name="fuzz-attn")
+def main() -> None:
+    """Fuzz Triton paged-attention kernels against a float64 oracle.
+
+    Exit status: 0 all is well, 1 a case fails, 2 the call or a file is wrong.
+    """
+    sys.path.insert(0, os.getcwd())  # modules of this folder are targets, as with `python -m`
+
+
+@main.command()
+@click.option("--target", metavar="T", help=_HOW_TO_NAME.format("unified"))
+@click.option(
+    "--abi", type=click.Choice(["unified"]), help="The target's ABI; default: the one that fits its signature."
+)
+@_backend
+@click.option("--max-time", type=_Seconds(), metavar="SECONDS", help="When to end, shrinking included.")
+@click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Cases of all workers together.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="What is drawn; default: a new one, printed.")
+@click.option("--workers", type=_Workers(), default="auto", show_default=True, help="Processes side by side.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where everything goes.")
+@_guarded
+def run(
+    *,
+    target: str | None,
+    abi: str | None,
+    backend: str,
+    max_time: float | None,
+    max_cases: int | None,
+    seed: int | None,
+    workers: int,
+    out: Path | None,
+) -> int:
+    """Fuzz a target; shrink and save what fails.
+
+    Cases are drawn until the time or their number is spent, or until the first failure of each worker. Without
+    --max-time and --max-cases it runs for a minute. Counterexamples go to tests/counterexamples, the rest to reports;
+    with --out, everything goes below that folder.
+    """
+    from fuzz_attn.run import Request  # noqa: PLC0415 - each command loads what it needs alone
+    from fuzz_attn.run import run as run_campaign  # noqa: PLC0415 - as above
+
+    if max_time is None and max_cases is None:
+        max_time = DEFAULT_MAX_TIME
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    name = target or "unified"
+    _check_target(name, abi, backend)
+    return run_campaign(Request(name, abi, backend, max_time, max_cases, seed, workers, out), Console())
+
+
+def _check_target(target: str, abi: str | None, backend: str) -> None:
+    """Load the target once in a child, so that one that does not load is told in one line."""
+    from fuzz_attn.isolation import IsolatedWorker  # noqa: PLC0415 - as above
+    from fuzz_attn.messages import Setup  # noqa: PLC0415 - as above
+
+    with IsolatedWorker(Setup(target, abi, backend)):  # type: ignore[arg-type] # click.Choice has checked the ABI
+        pass
+
+
+@main.command()
+@click.argument("places", nargs=-1, metavar="[FILE_OR_DIR ...]", type=click.Path(path_type=Path))
+@click.option("--target", metavar="T", help=_HOW_TO_NAME.format("that of the file"))
+@_backend
+@_guarded
+def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
+    """Replay saved counterexamples; FAILED or FIXED for each.
+
+    Without a file or folder, all of tests/counterexamples.
+    """
+    from fuzz_attn import counterexample  # noqa: PLC0415 - as above
+    from fuzz_attn import replay as replaying  # noqa: PLC0415 - as above
+    from fuzz_attn.plain_text import show as print_out  # noqa: PLC0415 - as above
+
+    if not places and not FIXTURES.is_dir():
+        click.echo(f"no counterexamples: {FIXTURES} does not exist")
+        return 0
+    console, failed = Console(), 0
+    paths = tuple(counterexample.files_in(places or (FIXTURES,)))
+    for replayed in replaying.replay(paths, target=target, backend=backend):
+        print_out(console, _told(replayed))
+        failed += not replayed.verdict.passed
+    print_out(console, f"{len(paths)} replayed, {failed} failed")
+    return 1 if failed else 0
+
+
+def _told(replayed: Any) -> RenderableType:
+    from fuzz_attn.plain_text import whole  # noqa: PLC0415 - as above
+
+    line = whole("").append(f"{replayed.status:6}", "bold green" if replayed.verdict.passed else "bold red")
+    said = [replayed.verdict.message] * (not replayed.verdict.passed)
+    said += ["its tensors are no longer the bits that it was saved with"] * replayed.drifted
+    return Group(line.append(f"  {replayed.path}"), *(Padding(words, (0, 0, 0, 8)) for words in said))
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@_guarded
+def show(*, file: Path) -> int:
+    """Show a counterexample in words, and the command to run it again."""
+    from fuzz_attn import counterexample, failure  # noqa: PLC0415 - as above
+    from fuzz_attn.plain_text import show as print_out  # noqa: PLC0415 - as above
+
+    found = counterexample.load(file)
+    console = Console()
+    print_out(console, failure.render(found, file))
+    versions = ", ".join(f"{name} {number}" for name, number in found.environment.versions.items())
+    shims = ", ".join(found.environment.shims) or "none"
+    print_out(console, f"Status {found.status}. Seen with {versions}; shims: {shims}.")
+    return 0
+
+
+@main.command()
+@_guarded
+def targets() -> int:
+    """List what can be fuzzed by name, and the domain of each."""
+    from fuzz_attn.listing import print_targets  # noqa: PLC0415 - as above
+
+    print_targets(Console(highlight=False))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

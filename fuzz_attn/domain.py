@@ -1,0 +1,81 @@
+"""Domain: the inputs that a target promises to handle. It feeds the strategies, so no case lies outside of it."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from fuzz_attn.case import DTypeName, LaunchPath
+from fuzz_attn.errors import DomainError
+
+Feature: TypeAlias = Literal[
+    "window",
+    "softcap",
+    "alibi",
+    "qq_bias",
+    "sinks",
+    "fp8_kv",
+    "fp8_q",
+    "fp8_out",
+    "strides",
+    "empty_sequences",
+    "padded_tokens",
+]
+"""What a case may have switched on beyond plain paged attention."""
+
+ALL_FEATURES: frozenset[Feature] = frozenset(
+    (
+        "window",
+        "softcap",
+        "alibi",
+        "qq_bias",
+        "sinks",
+        "fp8_kv",
+        "fp8_q",
+        "fp8_out",
+        "strides",
+        "empty_sequences",
+        "padded_tokens",
+    )
+)
+
+
+class Domain(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
+
+    ``dtypes`` are the half and single types of q; fp8 comes through the features. ``head_sizes``, ``block_sizes`` and
+    ``group_sizes`` are inclusive ranges, or an explicit tuple of more than two values. ``tile_sizes`` are where the
+    target cuts the keys, for strategies that aim at the cuts; with ``tile_hint`` a case may choose among them.
+    ``fp8_q_scales`` False keeps all scales at 1 when q is fp8 (published versions before May 2026 drop them).
+    """
+
+    dtypes: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
+    head_sizes: tuple[int, ...] = (1, 256)
+    block_sizes: tuple[int, ...] = (1, 544)
+    group_sizes: tuple[int, ...] = (1, 64)
+    features: frozenset[Feature] = ALL_FEATURES
+    paths: tuple[LaunchPath, ...] = ("auto",)
+    tile_sizes: tuple[int, ...] = (16, 32, 64)
+    tile_hint: bool = False
+    fp8_q_scales: bool = True
+    decode_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a domain that promises nothing."""
+        for name in ("dtypes", "head_sizes", "block_sizes", "group_sizes", "paths"):
+            if not getattr(self, name):
+                raise DomainError(f"domain.{name}=() must name at least one value")
+        for name in ("head_sizes", "block_sizes", "group_sizes"):
+            sizes = getattr(self, name)
+            if min(sizes) < 1 or list(sizes) != sorted(sizes):
+                raise DomainError(f"domain.{name}={sizes} must be ascending and at least 1")
+
+    def allows(self, feature: Feature) -> bool:
+        """Return whether cases may have the feature."""
+        return feature in self.features
+
+
+def within(size: int, bounds: tuple[int, ...]) -> bool:
+    """Return whether a size lies in an inclusive range of two, or among the values of a longer tuple."""
+    if len(bounds) == 2:
+        return bounds[0] <= size <= bounds[1]
+    return size in bounds

@@ -1,0 +1,31 @@
+"""The one family of exceptions: everything fuzz_attn raises on purpose is a FuzzAttnError."""
+
+from __future__ import annotations
+
+
+class FuzzAttnError(Exception):
+    """Anything that the user can mend: the command line prints its one line and exits with 2."""
+
+
+class CaseError(FuzzAttnError, ValueError):
+    """A case that contradicts itself or exceeds a bound; the message names field, value and bound."""
+
+
+class CounterexampleError(FuzzAttnError):
+    """A counterexample file that cannot be read: truncated, edited into nonsense, or of another schema version."""
+
+
+class TargetError(FuzzAttnError):
+    """A target that does not load, or whose signature fits no ABI."""
+
+
+class BackendError(FuzzAttnError):
+    """A backend that cannot run here, or whose preflight found the arithmetic wrong."""
+
+
+class UnsupportedByBackendError(BackendError):
+    """A kernel that a backend cannot run, through no fault of the kernel: another backend must."""
+
+
+class DomainError(FuzzAttnError):
+    """A domain that promises nothing, or a case outside of a target's domain."""

@@ -1,0 +1,62 @@
+"""What a worker process and its parent say to each other. Plain data, one JSON line each."""
+
+from fuzz_attn.case import Abi, AttentionCase
+from fuzz_attn.domain import Domain
+from fuzz_attn.recipes import Plain
+from fuzz_attn.verdict import Verdict
+
+
+class Setup(Plain, frozen=True):
+    """What a worker is to run."""
+
+    target: str
+    abi: Abi | None = None
+    backend: str = "auto"
+
+
+class Order(Plain, frozen=True):
+    """One case to judge, with one relation on top of the launch properties, or none.
+
+    ``digest`` asks for the digest of its tensors instead, without a launch.
+    """
+
+    case: AttentionCase
+    relation: str | None = None
+    digest: bool = False
+
+
+class Answer(Plain, frozen=True, tag="answer"):
+    """The verdict on an order, or the digest of its tensors where that was asked for."""
+
+    verdict: Verdict = Verdict("oracle")
+    digest: str = ""
+
+
+class Died(Plain, frozen=True, tag="died"):
+    """The process that was to answer is dead: its exit status, or minus the signal that killed it."""
+
+    code: int
+
+
+class Unsupported(Plain, frozen=True, tag="unsupported"):
+    """The backend cannot run the target's kernel, which may be quite right."""
+
+    reason: str
+
+
+class Ready(Plain, frozen=True, tag="ready"):
+    """A worker is set up: what it runs, on which backend, with which shims, and what the target promises."""
+
+    target: str
+    slug: str
+    abi: Abi
+    backend: str
+    device: str = "cpu"
+    shims: tuple[str, ...] = ()
+    domain: Domain = Domain()
+
+
+class Refused(Plain, frozen=True, tag="refused"):
+    """A worker cannot be set up, for a reason that the user can mend; or cannot judge, since the harness is broken."""
+
+    reason: str

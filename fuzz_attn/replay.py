@@ -1,0 +1,47 @@
+"""Replay: run saved counterexamples again, without Hypothesis, and say of each whether it still fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_attn import counterexample
+from fuzz_attn.counterexample import Counterexample
+from fuzz_attn.isolation import IsolatedWorker
+from fuzz_attn.messages import Order, Setup
+from fuzz_attn.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One file replayed: what it says, the verdict of today, and whether its tensors are still the same bits."""
+
+    path: Path
+    found: Counterexample
+    verdict: Verdict
+    drifted: bool
+
+    @property
+    def status(self) -> str:
+        """``FAILED`` while the case fails, ``FIXED`` once it passes."""
+        return "FIXED" if self.verdict.passed else "FAILED"
+
+
+def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto") -> Iterator[Replayed]:
+    """Yield each file, replayed on its own target or on another, each target in one child process.
+
+    All files are read before the first one runs, so that a bad one is told at once: raises
+    :class:`fuzz_attn.errors.CounterexampleError` for it, and :class:`fuzz_attn.errors.TargetError` for a bad target.
+    """
+    loaded = [(path, counterexample.load(path)) for path in paths]
+    workers: dict[str, IsolatedWorker] = {}
+    with ExitStack() as stack:
+        for path, found in loaded:
+            name = target or found.target
+            if name not in workers:
+                workers[name] = stack.enter_context(IsolatedWorker(Setup(name, found.abi, backend)))
+            digest = workers[name].judge(Order(found.case, digest=True)).digest
+            verdict = workers[name].judge(Order(found.case, found.relation)).verdict
+            yield Replayed(path, found, verdict, drifted=bool(found.digest) and digest != found.digest)

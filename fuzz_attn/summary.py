@@ -1,0 +1,82 @@
+"""The summary of a run: one table for each target, and the live line while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fuzz_attn.plain_text import count, whole
+from fuzz_attn.statistics import Statistics
+
+WORTH_TELLING: Final = 1.0
+"""Seconds after which a launch that the end of the time cuts off may be a hang."""
+
+Row: TypeAlias = tuple[str, str | Text]
+
+
+def live_line(shards: list[Statistics], seconds: float, time_left: float | None) -> str:
+    """Return the line that a run shows while it goes: cases, rate, compile keys, failures, time left."""
+    if not shards:
+        return "starting"
+    cases = sum(shard.cases for shard in shards)
+    keys = len({key for shard in shards for key in shard.compile_keys})
+    failures = sum(shard.state == "shrinking" or bool(shard.counterexamples) for shard in shards)
+    rate = cases / seconds if seconds > 0 else 0.0
+    words = [count(cases, "case"), f"{rate:.1f} cases/s", count(keys, "compile key"), count(failures, "failure")]
+    if any(shard.state == "shrinking" for shard in shards):
+        words.append(f"shrinking ({sum(shard.shrinking for shard in shards)} tries)")
+    if time_left is not None:
+        words.append(f"{max(0.0, time_left):.0f} s left")
+    return ", ".join(words)
+
+
+def render(statistics: Statistics) -> RenderableType:
+    """Return the summary of all shards of one target."""
+    table = Table(show_header=False, box=None)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for what, words in (*_numbers(statistics), *_shares(statistics)):
+        table.add_row(what, words)
+    return Group(whole(f"Summary of {statistics.target}", "bold"), table)
+
+
+def _numbers(statistics: Statistics) -> Iterator[Row]:
+    shims = f" (shims: {', '.join(statistics.shims)})" if statistics.shims else ""
+    rate = statistics.cases / statistics.seconds if statistics.seconds else 0.0
+    keys = len(statistics.compile_keys)
+    yield "backend", f"{statistics.backend}{shims}"
+    if statistics.fallback:
+        yield "fell back", statistics.fallback
+    yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
+    yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
+    yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
+    if statistics.shrinking:
+        yield "shrinking", count(statistics.shrinking, "more case")
+    if statistics.deaths:
+        yield "worker deaths", str(statistics.deaths)
+    if statistics.unfinished_seconds >= WORTH_TELLING:
+        yield "cut off", _cut_off(statistics)
+    failures = len(statistics.counterexamples)
+    yield "failures", Text(str(failures), style="bold red" if failures else "bold green")
+
+
+def _cut_off(statistics: Statistics) -> str:
+    launches = "1 launch was" if statistics.unfinished == 1 else f"{statistics.unfinished} launches were"
+    longest = f"after {statistics.unfinished_seconds:.0f} s when the time was up"
+    return f"{launches} still running {longest}: no verdict, the case is left in journal-*.json of the run"
+
+
+def _shares(statistics: Statistics) -> Iterator[Row]:
+    if not statistics.cases:
+        return
+    most_first = sorted(statistics.features.items(), key=lambda item: -item[1])
+    ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in sorted(statistics.ratios.items()))
+    yield "features", ", ".join(f"{name} {number / statistics.cases:.0%}" for name, number in most_first)
+    yield "largest err / bound", ratios or "none measured"
+    if not statistics.counterexamples:
+        limit = f"at most {3 / statistics.cases:.2g} failures a case with 95% confidence (3/n)"
+        yield "no failure in", f"{count(statistics.cases, 'case')}: {limit}"

@@ -1,0 +1,53 @@
+"""Where one sequence of a ragged batch begins, how long it is, and which sequence a program serves."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def cdiv_fn(x, y):
+    """Return x / y rounded up, for x >= 0 and y > 0."""
+    return (x + y - 1) // y
+
+
+@triton.jit
+def first_q_block(query_start, seq_idx, BLOCK_Q: tl.constexpr):
+    """Return the number of q-blocks set aside for the sequences before `seq_idx`.
+
+    Rounding down leaves one block too few for a sequence with a rest; `+ seq_idx` grants each sequence one more. So the
+    whole batch needs `num_tokens // BLOCK_Q + num_seqs` blocks at most, and the host need not read the device.
+    """
+    return query_start // BLOCK_Q + seq_idx
+
+
+@triton.jit
+def find_seq_idx(query_start_loc_ptr, target_idx, num_seqs, BLOCK_Q: tl.constexpr, USE_Q_BLOCKS: tl.constexpr):
+    """Return the sequence that q-block (or, without USE_Q_BLOCKS, query token) `target_idx` falls to.
+
+    That is the last one that starts at or before the target, so a target past the end falls to the last sequence and
+    an empty sequence owns no token. `num_seqs` must be at least 1.
+    """
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        start = tl.load(query_start_loc_ptr + middle)
+        if USE_Q_BLOCKS:
+            start = first_q_block(start, middle, BLOCK_Q)
+        if start <= target_idx:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx):
+    """Return (query_start, query_len, context_len) of a sequence."""
+    query_start = tl.load(query_start_loc_ptr + seq_idx)
+    query_len = tl.load(query_start_loc_ptr + seq_idx + 1) - query_start
+    context_len = tl.load(seq_lens_ptr + seq_idx) - query_len
+    return query_start, query_len, context_len

@@ -1,0 +1,150 @@
+"""Batches: the sequences of a case, with lengths that lean small and onto the edges of pages, tiles and segments."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from enum import Enum
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import CompileKey, Sequence
+from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.budgets import MAX_TOKENS, Budget, budget_for, smallest_block_q
+from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.lattices import around, indices, ladder, multiples
+
+Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long"]
+"""Chunks without a context; one new token each; both and chunks with a context; many tiny ones; one long context."""
+
+MAX_SEQUENCES = 6
+MAX_CROWD = 40
+TYPICAL_KEYS = 130
+LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
+
+
+class _Step(Enum):
+    """What comes next in a batch."""
+
+    STOP = 0
+    SEQUENCE = 1
+    EMPTY = 2
+
+
+_OPENING = (_Step.SEQUENCE,) * 56 + (_Step.EMPTY,) * 7 + (_Step.STOP,)
+_NEXT = (_Step.STOP,) * 9 + (_Step.SEQUENCE,) * 15 + (_Step.EMPTY,) * 2
+_NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
+_BOOLEANS = st.booleans()
+_QUERIES_OF_CROWD = (1, 1, 1, 1, 1, 1, 2, 3)
+
+
+def batches(
+    *,
+    key: CompileKey = CompileKey(),  # noqa: B008 (frozen)
+    num_kv_heads: int = 1,
+    domain: Domain = Domain(),  # noqa: B008 (frozen)
+) -> st.SearchStrategy[tuple[Sequence, ...]]:
+    """Return a strategy of batches; shrinks towards one sequence of one token without a context.
+
+    Prefill, decode, chunked prefill with a context, all of them mixed, empty sequences anywhere (where the domain
+    allows them), none at all, many tiny sequences, one long one. Lengths up to 17 are all likely, longer ones lie
+    around multiples of the page, the tiles, the q-block and the segments. :mod:`fuzz_attn.strategies.budgets` bounds
+    what a batch costs.
+    """
+    if num_kv_heads < 1:
+        raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
+    return _batches(key, num_kv_heads, domain)
+
+
+@composite
+def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
+    kind = draw(_kinds(key.qq_bias, key.launch.path == "3d", domain.decode_only))
+    merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
+    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, large=kind in ("crowd", "long"))
+    queries, contexts = _lengths(key, domain, kind)
+    total = draw(_BOOLEANS)
+    steps = _steps(kind, domain.allows("empty_sequences"))
+    sequences: list[Sequence] = []
+    step = draw(_opening(domain.allows("empty_sequences")))
+    most = MAX_CROWD if kind == "crowd" else MAX_SEQUENCES
+    while step != _Step.STOP:
+        sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
+        sequences.append(sequence)
+        budget.spend(sequence)
+        # Drawn even if nothing more can follow: shrinking a key raises the budget and must not need further choices.
+        step = draw(steps)
+        if budget.spent or len(sequences) == most:
+            break
+    return tuple(sequences)
+
+
+def _sequence(
+    draw: st.DrawFn, budget: Budget, queries: tuple[int, ...], contexts: tuple[int, ...], empty: bool, total: bool
+) -> Sequence:
+    """Draw a sequence within the budget; with ``total`` the second length is that of the whole sequence."""
+    query_len = _length(draw, queries, budget.most_queries())
+    if empty:
+        query_len = 0
+    most = budget.most_keys(query_len)
+    context_len = _length(draw, contexts, most if total else most - query_len)
+    if total:
+        context_len -= query_len
+    return Sequence(query_len=query_len, context_len=max(0, context_len))
+
+
+def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
+    affordable = max(1, bisect_right(table, most))
+    # A range of one is no choice to Hypothesis: as above, the number of choices must not depend on the budget.
+    return table[min(draw(indices(max(2, affordable))), affordable - 1)]
+
+
+@lru_cache(maxsize=64)
+def _kinds(qq_bias: bool, segments: bool, decode_only: bool) -> st.SearchStrategy[Kind]:
+    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1}
+    if segments:
+        weights |= {"decode": 12, "long": 2}
+    if qq_bias:
+        weights |= {"decode": 2, "prefill": 7, "mixed": 12}
+    if decode_only:
+        weights |= {"prefill": 0, "mixed": 0}
+    return st.sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
+
+
+@lru_cache(maxsize=4)
+def _opening(empty: bool) -> st.SearchStrategy[_Step]:
+    return st.sampled_from(_OPENING if empty else (_Step.SEQUENCE,))
+
+
+@lru_cache(maxsize=16)
+def _steps(kind: Kind, empty: bool) -> st.SearchStrategy[_Step]:
+    table = _NEXT_IN_CROWD if kind == "crowd" else _NEXT
+    return st.sampled_from(table if empty else [step for step in table if step != _Step.EMPTY])
+
+
+@lru_cache(maxsize=4096)
+def _lengths(key: CompileKey, domain: Domain, kind: Kind) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tables of query lengths and of context lengths (or whole lengths) of a kind of batch."""
+    tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
+    edges = multiples(key.block_size, *tiles, times=(1, 2, 3, 4))
+    if kind == "crowd":
+        return ((1,) if domain.decode_only else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
+    if kind == "prefill":
+        return _queries(key, edges), (0,)
+    if kind == "decode":
+        return (1,), _contexts(key, edges, tiles)
+    if kind == "long":
+        return ((1,) if domain.decode_only else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
+    return _queries(key, edges), _contexts(key, edges, tiles)
+
+
+def _queries(key: CompileKey, edges: set[int]) -> tuple[int, ...]:
+    blocks = multiples(smallest_block_q(key.num_queries_per_kv), max(1, 64 // key.num_queries_per_kv), times=(1, 2, 3))
+    return ladder(edges | blocks, first=1, last=MAX_TOKENS, repeat=1)
+
+
+def _contexts(key: CompileKey, edges: set[int], tiles: tuple[int, ...]) -> tuple[int, ...]:
+    segments = multiples(*(key.launch.num_segments * tile for tile in tiles), times=(1, 2))
+    longest = max(TYPICAL_KEYS, key.block_size + 1)
+    return ladder(edges | segments | set(range(20, TYPICAL_KEYS, 11)), first=0, last=longest)

@@ -1,0 +1,99 @@
+"""Budgets: what a case may cost, so that the median one stays small on Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuzz_attn.case import CompileKey, Sequence
+
+PROGRAM_MS = 9
+TILE_MS = 5
+SEGMENT_MS = 4
+MERGE_MS = 7
+"""What a program, a tile of it, a segment and the merging of one row take on the interpreter of Triton 3.9, roughly."""
+
+MAX_MS = 280
+MAX_SHARE = 0.6
+"""What one sequence may take of what is left, so that others follow it."""
+
+MAX_TOKENS = 72
+MAX_QUERY_ELEMENTS = 2**17
+MAX_CACHE_ELEMENTS = 2**18
+TYPICAL_TILE = 32
+MIN_TILES = 4
+"""Below these there would be nothing to merge."""
+
+
+@dataclass
+class Budget:
+    """What the sequences still to come may use: milliseconds, query tokens, pages.
+
+    One sequence may take ``share`` of the milliseconds that are left.
+    ``per_block`` and ``per_tile`` are the costs of a q-block and of one of its tiles in all KV heads, ``per_token``
+    that of merging the segments of a token. A first sequence of one token is always affordable.
+    """
+
+    ms: float
+    share: float
+    tokens: int
+    pages: int
+    per_block: int
+    per_tile: int
+    per_token: int
+    block_q: int
+    tile: int
+    block_size: int
+
+    @property
+    def spent(self) -> bool:
+        """Whether not even a sequence of one token is affordable any more."""
+        return self.ms < self._cost(1, 1) or self.tokens < 1 or self.pages < 1
+
+    def most_queries(self) -> int:
+        """Return the longest query that is affordable with a single tile, at least 1."""
+        per_token = (self.per_block + self.per_tile) / self.block_q + self.per_token
+        return max(1, min(self.tokens, int(self.ms * self.share / per_token), self.pages * self.block_size))
+
+    def most_keys(self, query_len: int) -> int:
+        """Return the longest sequence that is affordable with such a query; a few tiles for a short one always are."""
+        left = self.ms * self.share - self._cost(query_len, 0)
+        fewest = MIN_TILES if query_len <= self.block_q else 1
+        tiles = max(fewest, int(left / (self.per_tile * self._blocks(query_len))))
+        return min(tiles * self.tile, self.pages * self.block_size)
+
+    def spend(self, sequence: Sequence) -> None:
+        """Take what a sequence costs."""
+        tiles = -(-sequence.seq_len // self.tile)
+        self.ms -= self._cost(sequence.query_len, tiles) if sequence.query_len else 0
+        self.tokens -= sequence.query_len
+        self.pages -= -(-sequence.seq_len // self.block_size)
+
+    def _blocks(self, query_len: int) -> int:
+        return max(1, -(-query_len // self.block_q))
+
+    def _cost(self, query_len: int, tiles: int) -> int:
+        return self._blocks(query_len) * (self.per_block + tiles * self.per_tile) + query_len * self.per_token
+
+
+def smallest_block_q(num_queries_per_kv: int) -> int:
+    """Return the fewest query tokens that a program of the unified family takes: 16 rows, or one token's group."""
+    rows = 1 << (num_queries_per_kv - 1).bit_length()
+    return max(16, rows) // num_queries_per_kv
+
+
+def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, large: bool = False) -> Budget:
+    """Return the budget of a case. ``merges`` counts the merging of segments; ``large`` doubles the milliseconds."""
+    row = num_kv_heads * key.head_size
+    segments = max(0, key.launch.num_segments - 1)
+    return Budget(
+        ms=MAX_MS * (2 if large else 1),
+        share=1.0 if large else MAX_SHARE,
+        tokens=max(1, min(MAX_TOKENS, MAX_QUERY_ELEMENTS // (row * key.num_queries_per_kv))),
+        pages=max(2, MAX_CACHE_ELEMENTS // (row * key.block_size)),
+        per_block=num_kv_heads * (PROGRAM_MS + segments * SEGMENT_MS),
+        per_tile=num_kv_heads * TILE_MS,
+        per_token=num_kv_heads * key.num_queries_per_kv * MERGE_MS if merges else 0,
+        block_q=smallest_block_q(key.num_queries_per_kv),
+        tile=key.launch.tile_size or TYPICAL_TILE,
+        block_size=key.block_size,
+    )

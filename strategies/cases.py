@@ -1,0 +1,83 @@
+"""Cases: whole inputs of one attention call, within the domain of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+
+from fuzz_attn.case import AttentionCase, CompileKey, Scales, Strides
+from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.alibi_slopes import alibi_slopes
+from fuzz_attn.strategies.batches import batches
+from fuzz_attn.strategies.compile_keys import compile_keys
+from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.dtypes import one_byte_operands
+from fuzz_attn.strategies.heads import head_layouts
+from fuzz_attn.strategies.memory_layouts import memory_layouts
+from fuzz_attn.strategies.pages import page_layouts
+from fuzz_attn.strategies.poisons import poisons
+from fuzz_attn.strategies.qq_biases import qq_biases
+from fuzz_attn.strategies.scales import scales, softmax_scales
+from fuzz_attn.strategies.sinks import sinks
+from fuzz_attn.strategies.soft_caps import soft_caps
+from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.windows import windows
+
+_SOFT_CAPS = soft_caps()
+_ALIBI_SLOPES = alibi_slopes()
+_QQ_BIASES = qq_biases()
+_SINKS = sinks()
+_POISONS = poisons()
+_MEMORY_LAYOUTS = memory_layouts()
+_PADDED_TOKENS = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
+_SEEDS = st.sampled_from(range(2**12))
+_DENSE = Strides()
+_ONE = Scales()
+
+
+def cases(
+    domain: Domain = Domain(),  # noqa: B008 (frozen)
+    *,
+    keys: Iterable[CompileKey] | None = None,
+) -> st.SearchStrategy[AttentionCase]:
+    """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
+
+    The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can
+    spend many cases on few keys. Raises InvalidArgument for keys outside of the domain.
+    """
+    return _cases(domain, compile_keys(domain=domain, keys=keys))
+
+
+@composite
+def _cases(draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey]) -> AttentionCase:
+    key = draw(keys)
+    heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
+    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=domain))
+    # Features are drawn whether they are on or not: choices that come and go would throw the shrinker out of step.
+    tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
+    window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
+    softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(_ALIBI_SLOPES), draw(_QQ_BIASES), draw(_SINKS)
+    one_byte = one_byte_operands(key.dtypes)
+    return AttentionCase(
+        sequences=sequences,
+        abi=key.abi,
+        heads=heads,
+        dtypes=key.dtypes,
+        launch=key.launch,
+        window=window if key.window else 0,
+        softcap=softcap if key.softcap else 0.0,
+        alibi=alibi if key.alibi else None,
+        qq_bias=qq_bias if key.qq_bias else None,
+        sinks=sink if key.sinks else None,
+        softmax_scale=draw(softmax_scales(head_size=key.head_size)),
+        scores=draw(score_recipes(window=key.window, softcap=key.softcap, one_byte=one_byte)),
+        values=draw(value_recipes()),
+        pages=draw(page_layouts(block_size=key.block_size)),
+        poison=draw(_POISONS),
+        padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,
+        seed=draw(_SEEDS),
+        strides=draw(_MEMORY_LAYOUTS) if domain.allows("strides") else _DENSE,
+        scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales)),
+        overrides=draw(overrides(sequences=sequences, heads=heads)),
+    )

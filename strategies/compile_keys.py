@@ -1,0 +1,186 @@
+"""Compile keys: the bounded pool from which every case takes what a kernel is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import CompileKey, DTypes, LaunchHints
+from fuzz_attn.domain import Domain, Feature, within
+from fuzz_attn.strategies.covering_arrays import pairwise
+from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
+from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_sizes
+from fuzz_attn.strategies.lattices import draw_index, indices
+from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
+from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
+
+FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks")
+
+Values: TypeAlias = dict[str, Any]
+
+MAX_SIMPLER = 4
+_SIMPLIFY = indices(512)
+"""The first ``MAX_SIMPLER`` choices may simplify a field, all others leave it: few cases leave the pool."""
+
+
+class Axis(NamedTuple):
+    """One field of a key: its values in the domain, simplest first, and what each may shrink to.
+
+    ``weight`` tells how often keys that are free to choose take a value.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    weight: Callable[[Any], int]
+    simpler: Callable[[Any], tuple[Any, ...]]
+
+
+@lru_cache(maxsize=64)
+def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
+    """Return the compile keys that cases of a domain use, from the simplest to the most complex.
+
+    Every pair of values of any two of these occurs in some key: dtypes, group, head size, block size, window, softcap,
+    ALiBi, qq-bias, sinks, path with segments, tile. The keys without fp8 cover all their pairs on their own, since
+    their error bounds are the tightest. Depends on nothing but the domain.
+    """
+    axes = _axes(domain)
+    keys = set(_covering(axes, plain_dtypes(domain)))
+    if fp8_dtypes(domain):
+        keys.update(_covering(axes, fp8_dtypes(domain)))
+    return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
+
+
+def compile_keys(
+    *,
+    domain: Domain = Domain(),  # noqa: B008 (frozen)
+    keys: Iterable[CompileKey] | None = None,
+) -> st.SearchStrategy[CompileKey]:
+    """Return a strategy of compile keys of a domain; shrinks towards float32, group 1, head and page of 16, no feature.
+
+    Nearly all draws are keys of the pool, unchanged, or of ``keys`` where given; the rest are such keys with single
+    fields simplified, so that shrinking drops one feature after the other.
+    """
+    if keys is None:
+        key_pool(domain)
+        return _compile_keys(domain, None)
+    chosen = tuple(sorted(set(keys), key=lambda key: _complexity(key, _axes(domain))))
+    if not chosen:
+        raise InvalidArgument("keys=() must hold at least one compile key")
+    for key in chosen:
+        check_key(key, domain=domain)
+    return _compile_keys(domain, chosen)
+
+
+def check_key(key: CompileKey, *, domain: Domain) -> None:
+    """Raise InvalidArgument unless a compile key lies within a domain."""
+    launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
+    known = {
+        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain)),
+        "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
+        "head_size": within(key.head_size, domain.head_sizes),
+        "block_size": within(key.block_size, domain.block_sizes),
+        "launch": launch in launch_paths(domain=domain)
+        and key.launch.tile_size in tile_sizes(domain=domain)
+        and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
+    }
+    known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in FLAGS}
+    for name, allowed in known.items():
+        if not allowed:
+            raise InvalidArgument(f"key.{name}={getattr(key, name)} lies outside of {domain}")
+
+
+@composite
+def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] | None) -> CompileKey:
+    pool = keys or key_pool(domain)
+    key = pool[draw_index(draw, len(pool))]
+    for axis in _axes(domain):
+        # Drawn for simple fields too: choices that come and go would throw the shrinker out of step.
+        choice = draw(_SIMPLIFY)
+        if choice < MAX_SIMPLER:
+            key = _simplified(key, axis, choice, domain)
+    return key
+
+
+def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> CompileKey:
+    values = _values(key)
+    simpler = axis.simpler(values[axis.name])
+    if choice >= len(simpler):
+        return key
+    return _key(values | {axis.name: simpler[choice]})
+
+
+@lru_cache(maxsize=64)
+def _axes(domain: Domain) -> tuple[Axis, ...]:
+    """Return the axes of a domain's keys; the dtypes come first and are split by the caller."""
+    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain))
+    paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
+    flags = [
+        _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2) for flag in FLAGS
+    ]
+    return (
+        Axis("dtypes", dtypes, _evenly, partial(simpler_dtypes, domain=domain)),
+        _axis("head_size", head_sizes(domain=domain), SIMPLER_HEAD_SIZES),
+        _axis("block_size", block_sizes(domain=domain), SIMPLER_BLOCK_SIZES),
+        _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
+        *flags,
+        _axis("launch", paths, paths[:MAX_SIMPLER], lambda hints: 1 if hints.path == "3d" else 30),
+        _axis("tile_size", tiles, tiles[:1]),
+    )
+
+
+def _evenly(_: object) -> int:
+    return 1
+
+
+def _axis(
+    name: str, values: tuple[Any, ...], preferred: tuple[Any, ...], weight: Callable[[Any], int] = _evenly
+) -> Axis:
+    """Return an axis that shrinks to its first value, then to the preferred ones as far as the domain has them."""
+    simplest_first = tuple(dict.fromkeys((values[0], *(value for value in preferred if value in values))))
+
+    def simpler(value: Any) -> tuple[Any, ...]:
+        known = simplest_first.index(value) if value in simplest_first else MAX_SIMPLER
+        return simplest_first[: min(known, MAX_SIMPLER)]
+
+    return Axis(name, values, weight, simpler)
+
+
+def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...]) -> Iterable[CompileKey]:
+    tiles = [tile for tile in axes[-1].values if any(_fits(tile, combination) for combination in dtypes)]
+    columns = [dtypes, *(axis.values for axis in axes[1:-1]), tiles]
+    last = len(columns) - 1
+
+    def allowed(axis: int, value: int, other: int, other_value: int) -> bool:
+        return (axis, other) != (0, last) or _fits(tiles[other_value], dtypes[value])
+
+    weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
+    for row in pairwise(weights, allowed=allowed):
+        yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)})
+
+
+def _fits(tile: int, dtypes: DTypes) -> bool:
+    return tile_allowed(tile, one_byte=one_byte_operands(dtypes))
+
+
+def _values(key: CompileKey) -> Values:
+    launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
+    return {**msgspec.structs.asdict(key), "launch": launch, "tile_size": key.launch.tile_size}
+
+
+def _key(values: Mapping[str, Any]) -> CompileKey:
+    fields = dict(values)
+    launch, tile = fields.pop("launch"), fields.pop("tile_size")
+    hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile)
+    return CompileKey(launch=hints, **fields)
+
+
+def _complexity(key: CompileKey, axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    values = _values(key)
+    ranks = [axis.values.index(values[axis.name]) if values[axis.name] in axis.values else 99 for axis in axes]
+    return (sum(rank > 0 for rank in ranks), *ranks)

@@ -1,0 +1,68 @@
+"""Dtypes: element types of the queries, of the caches and of the output."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import FP8_DTYPES, DTypeName, DTypes, is_fp8
+from fuzz_attn.domain import Domain
+
+SIMPLEST_FIRST: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
+"""The types that queries have without a scale."""
+
+
+@lru_cache(maxsize=64)
+def plain_dtypes(domain: Domain) -> tuple[DTypes, ...]:
+    """Return the combinations of the domain without any one-byte type, float32 first."""
+    names = [name for name in SIMPLEST_FIRST if name in domain.dtypes]
+    if not names:
+        raise InvalidArgument(f"{domain.dtypes=} must name one of {SIMPLEST_FIRST}")
+    return tuple(DTypes(q=name, kv=name, out=name) for name in names)
+
+
+@lru_cache(maxsize=64)
+def fp8_dtypes(domain: Domain) -> tuple[DTypes, ...]:
+    """Return the combinations of the domain with a one-byte type somewhere, those with one-byte queries last.
+
+    Where two of the three types are fp8 they are the same one, as they are in serving.
+    """
+    plain = plain_dtypes(domain)
+    caches = FP8_DTYPES if domain.allows("fp8_kv") else ()
+    outputs = FP8_DTYPES if domain.allows("fp8_out") else ()
+    chosen = [DTypes(q=d.q, kv=kv, out=d.out) for d in plain for kv in caches]
+    chosen += [DTypes(q=d.q, kv=d.kv, out=out) for d in plain for out in outputs]
+    chosen += [DTypes(q=d.q, kv=kv, out=kv) for d in plain for kv in caches if kv in outputs]
+    if domain.allows("fp8_q"):
+        chosen += [DTypes(q=q, kv=q, out=d.out) for q in caches for d in plain]
+        chosen += [DTypes(q=q, kv=q, out=q) for q in caches if q in outputs]
+    return tuple(chosen)
+
+
+def simpler_dtypes(dtypes: DTypes, *, domain: Domain) -> tuple[DTypes, ...]:
+    """Return up to four simpler combinations of the domain, simplest first: types dropped one after the other."""
+    simplest = plain_dtypes(domain)[0].q
+    wide = next((name for name in (dtypes.q, dtypes.out) if not is_fp8(name)), simplest)
+    kv = dtypes.kv if is_fp8(dtypes.kv) else simplest
+    candidates = (
+        DTypes(q=simplest, kv=simplest, out=simplest),
+        DTypes(q=wide, kv=wide, out=wide),
+        DTypes(q=simplest, kv=kv, out=simplest),
+        DTypes(q=simplest, kv=simplest, out=dtypes.out if is_fp8(dtypes.out) else simplest),
+        DTypes(q=dtypes.q, kv=dtypes.kv, out=simplest),
+    )
+    allowed = {*plain_dtypes(domain), *fp8_dtypes(domain)}
+    rank = candidates.index(dtypes) if dtypes in candidates else len(candidates)
+    return tuple(dict.fromkeys(candidate for candidate in candidates[:rank] if candidate in allowed))
+
+
+def one_byte_operands(dtypes: DTypes) -> bool:
+    """Return whether a dot of the kernel reads one-byte operands, which need tiles of at least 32 keys."""
+    return is_fp8(dtypes.q) or is_fp8(dtypes.kv)
+
+
+def dtypes(*, domain: Domain = Domain()) -> st.SearchStrategy[DTypes]:  # noqa: B008 (frozen)
+    """Return a strategy of all combinations of the domain; shrinks towards float32 everywhere, then fewer fp8 types."""
+    return st.sampled_from((*plain_dtypes(domain), *fp8_dtypes(domain)))

@@ -1,0 +1,58 @@
+"""Heads: head sizes, group sizes, and how many KV heads a case has."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import HeadLayout
+from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.lattices import lattice
+
+HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 112, 120, 128, 160, 192, 256)
+"""The sizes that models use, the powers of two that a kernel pads to, and their neighbours."""
+
+GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 32, 33, 64)
+"""Query heads for each KV head: MHA, the ratios of published models, and both sides of 16 rows."""
+
+SIMPLER_HEAD_SIZES = (16, 8, 24, 32)
+"""What a head size shrinks to first: one block, padded, padded beyond one block, two blocks."""
+
+SIMPLER_GROUP_SIZES = (1, 2, 3, 17)
+"""What a group shrinks to first: none, even, odd, more than 16 rows."""
+
+MAX_QUERY_HEADS = 64
+MAX_ROW_ELEMENTS = 1024
+KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
+
+
+def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+    """Return the head sizes worth trying in a domain, the simplest first."""
+    return lattice(HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
+
+
+def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+    """Return the group sizes worth trying in a domain, the simplest first."""
+    return lattice(GROUP_SIZES, bounds=domain.group_sizes, simplest=1)
+
+
+def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.SearchStrategy[HeadLayout]:
+    """Return a strategy of layouts with the given group and head size; shrinks towards one KV head.
+
+    There are up to 8 KV heads: fewer where more than 16 query heads, or rows of more than 1024 elements, would make
+    the case slow; two as long as there are at most 64 query heads, since one cannot show which one was read.
+    """
+    if num_queries_per_kv < 1 or head_size < 1:
+        raise InvalidArgument(f"{num_queries_per_kv=} and {head_size=} must be at least 1")
+    return _head_layouts(num_queries_per_kv, head_size)
+
+
+@lru_cache(maxsize=4096)
+def _head_layouts(group: int, head_size: int) -> st.SearchStrategy[HeadLayout]:
+    most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
+    counts = [count for count in KV_HEADS if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
+    return st.sampled_from(
+        [HeadLayout(num_kv_heads=count, num_queries_per_kv=group, head_size=head_size) for count in counts]
+    )

@@ -1,0 +1,54 @@
+"""Pages: block sizes, and where the keys of a case lie."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import PageLayout
+from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.lattices import lattice
+
+BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 96, 128, 272, 544)
+"""Tokens of a page: powers of two, their neighbours, and the sizes of hybrid models (272, 544)."""
+
+SIMPLER_BLOCK_SIZES = (16, 8, 24, 64)
+"""What a page shrinks to first: a tile, less, no power of two, more."""
+
+_BOOLEANS = st.booleans()
+_SHARED = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
+_RARELY = st.sampled_from((False,) * 9 + (True,))
+_SPARE = st.sampled_from((0, 0, 1, 2))
+_EXTRA = st.sampled_from((0, 0, 1, 3))
+
+
+def block_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+    """Return the block sizes worth trying in a domain, the simplest first."""
+    return lattice(BLOCK_SIZES, bounds=domain.block_sizes, simplest=16)
+
+
+def page_layouts(*, block_size: int = 16) -> st.SearchStrategy[PageLayout]:
+    """Return a strategy of layouts of pages of one size; shrinks towards pages in order, with nothing around them."""
+    if block_size < 1:
+        raise InvalidArgument(f"{block_size=} must be at least 1")
+    return _cached_page_layouts(block_size)
+
+
+@lru_cache(maxsize=1024)
+def _cached_page_layouts(block_size: int) -> st.SearchStrategy[PageLayout]:
+    return _page_layouts(block_size)
+
+
+@composite
+def _page_layouts(draw: st.DrawFn, block_size: int) -> PageLayout:
+    return PageLayout(
+        block_size=block_size,
+        permuted=draw(_BOOLEANS),
+        shared_prefix=draw(_SHARED),
+        repeated=draw(_RARELY),
+        spare_blocks=draw(_SPARE),
+        extra_columns=draw(_EXTRA),
+    )

@@ -1,0 +1,20 @@
+"""Poisons: what stands where nobody may read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hypothesis import strategies as st
+
+from fuzz_attn.recipes import PoisonRecipe, SlotPoison, TablePoison
+from fuzz_attn.strategies.draws import composite
+
+_SLOTS: st.SearchStrategy[SlotPoison] = st.sampled_from(("nan", "nan", "inf", "negative_inf", "huge"))
+_TABLES: st.SearchStrategy[TablePoison] = st.sampled_from(("one_past", "negative", "huge", "zero"))
+_OUTPUTS: st.SearchStrategy[Literal[0, 1]] = st.sampled_from((0, 1))
+
+
+@composite
+def poisons(draw: st.DrawFn) -> PoisonRecipe:
+    """Draw a poison, for K and V apart; shrinks towards NaN in the slots and the first invalid page in the table."""
+    return PoisonRecipe(keys=draw(_SLOTS), values=draw(_SLOTS), table=draw(_TABLES), out=draw(_OUTPUTS))

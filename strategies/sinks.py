@@ -1,0 +1,30 @@
+"""Sinks: recipes of one logit for each query head that joins the denominator only."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from fuzz_attn.recipes import SinkRecipe
+
+SINK_RECIPES = (
+    SinkRecipe(),
+    SinkRecipe(),
+    SinkRecipe(),
+    SinkRecipe(level=3.0),
+    SinkRecipe(level=3.0),
+    SinkRecipe(level=-3.0),
+    SinkRecipe(spread=4.0),
+    SinkRecipe(level=12.0),
+    SinkRecipe(level=30.0),
+    SinkRecipe(level=-20.0),
+    SinkRecipe(level=-110.0),
+    SinkRecipe(level=-1e4, spread=0.0),
+    SinkRecipe(dtype="bfloat16"),
+    SinkRecipe(dtype="float16"),
+)
+"""Among the logits, far above them, far below, and so far below that there is none."""
+
+
+def sinks() -> st.SearchStrategy[SinkRecipe]:
+    """Return a strategy of sink recipes; shrinks towards float32 sinks among the logits."""
+    return st.sampled_from(SINK_RECIPES)

@@ -1,0 +1,145 @@
+"""Values: what the queries, keys and values of a case hold."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from hypothesis import strategies as st
+
+from fuzz_attn.case import HeadLayout, Sequence
+from fuzz_attn.recipes import (
+    ConstantValues,
+    DenormalScores,
+    DenormalValues,
+    IntegerValues,
+    LevelScores,
+    NeedleScores,
+    NormalScores,
+    NormalValues,
+    OneHotValues,
+    OutlierScores,
+    OutlierValues,
+    Override,
+    PositionValues,
+    RampScores,
+    ScoreRecipe,
+    UniformScores,
+    ValueRecipe,
+)
+from fuzz_attn.strategies.draws import composite
+
+MAX_OVERRIDES = 3
+SCORES: tuple[ScoreRecipe, ...] = (
+    *(NormalScores(),) * 3,
+    NormalScores(spread=4.0),
+    NormalScores(spread=4.0),
+    NormalScores(spread=16.0),
+    *(UniformScores(),) * 3,
+    NeedleScores(place="own"),
+    NeedleScores(place="first"),
+    NeedleScores(place="first"),
+    NeedleScores(place="boundary"),
+    NeedleScores(place="boundary"),
+    NeedleScores(place="outside_right"),
+    NeedleScores(place="outside_right"),
+    NeedleScores(place="random"),
+    RampScores(),
+    RampScores(step=1.0),
+    RampScores(step=-0.25),
+    LevelScores(),
+    LevelScores(),
+    OutlierScores(),
+)
+"""What every case may hold, the most legible first; peaks of ``exp(8)`` leave the other keys visible."""
+
+WINDOWED: tuple[ScoreRecipe, ...] = (NeedleScores(place="outside_left"),) * 5
+"""The key just left of the window weighs far more than all that may be read."""
+
+EXTREME: tuple[ScoreRecipe, ...] = (
+    *(LevelScores(level=-110.0),) * 4,
+    LevelScores(level=80.0),
+    LevelScores(level=110.0),
+    LevelScores(level=-20000.0),
+    NeedleScores(place="boundary", strength=30.0),
+    DenormalScores(),
+)
+"""Logits at which a stand-in for -inf shows; pointless where a one-byte cache makes the error bound exceed them."""
+
+CAPPED: tuple[ScoreRecipe, ...] = (
+    *(NormalScores(spread=64.0),) * 4,
+    *(OutlierScores(factor=64.0),) * 2,
+)
+"""Logits far beyond a soft cap, of both signs."""
+
+VALUES: tuple[ValueRecipe, ...] = (
+    *(NormalValues(),) * 5,
+    *(PositionValues(),) * 5,
+    *(IntegerValues(),) * 3,
+    *(OneHotValues(),) * 2,
+    ConstantValues(),
+    ConstantValues(value=-3.0),
+    OutlierValues(),
+    DenormalValues(),
+)
+
+OVERRIDE_VALUES = (0.0, 1.0, -1.0, 16.0, -16.0, 448.0, -1000.0)
+
+_VALUES = st.sampled_from(VALUES)
+_FIRST = st.sampled_from((False,) * 11 + (True,))
+_ANOTHER = st.sampled_from((False, False, True))
+_OVERRIDE_VALUES = st.sampled_from(OVERRIDE_VALUES)
+_OVERRIDE_TENSORS: st.SearchStrategy[Literal["q", "k", "v"]] = st.sampled_from(("q", "k", "v"))
+
+
+def score_recipes(
+    *, window: bool = False, softcap: bool = False, one_byte: bool = False
+) -> st.SearchStrategy[ScoreRecipe]:
+    """Return a strategy of recipes of the logits; shrinks towards standard normal ones.
+
+    With a window, some peak just outside of it; with a soft cap, some lie far beyond it. ``one_byte`` operands leave
+    out levels at which their coarse steps would make every row ill-conditioned.
+    """
+    return _score_recipes(window, softcap, one_byte)
+
+
+@lru_cache(maxsize=8)
+def _score_recipes(window: bool, softcap: bool, one_byte: bool) -> st.SearchStrategy[ScoreRecipe]:
+    tables = ((EXTREME, not one_byte), (WINDOWED, window), (CAPPED, softcap))
+    # What does not apply leaves its places to others: an index must mean the same when a feature is shrunk away.
+    chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
+    return st.sampled_from((*SCORES, *chosen))
+
+
+def value_recipes() -> st.SearchStrategy[ValueRecipe]:
+    """Return a strategy of recipes of the cached values; shrinks towards standard normal ones."""
+    return _VALUES
+
+
+@composite
+def overrides(
+    draw: st.DrawFn,
+    *,
+    sequences: tuple[Sequence, ...] = (),
+    heads: HeadLayout = HeadLayout(),  # noqa: B008 (frozen)
+) -> tuple[Override, ...]:
+    """Draw up to three elements set by hand, in about one case of twelve; shrinks towards none."""
+    owners = [index for index, sequence in enumerate(sequences) if sequence.query_len]
+    chosen: list[Override] = []
+    while len(chosen) < MAX_OVERRIDES and draw(_ANOTHER if chosen else _FIRST) and owners:
+        chosen.append(_override(draw, sequences, draw(st.sampled_from(owners)), heads))
+    return tuple(chosen)
+
+
+def _override(draw: st.DrawFn, sequences: tuple[Sequence, ...], owner: int, heads: HeadLayout) -> Override:
+    tensor = draw(_OVERRIDE_TENSORS)
+    sequence = sequences[owner]
+    positions = sequence.query_len if tensor == "q" else sequence.seq_len
+    return Override(
+        tensor=tensor,
+        sequence=owner,
+        position=draw(st.integers(0, positions - 1)),
+        head=draw(st.integers(0, (heads.num_query_heads if tensor == "q" else heads.num_kv_heads) - 1)),
+        column=draw(st.integers(0, heads.head_size - 1)),
+        value=draw(_OVERRIDE_VALUES),
+    )

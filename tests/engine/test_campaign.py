@@ -1,0 +1,319 @@
+"""A campaign finds what is wrong with a target, shrinks and saves it, and keeps to its budget whatever happens."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz_attn import counterexample
+from fuzz_attn.campaign import Campaign, Outcome, Plan, derived_seed, launch_limit
+from fuzz_attn.case import AttentionCase
+from fuzz_attn.isolation import IsolatedWorker
+from fuzz_attn.messages import Answer, Order, Setup
+from fuzz_attn.plugin import share_of
+from fuzz_attn.replay import replay
+from fuzz_attn.statistics import read_all
+from fuzz_attn.verdict import Verdict
+
+Run = Callable[..., Outcome]
+SpecOf = Callable[[str], str]
+
+ENOUGH_CASES = 400
+
+WRONG = {
+    "window_one_too_long": "oracle",
+    "transposed_bias": "oracle",
+    "last_row_unwritten": "oracle",
+    "swapped_scales": "oracle",
+    "poison_leaks": "oracle",
+    "killed": "oracle",
+    "writes_an_input": "inputs_unchanged",
+    "writes_between_rows": "nothing_else_written",
+    "nondeterministic": "determinism",
+    "peeks_at_poison": "poison_independence",
+}
+"""Target: the property that it breaks. More specimens of each property are in test_properties.py."""
+
+
+@pytest.fixture(scope="module")
+def found(spec: SpecOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
+    """Return a function that runs a campaign on a wrong target, once."""
+    folder = tmp_path_factory.mktemp("found")
+
+    @lru_cache(maxsize=len(WRONG))
+    def outcome_on(name: str) -> Outcome:
+        return Campaign(Plan(Setup(spec(name)), 0, 1, 1, None, ENOUGH_CASES, folder / "run", folder / "saved")).run()
+
+    return outcome_on
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_target_is_found_shrunk_and_saved(name: str, found: Callable[[str], Outcome]) -> None:
+    outcome = found(name)
+    assert outcome.failure is not None, f"not found in {outcome.statistics.cases} cases"
+    assert outcome.path is not None
+    case = outcome.failure.case
+    assert outcome.failure.verdict.property_name == WRONG[name]
+    assert len(case.sequences) <= 2
+    assert case.total_keys <= 64
+    assert counterexample.load(outcome.path) == outcome.failure
+    assert outcome.failure.digest
+    assert outcome.statistics.counterexamples == (str(outcome.path),)
+
+
+@pytest.mark.parametrize("name", ["window_one_too_long", "killed", "peeks_at_poison"])
+def test_what_was_saved_still_fails(name: str, found: Callable[[str], Outcome]) -> None:
+    path = found(name).path
+    assert path is not None
+    (replayed,) = replay((path,))
+    assert (replayed.status, replayed.drifted) == ("FAILED", False)
+    assert replayed.verdict == replayed.found.verdict or replayed.verdict.kind == "crash"
+
+
+def test_what_was_saved_is_fixed_by_the_right_target(found: Callable[[str], Outcome], spec: SpecOf) -> None:
+    paths = tuple(path for path in (found(name).path for name in WRONG) if path is not None)
+    replayed = tuple(replay(paths, target=spec("unified_attention")))
+    assert [entry.status for entry in replayed] == ["FIXED"] * len(WRONG)
+    assert not any(entry.drifted for entry in replayed)
+
+
+def test_a_right_target_passes(campaign: Run) -> None:
+    outcome = campaign("unified_attention", max_cases=300)
+    assert outcome.failure is None, outcome.failure
+    assert outcome.path is None
+    statistics = outcome.statistics
+    assert (statistics.cases, statistics.deaths, statistics.unfinished, statistics.state) == (300, 0, 0, "done")
+    assert {"window", "softcap", "alibi", "qq_bias", "sinks", "fp8_kv", "fp8_out"} <= set(statistics.features)
+    assert {"bfloat16", "float16", "float32", "fp8 output"} == set(statistics.ratios)
+    assert all(0.0 < ratio <= 1.0 for ratio in statistics.ratios.values())
+    assert set(statistics.relations) == {"determinism", "poison_independence"}
+    assert sum(statistics.compile_keys.values()) == 300
+
+
+def test_a_target_sees_only_what_its_signature_promises(campaign: Run) -> None:
+    outcome = campaign("without_sinks", max_cases=100)
+    assert outcome.failure is None, outcome.failure
+    assert not {"sinks", "qq_bias", "fp8_kv", "fp8_out"} & set(outcome.statistics.features)
+    assert {"window", "softcap", "alibi"} <= set(outcome.statistics.features)
+
+
+class FakeWorker:
+    """A worker in this process: answers at once, by a function of the order."""
+
+    orders: list[Order]
+
+    def __init__(self, verdict_on: Callable[[Order], Verdict]) -> None:
+        self.verdict_on = verdict_on
+        self.orders = []
+
+    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+        if order.digest:
+            return Answer(digest="0" * 16)
+        self.orders.append(order)
+        return Answer(self.verdict_on(order))
+
+
+@pytest.fixture
+def fake(campaign: Run, monkeypatch: pytest.MonkeyPatch, spec: SpecOf) -> Callable[..., tuple[Outcome, list[Order]]]:
+    """Return a function that runs a campaign whose verdicts a function makes; it returns the orders too."""
+    with IsolatedWorker(Setup(spec("unified_attention"))) as worker:
+        ready = worker.ready
+
+    def run(verdict_on: Callable[[Order], Verdict], **changes: Any) -> tuple[Outcome, list[Order]]:
+        faked = FakeWorker(verdict_on)
+        monkeypatch.setattr(IsolatedWorker, "ready", ready, raising=False)
+        monkeypatch.setattr(IsolatedWorker, "__enter__", lambda self: self)
+        monkeypatch.setattr(IsolatedWorker, "judge", lambda self, order, deadline=None: faked.judge(order))
+        return campaign("unified_attention", **changes), faked.orders
+
+    return run
+
+
+Fake = Callable[..., tuple[Outcome, list[Order]]]
+
+
+def healthy(order: Order) -> Verdict:
+    return Verdict("oracle", ratio=0.5)
+
+
+def too_long(order: Order) -> Verdict:
+    return Verdict("oracle", "mismatch", "wrong", ratio=7.0) if order.case.max_seq_len > 20 else Verdict("oracle")
+
+
+@pytest.mark.parametrize("max_cases", [1, 7, 1000, 1037])
+def test_the_number_of_cases_is_exact(max_cases: int, fake: Fake) -> None:
+    outcome, orders = fake(healthy, max_cases=max_cases)
+    assert outcome.statistics.cases == len(orders) == max_cases
+
+
+@pytest.mark.parametrize(("max_cases", "shards"), [(10, 3), (2, 4), (1000, 7), (5, 1)])
+def test_the_cases_of_all_shards_add_up(max_cases: int, shards: int) -> None:
+    shares = [share_of(max_cases, shard, shards) for shard in range(shards)]
+    assert sum(share or 0 for share in shares) == max_cases
+    assert share_of(None, 0, shards) is None
+
+
+def test_the_same_seed_draws_the_same_cases(fake: Fake) -> None:
+    one, again, other, shard = (
+        fake(healthy, max_cases=120, **changes)[1] for changes in ({}, {}, {"seed": 2}, {"shard": 1, "shards": 2})
+    )
+    assert one == again
+    assert one != other
+    assert one != shard
+    assert len(set(one)) > 100
+
+
+def test_the_same_seed_ends_at_the_same_counterexample(fake: Fake) -> None:
+    (one, orders), (again, same_orders) = fake(too_long, max_cases=500), fake(too_long, max_cases=500)
+    assert one.failure == again.failure
+    assert orders == same_orders
+
+
+def test_seeds_of_shards_and_rounds_differ() -> None:
+    seeds = {derived_seed(seed, shard, number) for seed in range(4) for shard in range(8) for number in range(8)}
+    assert len(seeds) == 4 * 8 * 8
+
+
+def test_no_case_is_launched_twice_while_shrinking(fake: Fake) -> None:
+    outcome, orders = fake(too_long, max_cases=500)
+    shrinking = orders[outcome.statistics.cases :]
+    assert len(set(shrinking)) == len(shrinking) == outcome.statistics.shrinking > 10
+
+
+def test_what_fails_is_shrunk_to_the_least_that_fails(fake: Fake) -> None:
+    outcome, _ = fake(too_long, max_cases=500)
+    assert outcome.failure is not None
+    assert [sequence.seq_len for sequence in outcome.failure.case.sequences] == [21]
+    assert outcome.failure.relation is None, "the relation was not what failed"
+
+
+def test_shrinking_keeps_the_bug_that_was_found(fake: Fake) -> None:
+    def two_bugs(order: Order) -> Verdict:
+        if order.case.window and order.case.softcap:
+            return Verdict("oracle", "mismatch", "the first")
+        return Verdict("oracle", "nan", "another") if order.case.softcap and armed else Verdict("oracle")
+
+    armed: list[int] = []
+
+    def arming(order: Order) -> Verdict:
+        verdict = two_bugs(order)
+        armed.extend([1] * (not verdict.passed))
+        return verdict
+
+    outcome, _ = fake(arming, max_cases=500)
+    assert outcome.failure is not None
+    assert outcome.failure.verdict.kind == "mismatch"
+    assert outcome.also_seen == ("oracle (nan)",)
+
+
+def test_the_failure_of_a_flaky_target_is_told(campaign: Run) -> None:
+    outcome = campaign("fails_once", max_cases=ENOUGH_CASES)
+    assert outcome.failure is not None
+    assert outcome.path is not None
+    assert "raised RuntimeError: only this once" in outcome.failure.verdict.message
+
+
+def test_the_time_holds_while_shrinking(campaign: Run) -> None:
+    outcome = campaign("slow_and_wrong", max_time=10.0)
+    assert outcome.failure is not None
+    assert outcome.path is not None
+    assert outcome.path.exists()
+    assert outcome.statistics.shrinking > 0
+    assert outcome.statistics.seconds < 20.0
+
+
+def test_the_time_holds_on_a_target_that_hangs(campaign: Run) -> None:
+    outcome = campaign("hangs", max_time=3.0)
+    assert outcome.failure is None
+    assert outcome.statistics.unfinished == 1
+    assert 0.0 < outcome.statistics.unfinished_seconds < 3.0
+    assert outcome.statistics.seconds < 10.0
+
+
+def test_a_case_without_verdict_is_left_in_the_journal(campaign: Run, tmp_path: Path) -> None:
+    campaign("hangs", max_time=3.0)
+    (journal,) = (tmp_path / "run").glob("journal-*.json")
+    assert counterexample.load(journal).case.max_seq_len > 8
+
+
+def test_the_journal_is_gone_when_all_is_well(campaign: Run, tmp_path: Path) -> None:
+    campaign("unified_attention", max_cases=3)
+    assert [path.name.partition("-")[0] for path in (tmp_path / "run").iterdir()] == ["shard"]
+
+
+@pytest.mark.parametrize(
+    ("max_time", "limit"), [(None, 120.0), (60.0, 20.0), (90.0, 30.0), (3600.0, 120.0), (5.0, 20.0)]
+)
+def test_a_launch_may_not_take_the_whole_time(max_time: float | None, limit: float) -> None:
+    assert launch_limit(max_time) == limit
+
+
+def test_an_interrupt_saves_what_there_is(fake: Fake, tmp_path: Path) -> None:
+    failed: list[Order] = []
+
+    def interrupted(order: Order) -> Verdict:
+        failed.extend([order] * (not too_long(order).passed))
+        if len(failed) > 2:
+            raise KeyboardInterrupt
+        return too_long(order)
+
+    with pytest.raises(KeyboardInterrupt):
+        fake(interrupted, max_cases=500)
+    (path,) = (tmp_path / "counterexamples").rglob("*.json")
+    assert counterexample.load(path).case.max_seq_len > 20
+    (statistics,) = read_all(tmp_path / "run")
+    assert statistics.counterexamples == (str(path),)
+
+
+KILLING = """
+import sys
+from pathlib import Path
+from fuzz_attn.campaign import Campaign, Plan
+from fuzz_attn.messages import Setup
+
+Campaign(Plan(Setup(sys.argv[1]), 0, 1, 1, None, None, Path(sys.argv[2]), Path(sys.argv[3]))).run()
+"""
+
+
+def test_a_killed_campaign_leaves_its_case_to_be_replayed(spec: SpecOf, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLING, spec("hangs"), tmp_path / "run", tmp_path / "saved"])
+    journal = tmp_path / "run" / "journal-0.json"
+    limit = time.monotonic() + 120.0
+    while not (journal.exists() and _case_in(journal).max_seq_len > 8):
+        assert time.monotonic() < limit
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    left = counterexample.load(journal)
+    assert left.verdict.message == "the campaign itself ended while this case was running"
+    assert left.target == spec("hangs")
+    (replayed,) = replay((journal,), target=spec("unified_attention"))
+    assert replayed.status == "FIXED"
+
+
+def _case_in(journal: Path) -> AttentionCase:
+    try:
+        return counterexample.load(journal).case
+    except Exception:  # noqa: BLE001 - it is being written
+        return AttentionCase(sequences=())
+
+
+def test_statistics_are_written_while_it_runs(fake: Fake, tmp_path: Path) -> None:
+    states: set[str] = set()
+
+    def watched(order: Order) -> Verdict:
+        time.sleep(0.05)
+        states.update(statistics.state for statistics in read_all(tmp_path / "run"))
+        return too_long(order)
+
+    fake(watched, max_cases=500)
+    assert states == {"searching", "shrinking"}
+    (last,) = read_all(tmp_path / "run")
+    assert last.state == "done"

@@ -1,0 +1,194 @@
+"""A target lives in a process of its own: what it does to that process is a verdict, and the next case is judged."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fuzz_attn.case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.isolation import KEPT_BYTES, IsolatedWorker, OutOfTime
+from fuzz_attn.messages import Order, Setup
+
+SHORT = AttentionCase(sequences=(Sequence(1),), heads=HeadLayout(head_size=4))
+
+
+def of_length(seq_len: int) -> AttentionCase:
+    return AttentionCase(sequences=(Sequence(1, seq_len - 1),), heads=HeadLayout(head_size=4))
+
+
+KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
+"""How the target ``temperamental`` takes a case depends on the longest sequence."""
+
+
+@pytest.fixture(scope="module")
+def shared(spec: Callable[[str], str]) -> Iterator[IsolatedWorker]:
+    """One worker for all tests that leave it usable, whatever they do to it: that is what they show."""
+    with IsolatedWorker(Setup(spec("temperamental"))) as worker:
+        yield worker
+        assert worker.judge(Order(SHORT)).verdict.passed
+
+
+@pytest.fixture
+def worker(shared: IsolatedWorker) -> IsolatedWorker:
+    shared.deaths = 0
+    shared.launch_seconds = 120.0
+    return shared
+
+
+def test_says_what_it_runs(worker: IsolatedWorker, spec: Callable[[str], str]) -> None:
+    ready = worker.ready
+    assert ready.target == spec("temperamental")
+    assert ready.slug.endswith("tests-targets-misbehaving.py-temperamental")
+    assert (ready.abi, ready.backend, ready.device) == ("unified", "interpreter", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (KILLED, "died of SIGSEGV; it last printed:\nabout to die\n"),
+        (SEGFAULT, "died of SIGSEGV; it last printed:\nFatal Python error: Segmentation fault\n"),
+        (LEAVES, "ended its process with status 3"),
+        (LEAVES_WELL, "ended its process with status 0"),
+        (QUITS, "ended its process with status 1; it last printed:\nenough"),
+    ],
+    ids=["signal", "segmentation fault", "exit status", "exit status 0", "SystemExit"],
+)
+def test_a_death_is_a_verdict_and_the_next_case_is_judged(
+    case: AttentionCase, message: str, worker: IsolatedWorker
+) -> None:
+    for deaths in (1, 2):
+        verdict = worker.judge(Order(case)).verdict
+        assert (verdict.property_name, verdict.kind) == ("oracle", "crash")
+        assert verdict.message.startswith(message)
+        assert worker.deaths == deaths
+        assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_a_death_shows_where_in_the_target_and_nothing_of_ours(worker: IsolatedWorker) -> None:
+    message = worker.judge(Order(SEGFAULT)).verdict.message
+    assert 'misbehaving.py", line' in message
+    assert "in _read_nowhere" in message
+    assert "fuzz_attn/" not in message
+    assert "Extension modules" not in message
+
+
+def test_the_set_up_process_outlives_a_crash(worker: IsolatedWorker) -> None:
+    set_up = worker._process
+    for _ in range(5):
+        assert worker.judge(Order(KILLED)).verdict.kind == "crash"
+    assert worker._process is set_up, "torch and the target would be imported anew after each crash"
+
+
+def test_a_worker_killed_from_outside_is_replaced(worker: IsolatedWorker) -> None:
+    assert worker.judge(Order(SHORT)).verdict.passed
+    assert worker._process is not None
+    os.killpg(worker._process.pid, signal.SIGKILL)
+    assert worker.judge(Order(SHORT)).verdict.message.startswith("died of SIGKILL")
+    assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_an_exception_is_a_verdict(worker: IsolatedWorker) -> None:
+    verdict = worker.judge(Order(RAISES)).verdict
+    assert verdict.kind == "exception"
+    assert "raised ValueError: longest=16 must not exceed 8 at " in verdict.message
+    assert worker.deaths == 0
+
+
+def test_a_hang_is_a_verdict_and_the_next_case_is_judged(worker: IsolatedWorker) -> None:
+    assert worker.judge(Order(SHORT)).verdict.passed
+    worker.launch_seconds = 1.0
+    assert worker.judge(Order(HANGS)).verdict.message == "the launch did not end within 1 s"
+    worker.launch_seconds = 120.0
+    assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_a_deadline_ends_a_launch_without_verdict(worker: IsolatedWorker) -> None:
+    assert worker.judge(Order(SHORT)).verdict.passed
+    started = time.monotonic()
+    with pytest.raises(OutOfTime):
+        worker.judge(Order(HANGS), deadline=started + 0.5)
+    assert time.monotonic() - started < 60.0
+    with pytest.raises(OutOfTime):
+        worker.judge(Order(SHORT), deadline=time.monotonic() + 0.01)  # while it is replaced
+    assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_an_interrupted_order_leaves_no_answer_to_the_next(
+    worker: IsolatedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "_line", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.judge(Order(SHORT))
+    assert worker.judge(Order(SHORT, digest=True)).digest
+
+
+def _interrupted(limit: float) -> bytes:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("case", [PRINTS, FLOODS], ids=["messages", "megabytes"])
+def test_what_a_target_prints_harms_nothing(case: AttentionCase, worker: IsolatedWorker) -> None:
+    for _ in range(6):
+        assert worker.judge(Order(case)).verdict.passed
+    assert os.fstat(worker._errors.fileno()).st_size < 2 * KEPT_BYTES
+
+
+def test_a_digest_is_given_without_a_launch(worker: IsolatedWorker) -> None:
+    digests = [worker.judge(Order(case, digest=True)).digest for case in (KILLED, KILLED, SHORT)]
+    assert worker.deaths == 0
+    assert len(digests[0]) == 16
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_failure_of_the_harness_is_not_blamed_on_the_target(worker: IsolatedWorker) -> None:
+    with pytest.raises(FuzzAttnError, match=r"property='speed' must be one of"):
+        worker.judge(Order(SHORT, relation="speed"))
+
+
+def test_a_target_that_dies_while_it_loads_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "dying.py"
+    path.write_text("import os\nprint('so long', flush=True)\nos._exit(5)\n")
+    dying = IsolatedWorker(Setup(f"{path}:attend"))
+    with pytest.raises(TargetError, match=r"ended its process with status 5; it last printed:\nso long while it was"):
+        dying.__enter__()
+
+
+ORPHANING = """
+import sys, threading, time
+from fuzz_attn.case import AttentionCase, Sequence
+from fuzz_attn.isolation import IsolatedWorker
+from fuzz_attn.messages import Order, Setup
+
+with IsolatedWorker(Setup(sys.argv[1])) as worker:
+    print(worker._process.pid, flush=True)
+    worker.judge(Order(AttentionCase(sequences=(Sequence(1, 12),))))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot end a process with its parent")
+def test_a_hanging_worker_dies_with_its_parent(spec: Callable[[str], str]) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANING, spec("hangs")], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    group = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    wait_until_gone(group)
+
+
+def wait_until_gone(group: int) -> None:
+    limit = time.monotonic() + 30.0
+    while time.monotonic() < limit:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process group {group} outlives its parent")

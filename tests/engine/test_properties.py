@@ -1,0 +1,128 @@
+"""Each property catches a target that breaks it, and names it; the right target holds them all."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz_attn.case import AttentionCase, HeadLayout, Sequence, replace
+from fuzz_attn.domain import Domain
+from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.messages import Answer, Order
+from fuzz_attn.properties import PROPERTIES, RELATIONS, property_named, with_other_poison
+from fuzz_attn.recipes import PoisonRecipe
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.tensors import materialise
+
+JudgeOf = Callable[[str], Callable[[Order], Answer]]
+
+RELATION_NAMES = tuple(entry.name for entry in RELATIONS)
+
+SPECIMENS = {
+    "last_row_unwritten": (None, "oracle", "unwritten", r"64 of 128 elements wrong, 64 never written"),
+    "poison_leaks": (None, "oracle", "nan", r"\d+ of 128 elements wrong, \d+ NaN"),
+    "raises": (
+        None,
+        "oracle",
+        "exception",
+        r"raised ValueError: longest=21 must not exceed 8 at .*misbehaving.py:\d+$",
+    ),
+    "writes_an_input": (None, "inputs_unchanged", "input_changed", r"changed its input query"),
+    "writes_table_padding": (None, "inputs_unchanged", "input_changed", r"changed its input block_table"),
+    "writes_padded_rows": (None, "nothing_else_written", "written_outside", r"^256 bytes of the output's memory"),
+    "writes_between_rows": (None, "nothing_else_written", "written_outside", r"^\d+ bytes of the output's memory"),
+    "nondeterministic": (
+        "determinism",
+        "determinism",
+        "nondeterministic",
+        r"in 1 \(token, head\) rows, first at token 0",
+    ),
+    "peeks_at_poison": ("poison_independence", "poison_independence", "poison_dependent", r"in 1 \(token, head\) rows"),
+}
+"""Target: the relation asked, the property and the kind of its verdict, what the message says."""
+
+ONE_KEY = AttentionCase(sequences=(Sequence(1), Sequence(1)), heads=HeadLayout(head_size=4))
+
+
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_a_specimen_is_caught_and_named(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
+    relation, property_name, kind, message = SPECIMENS[name]
+    verdict = judge_of(name)(Order(case, relation)).verdict
+    assert (verdict.property_name, verdict.kind) == (property_name, kind)
+    assert re.search(message, verdict.message), verdict.message
+
+
+def test_every_property_has_a_specimen() -> None:
+    assert {property_name for _, property_name, _, _ in SPECIMENS.values()} == set(PROPERTIES)
+
+
+@pytest.mark.parametrize("relation", [None, *RELATION_NAMES])
+@pytest.mark.parametrize("name", ["unified_attention", "takes_anything", "without_sinks"])
+def test_a_right_target_passes(name: str, relation: str | None, case: AttentionCase, judge_of: JudgeOf) -> None:
+    verdict = judge_of(name)(Order(case, relation)).verdict
+    assert verdict.passed, verdict.message
+    assert verdict.ratio is not None
+    assert 0.0 < verdict.ratio <= 1.0
+
+
+@settings(max_examples=300, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases(domain=Domain(features=Domain().features - {"fp8_q"})), relation=st.sampled_from(RELATION_NAMES))
+def test_a_right_target_passes_whatever_it_is_asked(judge_of: JudgeOf, case: AttentionCase, relation: str) -> None:
+    verdict = judge_of("unified_attention")(Order(case, relation)).verdict
+    assert verdict.passed, verdict.message
+
+
+@pytest.mark.parametrize("name", ["nondeterministic", "peeks_at_poison"])
+def test_a_relation_that_is_not_asked_is_not_answered(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
+    assert judge_of(name)(Order(case)).verdict.passed
+
+
+def test_a_launch_property_answers_before_a_relation(case: AttentionCase, judge_of: JudgeOf) -> None:
+    assert judge_of("writes_padded_rows")(Order(case, "determinism")).verdict.property_name == "nothing_else_written"
+
+
+def test_an_exception_of_the_second_launch_alone_is_told(judge_of: JudgeOf, case: AttentionCase) -> None:
+    verdict = judge_of("fails_second")(Order(case, "determinism")).verdict
+    assert (verdict.property_name, verdict.kind) == ("determinism", "exception")
+    assert verdict.message.startswith("only the second launch raised RuntimeError: not again")
+
+
+@pytest.mark.parametrize("name", ["unified_attention", "last_row_unwritten", "writes_between_rows"])
+@pytest.mark.parametrize("sequences", [(), (Sequence(0, 5),)], ids=["no sequence", "only an empty one"])
+def test_a_batch_without_tokens_passes(name: str, sequences: tuple[Sequence, ...], judge_of: JudgeOf) -> None:
+    for relation in (None, *RELATION_NAMES):
+        assert judge_of(name)(Order(replace(ONE_KEY, sequences=sequences), relation)).verdict.passed
+
+
+@given(
+    st.builds(
+        PoisonRecipe,
+        keys=st.sampled_from(("nan", "inf", "negative_inf", "huge")),
+        values=st.sampled_from(("nan", "inf", "negative_inf", "huge")),
+        table=st.sampled_from(("zero", "negative", "one_past", "huge")),
+        out=st.sampled_from((0, 1)),
+    )
+)
+def test_the_other_poison_differs_everywhere(case: AttentionCase, poison: PoisonRecipe) -> None:
+    poisoned = replace(case, poison=poison)
+    one, other = poison, with_other_poison(poisoned).poison
+    assert (one.keys != other.keys, one.values != other.values, one.table != other.table, one.out != other.out) == (
+        (True,) * 4
+    )
+    assert replace(with_other_poison(poisoned), poison=poison) == poisoned
+
+
+def test_the_other_poison_changes_what_lies_around_and_nothing_else(case: AttentionCase) -> None:
+    one, other = materialise(case), materialise(with_other_poison(case))
+    assert one.query.view(torch.int32).equal(other.query.view(torch.int32))
+    assert one.seq_lens.equal(other.seq_lens)
+    assert not one.key_cache.equal(other.key_cache)
+    assert not one.block_table.equal(other.block_table)
+
+
+def test_an_unknown_property_is_refused() -> None:
+    with pytest.raises(FuzzAttnError, match=r"^property='speed' must be one of: inputs_unchanged, oracle, "):
+        property_named("speed")

@@ -1,0 +1,22 @@
+"""Every counterexample saved in this repository is replayed, for ever."""
+
+from pathlib import Path
+
+import pytest
+
+from fuzz_attn import counterexample
+from fuzz_attn.replay import replay
+
+FOLDER = Path(__file__).parent.parent / "counterexamples"
+FILES = tuple(counterexample.files_in((FOLDER,)))
+
+
+def test_there_are_counterexamples_to_replay() -> None:
+    assert FILES, f"{FOLDER} holds no counterexample: this suite would replay nothing"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_replays_as_fixed(path: Path) -> None:
+    (replayed,) = replay((path,))
+    assert replayed.verdict.passed, replayed.verdict.message
+    assert not replayed.drifted, "the case no longer makes the tensors that it was saved with"

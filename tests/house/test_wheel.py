@@ -1,0 +1,47 @@
+"""The wheel holds what the checkout holds, under the names that the code is imported by."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = ("pyproject.toml", "README.md", "LICENSE")
+FOLDERS = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn/kernels", "strategies": "fuzz_attn/strategies"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # A copy, because setuptools leaves build folders behind, and takes stale modules out of them into the next wheel.
+    copy = tmp_path_factory.mktemp("copy")
+    for name in FILES:
+        shutil.copy(ROOT / name, copy)
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-build-isolation", "--no-deps", "-w", "out", "."]
+    subprocess.run(command, cwd=copy, check=True)
+    (built,) = (copy / "out").glob("*.whl")
+    return built
+
+
+def shipped() -> set[str]:
+    """Return where each file of the three folders belongs in the wheel."""
+    names = set()
+    for folder, package in FOLDERS.items():
+        root = ROOT / folder
+        files = (path for path in root.rglob("*") if path.is_file() and path.resolve().is_relative_to(root))
+        names |= {f"{package}/{path.relative_to(root)}" for path in files if "__pycache__" not in path.parts}
+    return names
+
+
+def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == shipped(), "does [tool.setuptools] of pyproject.toml list every package and its data?"
+
+
+def test_wheel_carries_the_licence(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

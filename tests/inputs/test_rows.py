@@ -1,0 +1,46 @@
+"""Rows: every row and key of a batch, by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+
+from fuzz_attn.case import AttentionCase, Sequence
+from fuzz_attn.domain import Domain
+from fuzz_attn.rows import rows_of
+from fuzz_attn.strategies.cases import cases
+
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+@settings(QUIET, max_examples=200)
+@given(cases(Domain()))
+def test_rows_and_keys_of_a_batch(case: AttentionCase) -> None:
+    rows = rows_of(case)
+    expected_rows, expected_keys, start = [], [], 0
+    for number, sequence in enumerate(case.sequences):
+        for token in range(sequence.query_len):
+            position = sequence.context_len + token
+            seen = [key for key in range(position + 1) if not case.window or position - key < case.window]
+            expected_rows.append((position, min(seen), start, sequence.seq_len))
+        for position in range(sequence.seq_len):
+            expected_keys.append((position, number, sequence.context_len, sequence.seq_len))
+        start += sequence.seq_len
+    actual_rows = np.stack((rows.position, rows.first, rows.start, rows.seq_len), axis=-1)
+    actual_keys = np.stack((rows.key_position, rows.key_sequence, rows.key_context, rows.key_seq_len), axis=-1)
+    assert [tuple(row) for row in actual_rows.tolist()] == expected_rows
+    assert [tuple(key) for key in actual_keys.tolist()] == expected_keys
+
+
+def test_window_of_two_by_hand() -> None:
+    rows = rows_of(AttentionCase(sequences=(Sequence(2, 1), Sequence(0, 2), Sequence(1)), window=2))
+    assert rows.position.tolist() == [1, 2, 0]
+    assert rows.first.tolist() == [0, 1, 0]
+    assert rows.start.tolist() == [0, 0, 5]
+    assert rows.key_position.tolist() == [0, 1, 2, 0, 1, 0]
+    assert rows.key_sequence.tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def test_no_sequences_have_no_rows() -> None:
+    rows = rows_of(AttentionCase(sequences=()))
+    assert rows.position.shape == rows.key_position.shape == (0,)

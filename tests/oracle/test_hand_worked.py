@@ -1,0 +1,158 @@
+"""Cases whose answer is known without computing attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, Sequence
+from fuzz_attn.oracle import attend
+from fuzz_attn.recipes import ConstantValues, IntegerValues, NormalScores, SinkRecipe, UniformScores
+from fuzz_attn.tensors import AttentionTensors, materialise
+
+Builder = Callable[..., AttentionTensors]
+
+
+def test_uniform_logits_average_the_values(by_hand: Builder) -> None:
+    tensors = by_hand([[0.0]], [[1.0], [2.0], [3.0]], [[3.0], [6.0], [-3.0]])
+    assert attend(tensors).expected.tolist() == [[[2.0]]]
+
+
+def test_each_row_averages_up_to_its_own_key(by_hand: Builder) -> None:
+    tensors = by_hand([[0.0], [0.0], [0.0]], [[1.0]] * 4, [[8.0], [4.0], [0.0], [-4.0]])
+    assert attend(tensors).expected.flatten().tolist() == [6.0, 4.0, 2.0]
+
+
+def test_one_key_is_copied(by_hand: Builder) -> None:
+    tensors = by_hand([[5.0, 1.0]], [[-3.0, 2.0]], [[0.1, -7.0]])
+    assert torch.equal(attend(tensors).expected[0], tensors.value_cache[0, 0].double())
+
+
+def test_window_of_one_copies_the_own_key() -> None:
+    tensors = materialise(AttentionCase((Sequence(3, 2),), window=1, scores=NormalScores(4.0), values=IntegerValues()))
+    own = tensors.value_cache[0, 2:5, 0].double()
+    assert torch.equal(attend(tensors).expected[:, 0], own)
+
+
+def test_window_of_two_averages_two(by_hand: Builder) -> None:
+    tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[9.0], [4.0], [2.0]], window=2)
+    assert attend(tensors).expected.flatten().tolist() == [6.5, 3.0]
+
+
+def test_constant_values_are_the_output() -> None:
+    tensors = materialise(AttentionCase((Sequence(5, 30),), values=ConstantValues(-3.0), scores=NormalScores(4.0)))
+    reference = attend(tensors)
+    assert bool(((reference.expected + 3.0).abs() < 1e-14).all())
+
+
+def test_a_sink_at_the_logits_is_one_more_key_of_value_zero() -> None:
+    case = AttentionCase(
+        (Sequence(1, 3),), values=ConstantValues(1.0), scores=UniformScores(), sinks=SinkRecipe(spread=0.0)
+    )
+    assert attend(materialise(case)).expected.flatten().tolist() == pytest.approx([0.8] * 16, abs=1e-15)
+
+
+def test_two_logits_weigh_as_the_logistic_function(by_hand: Builder) -> None:
+    tensors = by_hand([[2.0]], [[0.0], [1.5]], [[0.0], [1.0]], softmax_scale=0.5)
+    assert float(attend(tensors).expected) == pytest.approx(1 / (1 + math.exp(-1.5)), rel=1e-15)
+
+
+def test_soft_cap_bends_the_logit(by_hand: Builder) -> None:
+    tensors = by_hand([[2.0]], [[0.0], [3.0]], [[0.0], [1.0]], softcap=4.0)
+    assert float(attend(tensors).expected) == pytest.approx(1 / (1 + math.exp(-4 * math.tanh(1.5))), rel=1e-15)
+
+
+def test_alibi_counts_from_the_context_length(by_hand: Builder) -> None:
+    slopes, sinks = torch.tensor([0.5]), torch.tensor([0.0])
+    tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[1.0]] * 3, alibi_slopes=slopes, sinks=sinks)
+    weights = [math.exp(-0.5), 1.0, math.exp(0.5)]
+    expected = [sum(weights[:2]) / (sum(weights[:2]) + 1), sum(weights) / (sum(weights) + 1)]
+    assert attend(tensors).expected.flatten().tolist() == pytest.approx(expected, rel=1e-15)
+
+
+def test_query_bias_counts_rows_and_columns_from_the_first_new_token(by_hand: Builder) -> None:
+    bias = torch.tensor([[0.0, 9.0], [-torch.inf, 0.0]])
+    tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[3.0], [6.0], [9.0]], qq_bias=bias)
+    assert attend(tensors).expected.flatten().tolist() == [4.5, 6.0]
+
+
+def test_a_sink_far_above_leaves_nothing_and_a_positive_bound(by_hand: Builder) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tensors = by_hand([[0.0]], [[1.0]] * 3, [[1.0]] * 3, dtype, sinks=torch.tensor([200.0]))
+        reference = attend(tensors)
+        assert 0.0 < float(reference.expected) < 1e-80
+        assert 0.0 < float(reference.bound) < 1e-6
+        assert not bool(reference.ill_conditioned.any())
+
+
+def test_a_sink_of_minus_infinity_is_no_sink(by_hand: Builder) -> None:
+    rows = [[1.0]], [[1.0], [2.0]], [[1.0], [5.0]]
+    without, with_it = attend(by_hand(*rows)), attend(by_hand(*rows, sinks=torch.tensor([-torch.inf])))
+    assert torch.equal(without.expected, with_it.expected)
+    assert torch.equal(without.bound, with_it.bound)
+
+
+@pytest.mark.parametrize("sequences", [(), (Sequence(0, 0),), (Sequence(0, 9), Sequence(0, 0))])
+def test_nothing_to_do_gives_an_empty_reference(sequences: tuple[Sequence, ...]) -> None:
+    reference = attend(materialise(AttentionCase(sequences, heads=HeadLayout(2, 2, 4), padded_tokens=2)))
+    assert reference.expected.shape == reference.bound.shape == (0, 4, 4)
+    assert reference.ill_conditioned.shape == (0, 4)
+
+
+def test_values_beyond_the_output_type_bound_nothing(by_hand: Builder) -> None:
+    tensors = by_hand([[0.0, 0.0]], [[1.0, 1.0]], [[1e5, 1.0]], output=torch.zeros(1, 1, 2, dtype=torch.float16))
+    assert attend(tensors).bound.isfinite().flatten().tolist() == [False, True]
+
+
+def test_scores_beyond_float32_bound_nothing_in_their_row(by_hand: Builder) -> None:
+    tensors = by_hand([[1e30], [1.0]], [[1e30], [1.0], [1.0]], [[1.0]] * 3, window=2)
+    reference = attend(tensors)
+    assert reference.bound.isfinite().flatten().tolist() == [False, True]
+    assert bool(reference.expected.isfinite().all())
+
+
+def test_values_that_overflow_their_sum_bound_nothing_in_their_column(by_hand: Builder) -> None:
+    tensors = by_hand([[0.0, 0.0]], [[1.0, 1.0]] * 2, [[3e38, 1.0]] * 2)
+    assert attend(tensors).bound.isfinite().flatten().tolist() == [False, True]
+
+
+def test_keys_that_overflow_when_dequantised_bound_nothing() -> None:
+    tensors = materialise(AttentionCase((Sequence(1, 5),), dtypes=DTypes("float16", "float8_e5m2", "float16")))
+    tensors.key_cache.fill_(57344.0)
+    reference = attend(replace(tensors, k_scale=torch.tensor([11.0])))
+    assert bool(reference.bound.isinf().all())
+    assert bool(reference.expected.isfinite().all())
+
+
+def test_huge_logits_close_together_are_ill_conditioned(by_hand: Builder) -> None:
+    tensors = by_hand([[1e4], [1e-2]], [[1e4], [10000.001], [1e4]], [[1.0], [2.0], [3.0]])
+    reference = attend(tensors)
+    assert reference.ill_conditioned.flatten().tolist() == [True, False]
+    assert bool(reference.bound.isfinite().all())
+
+
+def test_a_sink_far_above_the_others_is_certain_whatever_its_logit(by_hand: Builder) -> None:
+    tensors = by_hand([[1.0]], [[1.0], [2.0]], [[2.0], [5.0]], sinks=torch.tensor([1e8]))
+    reference = attend(tensors)
+    assert float(reference.expected) == 0.0
+    assert 0.0 < float(reference.bound) < 1e-30
+    assert not bool(reference.ill_conditioned)
+
+
+def test_one_visible_key_is_certain_whatever_its_logit(by_hand: Builder) -> None:
+    tensors = by_hand([[1e4]], [[1.0], [1e4]], [[1.0], [2.0]], window=1)
+    reference = attend(tensors)
+    assert float(reference.expected) == 2.0
+    assert float(reference.bound) < 1e-5
+    assert not bool(reference.ill_conditioned)
+
+
+def test_a_key_far_above_the_others_is_certain_whatever_its_logit(by_hand: Builder) -> None:
+    tensors = by_hand([[1e4]], [[1e4], [-1e4], [-2e4]], [[2.0], [5.0], [-7.0]])
+    reference = attend(tensors)
+    assert float(reference.bound) < 1e-5
+    assert not bool(reference.ill_conditioned)

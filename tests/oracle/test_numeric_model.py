@@ -1,0 +1,86 @@
+"""What each part of a numeric model does to the bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fuzz_attn.bound import probability_dtype
+from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence
+from fuzz_attn.numeric_model import NumericModel
+from fuzz_attn.oracle import attend
+from fuzz_attn.recipes import NormalScores
+from fuzz_attn.tensors import materialise
+
+SEQUENCES = (Sequence(2, 40), Sequence(1, 9))
+
+
+def case_of(q: DTypeName, kv: DTypeName) -> AttentionCase:
+    return AttentionCase(
+        SEQUENCES, heads=HeadLayout(1, 2, 8), dtypes=DTypes(q, kv, "float32"), scores=NormalScores(2.0)
+    )
+
+
+COARSER: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
+    ("tf32", "float32", "float32", NumericModel(tf32=True)),
+    ("P in bfloat16", "float32", "float32", NumericModel(probability="bfloat16")),
+    ("P in fp8", "bfloat16", "bfloat16", NumericModel(probability="float8_e4m3fn")),
+    ("sums in half", "float16", "float16", NumericModel(accumulate="float16")),
+    ("truncating dots", "float32", "float32", NumericModel(accumulate_slack=2.0)),
+    ("imprecise fp8 dots", "float8_e4m3fn", "float8_e4m3fn", NumericModel(fp8_dot_slack=2.0**11)),
+    ("smaller tiles", "float32", "float32", NumericModel(tile_size=1)),
+    ("unrounded K and V", "bfloat16", "float8_e5m2", NumericModel(rounds_dequantised=False)),
+]
+
+
+@pytest.mark.parametrize(("q", "kv", "model"), [part[1:] for part in COARSER], ids=[part[0] for part in COARSER])
+def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
+    q: DTypeName, kv: DTypeName, model: NumericModel
+) -> None:
+    tensors = materialise(case_of(q, kv))
+    plain, coarse = attend(tensors), attend(tensors, model)
+    assert bool((coarse.bound > plain.bound).all())
+    assert bool((coarse.expected == plain.expected).all())
+
+
+INDIFFERENT: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
+    ("tf32 of half operands", "bfloat16", "bfloat16", NumericModel(tf32=True)),
+    ("fp8 dots of wide operands", "float32", "float32", NumericModel(fp8_dot_slack=2.0**11)),
+    ("unrounded K and V of a wide cache", "float16", "float16", NumericModel(rounds_dequantised=False)),
+    ("a finer P than the type of q", "float16", "float16", NumericModel(probability="float16")),
+]
+
+
+@pytest.mark.parametrize(
+    ("q", "kv", "model"), [part[1:] for part in INDIFFERENT], ids=[part[0] for part in INDIFFERENT]
+)
+def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeName, model: NumericModel) -> None:
+    tensors = materialise(case_of(q, kv))
+    assert bool((attend(tensors, model).bound == attend(tensors).bound).all())
+
+
+@pytest.mark.parametrize(
+    ("q", "kv", "expected"),
+    [
+        ("float16", "float8_e5m2", "float16"),
+        ("float32", "float32", "float32"),
+        ("float8_e5m2", "float8_e5m2", "bfloat16"),
+    ],
+)
+def test_p_takes_the_type_of_q_or_bfloat16_for_fp8(q: DTypeName, kv: DTypeName, expected: str) -> None:
+    assert str(probability_dtype(materialise(case_of(q, kv)), NumericModel())) == f"torch.{expected}"
+
+
+def test_models_travel_as_json() -> None:
+    model = NumericModel(probability="float16", tf32=True)
+    text = msgspec.json.encode(model)
+    assert msgspec.json.decode(text, type=NumericModel) == model
+    assert msgspec.json.encode(NumericModel()) == b"{}"
+
+
+@pytest.mark.parametrize("fields", [{"tf33": True}, {"tf32": 1}, {"probability": "float12"}])
+def test_unknown_fields_and_types_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match=next(iter(fields))):
+        msgspec.convert(fields, type=NumericModel)

@@ -1,0 +1,97 @@
+"""The cut into blocks changes nothing, and no slot that nobody may read is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzz_attn import bound, row_blocks
+from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Sequence, Strides, replace
+from fuzz_attn.oracle import attend
+from fuzz_attn.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe, SlotPoison, TablePoison
+from fuzz_attn.tensors import materialise
+
+RAGGED = AttentionCase(
+    sequences=(Sequence(3, 40), Sequence(0, 9), Sequence(1, 2), Sequence(17, 0), Sequence(0, 0), Sequence(5, 100)),
+    heads=HeadLayout(2, 2, 6),
+    pages=PageLayout(block_size=5, permuted=True, shared_prefix=1, spare_blocks=3, extra_columns=2),
+    window=13,
+    alibi=AlibiRecipe("arbitrary"),
+    qq_bias=QQBiasRecipe("tree", extra_columns=-2),
+    sinks=SinkRecipe(),
+    softmax_scale=0.4,
+    padded_tokens=3,
+)
+
+
+@pytest.mark.parametrize("block_cost", [0, 2**40])
+@pytest.mark.parametrize("max_scores", [1, 500, 2**30])
+@pytest.mark.parametrize("window", [0, 13])
+def test_every_cut_gives_the_same_reference(
+    window: int, max_scores: int, block_cost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = materialise(replace(RAGGED, window=window))
+    expected = attend(tensors)
+    monkeypatch.setattr(row_blocks, "MAX_BLOCK_SCORES", max_scores)
+    monkeypatch.setattr(row_blocks, "BLOCK_COST", block_cost)
+    actual = attend(tensors)
+    torch.testing.assert_close(actual.expected, expected.expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(actual.bound, expected.bound, rtol=1e-9, atol=0.0)
+
+
+def test_blocks_hold_every_token_and_respect_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_blocks, "MAX_BLOCK_SCORES", 400)
+    tensors = materialise(RAGGED)
+    blocks = list(row_blocks.row_blocks(tensors))
+    assert {int(token) for block in blocks for token in block.tokens.flatten()} == set(range(RAGGED.num_tokens))
+    assert all(block.visible.numel() * 4 <= 400 or block.visible.shape[1] == 1 for block in blocks)
+
+
+@pytest.mark.parametrize("size", [1, 50, 2**12])
+def test_the_pieces_of_the_deviation_add_up(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, values, output = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2, 7, 9), (2, 9, 3), (2, 7, 3))
+    )
+    whole = (weights[..., None] * (values[:, None] - output[:, :, None]).abs()).sum(2)
+    monkeypatch.setattr(bound, "MAX_DEVIATIONS", size)
+    torch.testing.assert_close(bound.deviation(weights, values, output), whole)
+
+
+SLOTS: tuple[SlotPoison, ...] = ("nan", "inf", "negative_inf", "huge")
+TABLES: tuple[TablePoison, ...] = ("zero", "negative", "one_past", "huge")
+DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    poison=st.builds(
+        PoisonRecipe, keys=st.sampled_from(SLOTS), values=st.sampled_from(SLOTS), table=st.sampled_from(TABLES)
+    ),
+    dtype=st.sampled_from(DTYPES),
+    window=st.sampled_from((0, 1, 4, 13)),
+    strides=st.sampled_from((Strides(), Strides(cache="blocks_first", cache_slot=3), Strides(q_head=2, q_token=1))),
+)
+def test_poison_never_reaches_the_reference(
+    poison: PoisonRecipe, dtype: DTypeName, window: int, strides: Strides
+) -> None:
+    changes: dict[str, Any] = {"window": window, "dtypes": DTypes(dtype, dtype, dtype), "strides": strides}
+    clean = attend(materialise(replace(RAGGED, **changes, poison=PoisonRecipe("huge", "huge", "zero"))))
+    poisoned = attend(materialise(replace(RAGGED, **changes, poison=poison)))
+    assert torch.equal(clean.expected, poisoned.expected)
+    assert torch.equal(clean.bound, poisoned.bound)
+    assert bool(clean.bound.isfinite().all())
+    assert bool((clean.bound > 0).all())
+
+
+def test_the_output_is_not_read() -> None:
+    tensors = materialise(RAGGED)
+    before = attend(tensors)
+    tensors.output.fill_(7.0)
+    after = attend(tensors)
+    assert torch.equal(before.expected, after.expected)
+    assert torch.equal(before.bound, after.bound)

@@ -1,0 +1,235 @@
+"""An online softmax in which every rounding goes the worst allowed way: within the bound, and near it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fuzz_attn import bound, logits
+from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence
+from fuzz_attn.numeric_model import NumericModel
+from fuzz_attn.oracle import attend
+from fuzz_attn.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, RampScores, ScoreRecipe, SinkRecipe
+from fuzz_attn.tensors import AttentionTensors, materialise
+
+RowViews = Callable[[AttentionTensors], Iterator[Any]]
+Builder = Callable[..., AttentionTensors]
+
+U = 2.0**-24
+TF32 = 2.0**-11
+EXP = 4.0
+"""Units that this emulation's exponential loses: those of CUDA's ``ex2.approx``."""
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Pushes every rounding of one column of one row so that the stored output ends up high (1) or low (-1)."""
+
+    tensors: AttentionTensors
+    row: Any
+    column: int
+    average: float
+    side: int
+    tf32: bool = False
+    tile_size: int = 16
+
+    def output(self) -> float:
+        """Return the column as the kernel stores it."""
+        values = self.row.values[:, self.column]
+        scores = self.scores(self.side * np.sign(values - self.average))
+        top, total = (self.row.sink, 1.0) if self.row.sink > -np.inf else (-np.inf, 0.0)
+        summed = 0.0
+        for first in range(0, len(scores), self.tile_size):
+            tile = slice(first, first + self.tile_size)
+            new = max(top, scores[tile].max())
+            alpha = np.exp(top - new) if top > -np.inf else 0.0
+            # Both sums share alpha, so an error of it matters as far as what it scales differs from the average.
+            alpha *= 1 + self.side * np.sign(summed - self.average * total) * U * (
+                EXP + 2 * (new - top if alpha else 0)
+            )
+            push = self.side * np.sign(values[tile] - self.average)
+            exponents = scores[tile] - new
+            weights = np.exp(exponents) * (1 + push * U * (EXP + 2 * np.abs(exponents)))
+            total *= alpha * (1 - self.side * np.sign(self.average) * U)
+            for weight in weights:
+                total = (total + weight) * (1 - self.side * np.sign(self.average) * U)
+            summed *= alpha
+            summed += U * self.side * abs(summed)
+            for weight, value in zip(weights, values[tile], strict=True):
+                product = self.cast(weight, np.sign(value)) * value
+                summed += product + U * self.side * abs(product)
+                summed += U * self.side * abs(summed)
+            top = new
+        result = summed / total * self.row.factor
+        result += 2 * U * self.side * abs(result)
+        return self.stored(result)
+
+    def scores(self, push: Any) -> Any:
+        """Return the logits, each pushed by the sign of its key."""
+        cut = TF32 * self.tf32
+        total = np.zeros(len(push))
+        for query, keys in zip(self.row.query, self.row.keys.T, strict=True):
+            product = query * keys
+            product = product + push * np.abs(product) * (2 * cut + U)
+            total = total + product
+            total = total + push * U * np.abs(total)
+        total = total * self.row.scale
+        total = total + push * U * np.abs(total)
+        cap = self.tensors.softcap
+        if cap:
+            total = cap * np.tanh(total / cap) + push * 4 * U * cap
+        total = total + self.row.bias
+        return total + push * U * (np.abs(total) + np.abs(self.row.bias))
+
+    def cast(self, weight: float, sign: float) -> float:
+        """Return P in its type."""
+        dtype = self.tensors.query.dtype
+        if dtype == torch.float32:
+            return float(weight * (1 + self.side * sign * 2 * self.tf32 * TF32))
+        return weight + self.side * sign * max(true_unit(dtype) * weight, true_denormal(dtype))
+
+    def stored(self, result: float) -> float:
+        """Return the output in its type."""
+        dtype = self.tensors.output.dtype
+        if dtype == torch.float32:
+            return result
+        return result + self.side * max(true_unit(dtype) * abs(result), true_denormal(dtype))
+
+
+def true_unit(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps) / 2
+
+
+def true_denormal(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).smallest_normal) * true_unit(dtype)
+
+
+def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: NumericModel | None = None) -> float:
+    """Return the largest ``err / bound`` over all elements and both directions."""
+    model = model or NumericModel()
+    reference = attend(tensors, model)
+    assert not bool(reference.ill_conditioned.any())
+    worst = 0.0
+    for row in row_views(tensors):
+        for column in range(tensors.output.shape[2]):
+            place = (row.token, row.head, column)
+            expected = float(reference.expected[place])
+            for side in (1, -1):
+                output = Adversary(tensors, row, column, expected / row.factor, side, tf32=model.tf32).output()
+                worst = max(worst, abs(output - expected) / float(reference.bound[place]))
+    return worst
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 19},
+    "soft cap": {"softcap": 5.0},
+    "alibi": {"alibi": AlibiRecipe("arbitrary")},
+    "bias": {"qq_bias": QQBiasRecipe("tree")},
+    "sinks": {"sinks": SinkRecipe()},
+    "sinks above": {"sinks": SinkRecipe(12.0)},
+}
+SCORES: tuple[ScoreRecipe, ...] = (NormalScores(), NormalScores(6.0), RampScores(0.5))
+PLAIN_DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", PLAIN_DTYPES)
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+def test_the_worst_roundings_stay_within_the_bound_and_near_it(
+    features: dict[str, Any], dtype: DTypeName, row_views: RowViews
+) -> None:
+    ratios = []
+    for scores in SCORES:
+        case = AttentionCase(
+            (Sequence(2, 40),),
+            heads=HeadLayout(1, 1, 3),
+            dtypes=DTypes(dtype, dtype, dtype),
+            scores=scores,
+            softmax_scale=0.7,
+            seed=3,
+            **features,
+        )
+        ratios.append(worst_ratio(materialise(case), row_views))
+    assert max(ratios) <= 1.0
+    assert max(ratios) >= 0.3
+
+
+def dot_dominates(by_hand: Builder) -> AttentionTensors:
+    """Two keys of large logits whose first product outweighs the other 63: every partial sum loses a full unit."""
+    query = [[1.0] + [1e-3] * 63]
+    keys = [[30.0] + [1e-3] * 63, [-30.0] + [1e-3] * 63, [30.0] + [1e-3] * 63]
+    return by_hand(query, keys, [[1.0] * 64, [0.0] * 64, [-1.0] * 64], output=torch.zeros(1, 1, 64))
+
+
+def sum_dominates(by_hand: Builder) -> AttentionTensors:
+    """A first key beside which the other 499 vanish: all partial sums lose a full unit each."""
+    return by_hand([[1.0]], [[0.0]] + [[-12.0]] * 499, [[1.0]] + [[1e-3]] * 499)
+
+
+def cast_dominates(by_hand: Builder, dtype: torch.dtype) -> AttentionTensors:
+    """Uniform weights and values of both signs: the cast of P is nearly all there is."""
+    output = torch.zeros(1, 1, 1, dtype=torch.float32)
+    return by_hand([[0.0]], [[1.0]] * 8, [[1.0], [-1.0]] * 4, dtype, output=output)
+
+
+def store_dominates(by_hand: Builder, dtype: torch.dtype) -> AttentionTensors:
+    """One key: P is 1 exactly in most kernels, the output is rounded."""
+    return by_hand([[0.0]], [[1.0]], [[1.0]], output=torch.zeros(1, 1, 1, dtype=dtype))
+
+
+def denormals_dominate(by_hand: Builder) -> AttentionTensors:
+    """A thousand weights below float16's normal range beside one of 1."""
+    keys = [[0.0]] + [[-15.0]] * 1000
+    return by_hand([[1.0]], keys, [[0.0]] + [[1.0]] * 1000, torch.float16, output=torch.zeros(1, 1, 1))
+
+
+def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    """Make a constant of the bound, or a function that returns one, half of what it should be."""
+    right = getattr(module, name)
+    monkeypatch.setattr(module, name, right / 2 if isinstance(right, float) else lambda dtype: right(dtype) / 2)
+
+
+PLAIN, TF32_DOTS = NumericModel(), NumericModel(tf32=True)
+Term = tuple[Callable[[Builder], AttentionTensors], NumericModel, Any, str]
+TERMS: dict[str, Term] = {
+    "dot": (dot_dominates, PLAIN, logits, "unit_roundoff"),
+    "cast to half": (partial(cast_dominates, dtype=torch.float16), PLAIN, bound, "cast_unit"),
+    "cast to bfloat16": (partial(cast_dominates, dtype=torch.bfloat16), PLAIN, bound, "cast_unit"),
+    "store in half": (partial(store_dominates, dtype=torch.float16), PLAIN, bound, "cast_unit"),
+    "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, bound, "cast_unit"),
+    "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, bound, "cast_unit"),
+    "denormal weights": (denormals_dominate, PLAIN, bound, "half_denormal"),
+    "tf32 scores": (dot_dominates, TF32_DOTS, logits, "TF32_UNIT"),
+    "tf32 weights": (partial(cast_dominates, dtype=torch.float32), TF32_DOTS, bound, "TF32_UNIT"),
+}
+
+
+@pytest.mark.parametrize("term", TERMS.values(), ids=TERMS.keys())
+def test_each_constant_is_needed(
+    term: Term, by_hand: Builder, row_views: RowViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, model, module, name = term
+    tensors = build(by_hand)
+    assert 0.5 < worst_ratio(tensors, row_views, model) <= 1.0
+    halve(monkeypatch, module, name)
+    assert worst_ratio(tensors, row_views, model) > 1.0
+
+
+def test_sums_of_values_and_weights_need_their_units(
+    by_hand: Builder, row_views: RowViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = sum_dominates(by_hand)
+    assert 0.5 < worst_ratio(tensors, row_views) <= 1.0
+    halve(monkeypatch, bound, "UNIT")
+    assert worst_ratio(tensors, row_views, NumericModel(accumulate_slack=0.5)) > 1.0
+
+
+def test_no_output_of_plus_and_minus_zero_has_a_bound_of_zero(by_hand: Builder) -> None:
+    tensors = replace(by_hand([[0.0]], [[1.0]], [[0.0]]), sinks=torch.tensor([0.0]))
+    assert float(attend(tensors).bound) > 0.0

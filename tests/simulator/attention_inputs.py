@@ -1,0 +1,124 @@
+"""Random inputs of the unified attention launcher, small, for comparing the simulator with the interpreter."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+HEADS = [(1, 1), (2, 1), (4, 2), (3, 1), (8, 2), (5, 1), (17, 1)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an input is made of; every field is drawn by `random_shape`."""
+
+    seed: int
+    sequences: tuple[tuple[int, int], ...]
+    heads: tuple[int, int]
+    head_size: int
+    page: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    window: int
+    softcap: float
+    alibi: bool
+    bias: bool
+    sinks: bool
+    fp8_output: bool
+    segments: int | None
+    strided: bool
+
+
+def random_shape(seed: int) -> Shape:
+    """A shape with lengths up to some 40 tokens; empty sequences, every dtype and every feature occur."""
+    draw = random.Random(seed)
+    decode = draw.random() < 0.3
+    sequences = tuple(
+        (draw.choice([0, 1] if decode else [0, 1, 1, 2, 3, 5, 8, 17]), draw.choice([0, 1, 3, 7, 15, 16, 23, 40]))
+        for _ in range(draw.randint(1, 4))
+    )
+    dtype = draw.choice(DTYPES)
+    fp8_cache = draw.random() < 0.25
+    return Shape(
+        seed=seed,
+        sequences=sequences,
+        heads=draw.choice(HEADS),
+        head_size=draw.choice([16, 24, 32, 64, 80]),
+        page=draw.choice([1, 8, 16, 24, 32]),
+        dtype=dtype,
+        cache_dtype=draw.choice(FP8) if fp8_cache else dtype,
+        window=draw.choice([-1, -1, 0, 1, 7, 16]),
+        softcap=draw.choice([0.0, 0.0, 1.5, 30.0]),
+        alibi=draw.random() < 0.3,
+        bias=draw.random() < 0.25,
+        sinks=draw.random() < 0.3,
+        fp8_output=draw.random() < 0.2,
+        segments=draw.choice([None, 0, 0, 1, 3]),
+        strided=draw.random() < 0.3,
+    )
+
+
+def _values(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def _cache(generator: torch.Generator, shape: Shape, blocks: int, strided: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    size = (
+        (blocks, 2, shape.page, shape.heads[1], shape.head_size)
+        if strided
+        else (2, blocks, shape.page, shape.heads[1], shape.head_size)
+    )
+    both = _values(generator, *size).to(shape.cache_dtype)
+    return (both[:, 0], both[:, 1]) if strided else (both[0], both[1])
+
+
+def attention_inputs(shape: Shape) -> dict[str, Any]:
+    """Keyword arguments of `unified_attention` for a shape; pages are shuffled, and table entries past the last
+    are absurd."""
+    generator = torch.Generator().manual_seed(shape.seed)
+    queries = [query for query, _ in shape.sequences]
+    lengths = [query + context for query, context in shape.sequences]
+    pages = [-(-length // shape.page) for length in lengths]
+    order = torch.randperm(sum(pages) + 2, generator=generator).tolist()
+    table = torch.full((len(lengths), max([*pages, 1]) + 1), 2**31 - 1, dtype=torch.int32)
+    for row, count in enumerate(pages):
+        for column in range(count):
+            table[row, column] = order.pop()
+    k, v = _cache(generator, shape, sum(pages) + 2, shape.strided)
+    tokens = sum(queries)
+    width = shape.head_size * 2 if shape.strided else shape.head_size
+    q = _values(generator, tokens, shape.heads[0], width)[:, :, : shape.head_size].to(shape.dtype)
+    if shape.strided:
+        q = _values(generator, tokens, shape.heads[0], width).to(shape.dtype)[:, :, : shape.head_size]
+    out_dtype = torch.float8_e4m3fn if shape.fp8_output else shape.dtype
+    heads = shape.heads[0]
+    one = torch.ones(1)
+    fp8 = shape.cache_dtype in FP8
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": torch.zeros(tokens + 1, heads, shape.head_size).to(out_dtype),
+        "cu_seqlens_q": torch.tensor([0, *queries], dtype=torch.int32).cumsum(0).to(torch.int32),
+        "max_seqlen_q": max(queries),
+        "seqused_k": torch.tensor(lengths, dtype=torch.int32),
+        "max_seqlen_k": max(lengths),
+        "softmax_scale": shape.head_size**-0.5,
+        "causal": True,
+        "window_size": (shape.window, 0) if shape.window >= 0 else (-1, -1),
+        "block_table": table,
+        "softcap": shape.softcap,
+        "q_descale": None,
+        "k_descale": one * 0.7 if fp8 else None,
+        "v_descale": one * 1.3 if fp8 else None,
+        "alibi_slopes": _values(generator, heads) if shape.alibi else None,
+        "qq_bias": _values(generator, max([*queries, 1]), max([*queries, 1])) if shape.bias else None,
+        "sinks": _values(generator, heads) if shape.sinks else None,
+        "output_scale": one * 0.5 if shape.fp8_output else None,
+        "num_segments": shape.segments,
+    }

@@ -1,0 +1,178 @@
+"""The simulator beside Triton's interpreter, in one run: `python tests/simulator/benchmark.py`.
+
+The cases are those of the design's table, in bfloat16: a paged attention kernel with 16 rows to a program (this
+folder's sample), and the project's own unified kernel on the same lengths. Times are the best of several
+launches, in milliseconds.
+"""
+
+# ruff: noqa: PLC0415
+# Reason: torch's threads and the path are set before anything of ours is imported.
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch: (query length, context length) of each sequence, heads and their size."""
+
+    name: str
+    sequences: tuple[tuple[int, int], ...]
+    heads: tuple[int, int]
+    head_size: int
+
+
+CASES = [
+    Case("1 token, 1 head of 16", ((1, 16),), (1, 1), 16),
+    Case("3 sequences, 4/2 heads of 24", ((1, 30), (5, 12), (3, 0)), (4, 2), 24),
+    Case("4 sequences, 8/2 heads of 64", ((20, 10), (1, 60), (15, 0), (25, 30)), (8, 2), 64),
+    Case("5 sequences, 16/4 heads of 128", ((40, 20), (1, 110), (50, 0), (25, 60), (20, 90)), (16, 4), 128),
+]
+PAGE, TILE = 16, 32
+
+
+def tensors(case: Case) -> dict[str, torch.Tensor]:
+    """The tensors of a case, shared by both kernels."""
+    generator = torch.Generator().manual_seed(0)
+    queries = [query for query, _ in case.sequences]
+    lengths = [sum(pair) for pair in case.sequences]
+    pages = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(pages), generator=generator).to(torch.int32)
+    table = torch.zeros(len(lengths), max(pages), dtype=torch.int32)
+    for row, (used, start) in enumerate(zip(pages, torch.tensor([0, *pages]).cumsum(0).tolist(), strict=False)):
+        table[row, :used] = order[start : start + used]
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+    query_heads, kv_heads = case.heads
+    return {
+        "q": normal(sum(queries), query_heads, case.head_size),
+        "k": normal(sum(pages), PAGE, kv_heads, case.head_size),
+        "v": normal(sum(pages), PAGE, kv_heads, case.head_size),
+        "out": torch.zeros(sum(queries), query_heads, case.head_size, dtype=torch.bfloat16),
+        "starts": torch.tensor([0, *queries], dtype=torch.int32).cumsum(0).to(torch.int32),
+        "lengths": torch.tensor(lengths, dtype=torch.int32),
+        "table": table,
+    }
+
+
+def sample_launch(case: Case, t: dict[str, torch.Tensor]) -> tuple[tuple[int, ...], list[Any], dict[str, Any]]:
+    """Grid, arguments and constexprs of the sample kernel."""
+    group = case.heads[0] // case.heads[1]
+    block_q = 16 // group
+    grid = (t["q"].shape[0] // block_q + len(case.sequences), case.heads[1])
+    scale = torch.ones(1)
+    arguments = [
+        t["out"], t["q"], t["k"], t["v"], t["table"], t["lengths"], t["starts"],
+        case.head_size**-0.5, scale, len(case.sequences),
+        t["table"].stride(0), t["q"].stride(0), t["q"].stride(1), t["k"].stride(0), t["k"].stride(1), t["k"].stride(2),
+    ]  # fmt: skip
+    padded = max(16, 1 << (case.head_size - 1).bit_length())
+    constants = {
+        "HEAD_SIZE": case.head_size, "HEAD_SIZE_PADDED": padded, "PAGE": PAGE, "TILE": TILE, "GROUP": group,
+        "BLOCK_M": 16, "BLOCK_Q": block_q, "WINDOW": 0, "SOFTCAP": 0.0,
+    }  # fmt: skip
+    return grid, arguments, constants
+
+
+def unified_keywords(case: Case, t: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Keyword arguments of the project's launcher, 2D."""
+    return {
+        "q": t["q"], "k": t["k"], "v": t["v"], "out": t["out"], "cu_seqlens_q": t["starts"],
+        "max_seqlen_q": max(query for query, _ in case.sequences), "seqused_k": t["lengths"],
+        "max_seqlen_k": max(map(sum, case.sequences)), "softmax_scale": case.head_size**-0.5, "causal": True,
+        "window_size": (-1, -1), "block_table": t["table"], "softcap": 0.0, "q_descale": None, "k_descale": None,
+        "v_descale": None, "num_segments": 0,
+    }  # fmt: skip
+
+
+def best(call: Callable[[], object], seconds: float = 1.0) -> float:
+    """Milliseconds of the fastest of the calls that fit the time, at least three."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+def simulated(launch: Callable[[], object], options: Any) -> tuple[float, float, float]:
+    """Milliseconds of (first launch, warm launch, warm launch without sanitizers); each opens a session of its own."""
+    from fuzz_attn.backends.simulator import Options, simulate
+
+    def once(chosen: Any) -> None:
+        with simulate(chosen) as session:
+            launch()
+        assert not session.findings, session.findings
+
+    start = time.perf_counter()
+    once(options)
+    cold = (time.perf_counter() - start) * 1e3
+    bare = Options(out_of_bounds=False, uninitialised=False, races=False, overflow=False)
+    return cold, best(lambda: once(options)), best(lambda: once(bare))
+
+
+def row(name: str, programs: int, interpreter: float, times: tuple[float, float, float]) -> str:
+    """One line of the table."""
+    cold, warm, bare = times
+    share = (warm - bare) / bare * 100
+    measured = f"{interpreter:12.1f} {cold:9.1f} {warm:9.2f} {bare:9.2f}"
+    return f"{name:40} {programs or '':>8} {measured} {interpreter / warm:8.0f} {share:9.0f} %"
+
+
+def main() -> None:
+    """Prints the table."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    from fuzz_attn.backends.simulator import Options, simulate
+    from fuzz_attn.kernels.unified_attention import unified_attention
+    from tests.simulator.interpreter_worker import InterpreterWorker
+    from tests.simulator.sample_kernels import add_kernel, paged_attention_kernel
+
+    with simulate():  # imports and the first use of Triton's front end are no part of any case
+        add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
+    columns = f"{'interpreter':>12} {'cold':>9} {'warm':>9} {'bare':>9} {'ratio':>8} {'sanitizers':>11}"
+    print(f"{'case':40} {'programs':>8} {columns}")
+    ratios = []
+    with InterpreterWorker() as worker:
+        for case in CASES:
+            t = tensors(case)
+            grid, arguments, constants = sample_launch(case, t)
+            path = str(HERE / "sample_kernels.py")
+            worker.launch(path, "paged_attention_kernel", grid, *arguments, **constants)
+            seconds = min(
+                worker.launch(path, "paged_attention_kernel", grid, *arguments, **constants)[1]
+                for _ in range(3 if grid[0] < 20 else 1)
+            )
+            times = simulated(lambda: paged_attention_kernel[grid](*arguments, **constants), Options())  # noqa: B023 - called at once
+            print(row(case.name, grid[0] * grid[1], seconds * 1e3, times), flush=True)
+            ratios.append(seconds * 1e3 / times[1])
+        for case in CASES:
+            t = tensors(case)
+            keywords = unified_keywords(case, t)
+            name = "fuzz_attn.kernels.unified_attention:unified_attention"
+            worker.call(name, **keywords)
+            seconds = min(worker.call(name, **keywords)[1] for _ in range(3 if case is not CASES[3] else 1))
+            times = simulated(lambda: unified_attention(**keywords), Options())  # noqa: B023 - called at once
+            print(row(f"unified: {case.name}", 0, seconds * 1e3, times), flush=True)
+            ratios.append(seconds * 1e3 / times[1])
+    print(f"median ratio {statistics.median(ratios):.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Makes the helpers of this folder importable as `tests.simulator.*`, the name that mypy knows them by."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)

@@ -1,0 +1,198 @@
+"""Launches are caught wherever Triton launches, and nothing stays patched."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from fuzz_attn.backends.simulator import LoweringError, Options, SimulatorError, UnsupportedOperation, simulate
+from tests.simulator.sample_kernels import add_kernel
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 64})], key=["num_elements"])
+@triton.jit
+def tuned_kernel(x_ptr, y_ptr, out_ptr, num_elements, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < num_elements
+    total = tl.load(x_ptr + offsets, mask=mask) + tl.load(y_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, total, mask=mask)
+
+
+@triton.heuristics({"BLOCK": lambda arguments: triton.next_power_of_2(arguments["num_elements"])})
+@triton.jit
+def heuristic_kernel(x_ptr, out_ptr, num_elements, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < num_elements
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) * 2, mask=mask)
+
+
+@triton.jit
+def default_kernel(out_ptr, value=3, FACTOR: tl.constexpr = 2):
+    tl.store(out_ptr + tl.program_id(2), value * FACTOR + tl.num_programs(2))
+
+
+@triton.jit
+def assembly_kernel(out_ptr):
+    value = tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(out_ptr, value)
+
+
+@triton.jit
+def wrong_kernel(out_ptr):
+    tl.static_assert(False, "never compiles")
+
+
+def _add(kernel: Any, grid: Any, **constants: Any) -> torch.Tensor:
+    x, y = torch.arange(100.0), torch.ones(100)
+    out = torch.zeros(100)
+    kernel[grid](x, y, out, 100, **constants)
+    return out
+
+
+def _patches() -> list[object]:
+    return [JITFunction.__dict__["run"], InterpretedFunction.__dict__["run"], Autotuner.__dict__["run"]]
+
+
+def test_nothing_stays_patched() -> None:
+    before = _patches()
+    with simulate():
+        assert _patches() != before
+    assert _patches() == before
+    with pytest.raises(ZeroDivisionError), simulate():
+        _ = 1 // 0
+    assert _patches() == before
+
+
+def test_a_grid_may_be_a_tuple_or_a_function_of_the_arguments() -> None:
+    expected = torch.arange(100.0) + 1
+    with simulate() as session:
+        assert torch.equal(_add(add_kernel, (4,), BLOCK=32), expected)
+        assert torch.equal(
+            _add(add_kernel, lambda meta: (triton.cdiv(meta["num_elements"], meta["BLOCK"]),), BLOCK=8), expected
+        )
+    assert session.launches == 2
+
+
+def test_an_autotuner_takes_a_configuration_without_a_benchmark() -> None:
+    with simulate() as session:
+        out = _add(tuned_kernel, lambda meta: (triton.cdiv(100, meta["BLOCK"]),))
+    assert torch.equal(out, torch.arange(100.0) + 1)
+    assert session.launches == 1
+    assert tuned_kernel.best_config.kwargs == {"BLOCK": 16}
+
+
+def test_heuristics_fill_in_their_values() -> None:
+    out = torch.zeros(50)
+    with simulate():
+        heuristic_kernel[(1,)](torch.arange(50.0), out, 50)
+    assert torch.equal(out, torch.arange(50.0) * 2)
+
+
+def test_defaults_options_and_three_grid_axes() -> None:
+    out = torch.zeros(5, dtype=torch.int32)
+    with simulate():
+        default_kernel[(1, 1, 5)](out, num_warps=8, num_stages=2)
+    assert out.tolist() == [11] * 5
+
+
+def test_an_empty_grid_runs_nothing() -> None:
+    with simulate() as session:
+        _add(add_kernel, (0,), BLOCK=32)
+    assert session.launches == 1
+
+
+def test_the_innermost_session_catches() -> None:
+    with simulate() as outer, simulate() as inner:
+        _add(add_kernel, (4,), BLOCK=32)
+    assert (outer.launches, inner.launches) == (0, 1)
+
+
+def test_views_strides_and_storage_offsets_stay_as_they_are() -> None:
+    storage = torch.arange(200.0)
+    out = torch.zeros(300)
+    with simulate() as session:
+        add_kernel[(2,)](storage[50:100], storage[150:], out[17:67], 50, BLOCK=32)
+    assert not session.findings
+    assert torch.equal(out[17:67], storage[50:100] + storage[150:])
+    assert out[:17].eq(0).all()
+    assert out[67:].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8])
+def test_tensors_of_each_type(dtype: torch.dtype) -> None:
+    x = torch.arange(40).to(dtype)
+    out = torch.zeros_like(x)
+    with simulate():
+        add_kernel[(2,)](x, x, out, 40, BLOCK=32)
+    assert torch.equal(out, x + x)
+
+
+def test_an_unknown_operation_names_itself_and_its_line() -> None:
+    with (
+        simulate() as session,
+        pytest.raises(UnsupportedOperation, match=r"tt\.elementwise_inline_asm .*test_launch\.py:\d+"),
+    ):
+        assembly_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
+    assert [error.operation for error in session.unsupported] == ["tt.elementwise_inline_asm"]
+
+
+def test_a_kernel_that_does_not_compile() -> None:
+    with simulate(), pytest.raises(LoweringError, match="never compiles"):
+        wrong_kernel[(1,)](torch.zeros(1))
+
+
+def test_a_missing_argument() -> None:
+    with simulate(), pytest.raises(TypeError, match="misses the argument 'out_ptr'"):
+        add_kernel[(1,)](torch.zeros(1), torch.zeros(1))
+
+
+def test_a_tensor_that_is_not_on_the_cpu() -> None:
+    x = torch.zeros(4, device="meta")
+    with simulate(), pytest.raises(SimulatorError, match="argument 'x_ptr' is on meta"):
+        add_kernel[(1,)](x, x, x, 4, BLOCK=4)
+
+
+INTERPRETED = """
+import torch
+from fuzz_attn.backends.simulator import simulate
+from tests.simulator.sample_kernels import flash_attention_kernel, softmax_kernel
+from triton.runtime.interpreter import InterpretedFunction
+
+assert isinstance(softmax_kernel, InterpretedFunction)
+x = torch.randn(7, 50)
+out = torch.empty(7, 50)
+with simulate() as session:
+    softmax_kernel[(7,)](x, 50, out, 50, 50, BLOCK=64)
+torch.testing.assert_close(out, torch.softmax(x, 1))
+assert session.launches == 1
+again = torch.empty(7, 50)
+softmax_kernel[(7,)](x, 50, again, 50, 50, BLOCK=64)
+torch.testing.assert_close(again, out)
+print("both ran")
+"""
+
+
+def test_kernels_decorated_for_the_interpreter_run_in_both() -> None:
+    root = Path(__file__).parents[2]
+    environment = dict(os.environ, TRITON_INTERPRET="1", PYTHONPATH=str(root))
+    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert result.stdout == "both ran\n", result.stderr
+
+
+def test_options_are_plain_values() -> None:
+    assert Options() == Options(out_of_bounds=True, uninitialised=True, races=True, overflow=True)

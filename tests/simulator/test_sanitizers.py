@@ -1,0 +1,208 @@
+"""Each sanitizer finds its planted specimens, says where, and leaves the healthy forms alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from fuzz_attn.backends.simulator import Finding, FindingKind, LoopLimitError, Options, simulate, virtual_tensor
+from tests.simulator import specimen_kernels as kernels
+from tests.simulator.operation_kernels import control_kernel
+
+
+def _line(kernel: Any, text: str, occurrence: int = 0) -> int:
+    """The number of the line of a kernel's source that holds `text`."""
+    lines, first = inspect.getsourcelines(kernel.fn)
+    return [first + index for index, line in enumerate(lines) if text in line][occurrence]
+
+
+def _only(findings: list[Finding]) -> Finding:
+    assert len(findings) == 1, [str(finding) for finding in findings]
+    return findings[0]
+
+
+def _run_table(masked: bool, width: int = 3) -> tuple[list[Finding], torch.Tensor]:
+    whole = torch.arange(20, dtype=torch.int32).reshape(4, 5)
+    out = torch.zeros(4, dtype=torch.int32)
+    lengths = torch.tensor([5, 9, 11, 12], dtype=torch.int32)
+    with simulate() as session:
+        kernels.table_kernel[(4,)](whole[:, :width], 5, lengths, out, PAGE=4, TILE=4, MASKED=masked)
+    return session.findings, out
+
+
+def test_block_table_read_past_the_row_in_a_live_allocation() -> None:
+    healthy, expected = _run_table(masked=True)
+    findings, out = _run_table(masked=False)
+    assert not healthy
+    assert torch.equal(out, expected)
+    finding = _only(findings)
+    assert finding.kind is FindingKind.OUT_OF_BOUNDS_LOAD
+    assert finding.location.line == _line(kernels.table_kernel, "pages = tl.load", 1)
+    assert (finding.tensor, finding.index, finding.program, finding.count) == ("table_ptr", 3, (0, 0, 0), 4)
+
+
+@pytest.mark.parametrize("columns", [8, 5])
+def test_bias_rows_past_a_matrix_that_is_a_slice(columns: int) -> None:
+    matrix = torch.ones(40, 8)[:6, :columns]
+    for masked in (True, False):
+        out = torch.empty(6)
+        with simulate() as session:
+            kernels.bias_kernel[(2,)](matrix, 8, 6, columns, out, BLOCK_M=4, BLOCK_N=8, MASKED=masked)
+        assert out.tolist() == [columns] * 6
+        if masked:
+            assert not session.findings
+        else:
+            finding = _only(session.findings)
+            assert (finding.kind, finding.program, finding.index) == (FindingKind.OUT_OF_BOUNDS_LOAD, (1, 0, 0), 48)
+
+
+def _copy(out: torch.Tensor, *, masked: bool = True, shift: int = 0) -> list[Finding]:
+    x = torch.arange(60.0).reshape(5, 12)
+    with simulate() as session:
+        kernels.copy_kernel[(5,)](x, 12, out, out.stride(0), HEAD_SIZE=12, PADDED=16, MASKED=masked, SHIFT=shift)
+    return session.findings
+
+
+def test_unmasked_head_dimension_stores_into_the_padding_of_strided_rows() -> None:
+    storage = torch.zeros(5, 16)
+    assert not _copy(storage[:, :12])
+    finding = _only(_copy(storage[:, :12], masked=False))
+    assert finding.kind is FindingKind.OUT_OF_BOUNDS_STORE
+    assert (finding.index, finding.count) == (12, 20)
+    assert torch.equal(storage[:, 12:], torch.zeros(5, 4)), "nothing may be written outside of the tensor"
+
+
+def test_unmasked_head_dimension_stores_into_the_next_row_of_a_dense_tensor() -> None:
+    findings = _copy(torch.zeros(5, 12), masked=False)
+    assert {finding.kind for finding in findings} == {FindingKind.OUT_OF_BOUNDS_STORE, FindingKind.RACE}
+
+
+def test_store_into_the_neighbouring_row() -> None:
+    guarded = torch.zeros(7, 12)
+    finding = _only(_copy(guarded[1:6], shift=1))
+    assert (finding.kind, finding.program, finding.index) == (FindingKind.OUT_OF_BOUNDS_STORE, (4, 0, 0), 60)
+    assert guarded[6].eq(0).all()
+
+
+def _merge(masked: bool, options: Options | None = None) -> tuple[list[Finding], torch.Tensor, torch.Tensor]:
+    lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
+    x = torch.ones(3, 16)
+    out = torch.zeros(3)
+    with simulate(options) as session:
+        partial = torch.empty(3, 4)
+        kernels.partial_kernel[(3, 4)](x, lengths, partial, BLOCK=4, SEGMENTS=4)
+        kernels.merge_kernel[(3,)](partial, lengths, out, BLOCK=4, SEGMENTS=4, MASKED=masked)
+    return session.findings, out, lengths.float()
+
+
+def test_scratch_never_written_but_merged() -> None:
+    findings, out, expected = _merge(masked=True)
+    assert not findings
+    assert torch.equal(out, expected)
+    finding = _only(_merge(masked=False)[0])
+    assert (finding.kind, finding.tensor, finding.program) == (FindingKind.UNINITIALISED_READ, "partial_ptr", (0, 0, 0))
+    assert (finding.index, finding.count) == (1, 4)
+    assert not _merge(masked=False, options=Options(uninitialised=False))[0]
+
+
+def test_what_torch_writes_is_initialised() -> None:
+    lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
+    with simulate() as session:
+        partial = torch.empty(3, 4)
+        partial[:, 1:].zero_()
+        partial[:, 0] = 5
+        kernels.merge_kernel[(3,)](partial, lengths, torch.zeros(3), BLOCK=4, SEGMENTS=4, MASKED=False)
+    assert not session.findings
+
+
+def test_a_tensor_can_be_marked_as_never_written() -> None:
+    partial = torch.zeros(3, 4)
+    lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
+    with simulate() as session:
+        session.mark_uninitialised(partial)
+        kernels.merge_kernel[(3,)](partial, lengths, torch.zeros(3), BLOCK=4, SEGMENTS=4, MASKED=True)
+    assert _only(session.findings).count == 8
+
+
+def test_two_programs_that_store_different_values() -> None:
+    for differs in (False, True):
+        out = torch.zeros(3, 16, dtype=torch.int32)
+        with simulate() as session:
+            kernels.shared_store_kernel[(6,)](out, VALUE_DIFFERS=differs, BLOCK=16)
+        if differs:
+            finding = _only(session.findings)
+            assert (finding.kind, finding.tensor) == (FindingKind.RACE, "out_ptr")
+            assert finding.location.line == _line(kernels.shared_store_kernel, "tl.store")
+        else:
+            assert not session.findings
+            assert session.benign_races == 48
+
+
+def test_a_program_that_loads_what_another_stores() -> None:
+    for shift in (0, 1):
+        x = torch.arange(8, dtype=torch.int32)
+        with simulate() as session:
+            kernels.exchange_kernel[(8,)](x, 8, SHIFT=shift)
+        assert [finding.kind for finding in session.findings] == [FindingKind.RACE] * shift
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_32_bit_page_offset(wide: bool) -> None:
+    contents = torch.arange(4 * 1024.0).reshape(4, 64, 16)
+    cache = virtual_tensor(4_000_000, [5, 3_000_000, 2_097_151, 2_097_152], contents)
+    pages = torch.tensor([5, 2_097_151, 2_097_152, 3_000_000], dtype=torch.int32)
+    out = torch.zeros(4, 16)
+    with simulate() as session:
+        kernels.page_kernel[(4,)](cache, pages, out, PAGE_STRIDE=1024, HEAD_SIZE=16, WIDE=wide)
+    if wide:
+        assert not session.findings
+        assert torch.equal(out, contents[[0, 2, 3, 1], 0])
+    else:
+        overflow = [finding for finding in session.findings if finding.kind is FindingKind.INTEGER_OVERFLOW]
+        assert _only(overflow).program == (2, 0, 0)
+        assert overflow[0].location.line == _line(kernels.page_kernel, "values = tl.load")
+        assert torch.equal(out[:2], contents[[0, 2], 0])
+
+
+def test_an_overflow_before_a_loop_is_seen_inside() -> None:
+    x = virtual_tensor(2**20, [0, 1, 2**19], torch.ones(3, 8192))
+    with simulate() as session:
+        kernels.stepping_kernel[(2,)](x, torch.zeros(2), 3, 65536)
+    overflow = [finding for finding in session.findings if finding.kind is FindingKind.INTEGER_OVERFLOW]
+    assert _only(overflow).program == (1, 0, 0)
+    assert overflow[0].location.line == _line(kernels.stepping_kernel, "pointer = ")
+
+
+def test_an_overflow_that_is_masked_off_does_not_count() -> None:
+    cache = torch.arange(3000.0)
+    pages = torch.tensor([0, 1, 2, 3_000_000] * 4, dtype=torch.int32)
+    for limit, kinds in ((3, set()), (4_000_000, {FindingKind.INTEGER_OVERFLOW, FindingKind.OUT_OF_BOUNDS_LOAD})):
+        with simulate() as session:
+            kernels.masked_page_kernel[(1,)](cache, pages, torch.zeros(16), limit, PAGE_STRIDE=1000, BLOCK=16)
+        assert {finding.kind for finding in session.findings} == kinds
+
+
+def test_a_sanitizer_that_is_off_reports_nothing() -> None:
+    out = torch.zeros(5, 16)[:, :12]
+    x = torch.arange(60.0).reshape(5, 12)
+    with simulate(Options(out_of_bounds=False)) as session:
+        kernels.copy_kernel[(5,)](x, 12, out, 16, HEAD_SIZE=12, PADDED=16, MASKED=False, SHIFT=0)
+    assert not session.findings
+
+
+def test_findings_survive_a_launch_that_does_not_end() -> None:
+    limits = torch.tensor([2**31 - 1, 3], dtype=torch.int32)
+    with simulate() as session, pytest.raises(LoopLimitError):
+        control_kernel[(5,)](torch.zeros(5, dtype=torch.int32), limits, OPERATION="while")
+    assert FindingKind.OUT_OF_BOUNDS_LOAD in {finding.kind for finding in session.findings}
+
+
+def test_an_empty_tensor_has_no_elements() -> None:
+    out = torch.zeros(5, 12)
+    with simulate() as session:
+        kernels.copy_kernel[(5,)](torch.zeros(0, 12), 12, out, 12, HEAD_SIZE=12, PADDED=16, MASKED=True, SHIFT=0)
+    finding = _only(session.findings)
+    assert (finding.kind, finding.bounds) == (FindingKind.OUT_OF_BOUNDS_LOAD, (0, 0))

@@ -1,0 +1,84 @@
+"""What the tests of the strategies share: the smallest case of a kind, any case of a kind, and a sample of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+
+from fuzz_attn.case import AttentionCase
+from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.cases import cases
+
+Condition: TypeAlias = Callable[[Any], object]
+Finder: TypeAlias = Callable[..., Any]
+Sampler: TypeAlias = Callable[..., list[Any]]
+
+FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+SAMPLE = 1000
+
+
+def _find(strategy: st.SearchStrategy[Any], condition: Condition, phases: tuple[Phase, ...]) -> Any:
+    found = settings(max_examples=5000, database=None, phases=phases)
+    return find(strategy, lambda value: bool(condition(value)), settings=found, random=Random(0))
+
+
+@pytest.fixture(scope="session")
+def minimal() -> Finder:
+    """The simplest value of a strategy for which a condition holds."""
+
+    def minimal(strategy: st.SearchStrategy[Any], condition: Condition = lambda _: True) -> object:
+        return _find(strategy, condition, (Phase.generate, Phase.shrink))
+
+    return minimal
+
+
+@pytest.fixture(scope="session")
+def find_any() -> Finder:
+    """Any value of a strategy for which a condition holds; an error where there is none."""
+
+    def find_any(strategy: st.SearchStrategy[Any], condition: Condition = lambda _: True) -> object:
+        return _find(strategy, condition, (Phase.generate,))
+
+    return find_any
+
+
+@pytest.fixture(scope="session")
+def sample() -> Sampler:
+    """A number of generated values of a strategy, the same in every run."""
+
+    def sample(strategy: st.SearchStrategy[Any], size: int = SAMPLE) -> list[Any]:
+        drawn: list[Any] = []
+
+        @seed(0)
+        @settings(
+            max_examples=size,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def collect(value: object) -> None:
+            drawn.append(value)
+
+        collect()
+        return drawn
+
+    return sample
+
+
+@pytest.fixture(scope="session")
+def full_domain() -> Domain:
+    """Everything that a domain can promise."""
+    return FULL
+
+
+@pytest.fixture(scope="session")
+def drawn_cases(sample: Sampler) -> list[AttentionCase]:
+    """A sample of the cases of the full domain."""
+    return sample(cases(FULL))

@@ -1,0 +1,131 @@
+"""The batches: what they reach, what they shrink to, what they may cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import CompileKey, LaunchHints, Sequence
+from fuzz_attn.domain import ALL_FEATURES, Domain
+from fuzz_attn.strategies.batches import MAX_CROWD, batches
+from fuzz_attn.strategies.budgets import (
+    MAX_CACHE_ELEMENTS,
+    MAX_MS,
+    MAX_TOKENS,
+    MERGE_MS,
+    PROGRAM_MS,
+    SEGMENT_MS,
+    TILE_MS,
+    TYPICAL_TILE,
+    smallest_block_q,
+)
+from fuzz_attn.strategies.compile_keys import key_pool
+
+FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+PAGE = 16
+
+
+@pytest.mark.parametrize("key", [CompileKey(), CompileKey(qq_bias=True), key_pool(FULL)[-1]])
+def test_shrinks_towards_one_token(minimal: Any, key: CompileKey) -> None:
+    assert minimal(batches(key=key)) == (Sequence(query_len=1),)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (lambda batch: len(batch) >= 2, (Sequence(1), Sequence(1))),
+        (lambda batch: len(batch) >= 2 and batch[1].context_len >= 4, (Sequence(1), Sequence(1, 4))),
+        (lambda batch: len(batch) >= 2 and not batch[0].query_len and batch[1].query_len, (Sequence(0), Sequence(1))),
+        (lambda batch: any(s.query_len > 1 and s.context_len for s in batch), (Sequence(2, 1),)),
+        (lambda batch: not batch, ()),
+    ],
+)
+def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]) -> None:
+    assert minimal(batches(), condition) == expected
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        pytest.param(lambda b: len(b) >= 3 and all(s.query_len == 1 for s in b), id="decode"),
+        pytest.param(lambda b: len(b) >= 2 and all(s.query_len > 1 and not s.context_len for s in b), id="prefill"),
+        pytest.param(lambda b: any(s.query_len > 1 and s.context_len > PAGE for s in b), id="chunked"),
+        pytest.param(lambda b: {1, 2} <= {min(s.query_len, 2) for s in b}, id="mixed"),
+        pytest.param(lambda b: len(b) >= 20, id="crowd"),
+        pytest.param(lambda b: len(b) >= 20 and any(not s.query_len for s in b[1:-1]), id="crowd with empty ones"),
+        pytest.param(lambda b: not b, id="no sequence"),
+        pytest.param(lambda b: b and not sum(s.query_len for s in b), id="no token"),
+        pytest.param(lambda b: len(b) > 1 and not b[0].query_len, id="first empty"),
+        pytest.param(lambda b: len(b) > 2 and not b[1].query_len and b[2].query_len, id="middle empty"),
+        pytest.param(lambda b: len(b) > 1 and not b[-1].query_len and b[-2].query_len, id="last empty"),
+        pytest.param(lambda b: any(not s.query_len and s.context_len for s in b), id="empty with a context"),
+        pytest.param(lambda b: any(not s.seq_len for s in b), id="nothing at all"),
+        pytest.param(lambda b: any(s.seq_len >= 1000 for s in b), id="long"),
+        pytest.param(lambda b: len(b) > 1 and any(s.seq_len > 512 for s in b[1:]), id="long and others"),
+        pytest.param(lambda b: any(s.query_len > 1 and s.query_len % PAGE == 0 for s in b), id="whole q-blocks"),
+        pytest.param(lambda b: any(s.query_len > 2 * PAGE for s in b), id="several q-blocks"),
+    ],
+)
+def test_reaches(find_any: Any, condition: Any) -> None:
+    assert condition(find_any(batches(), condition))
+
+
+@pytest.mark.parametrize("edge", [PAGE, 2 * PAGE, 32, 64])
+@pytest.mark.parametrize("step", [-1, 0, 1])
+def test_reaches_both_sides_of_every_edge(sample: Any, edge: int, step: int) -> None:
+    lengths = {sequence.seq_len for batch in sample(batches(), 600) for sequence in batch}
+    assert edge + step in lengths
+
+
+@pytest.mark.parametrize("segments", [2, 3, 7])
+def test_reaches_both_sides_of_the_segments(sample: Any, segments: int) -> None:
+    key = CompileKey(launch=LaunchHints(path="3d", num_segments=segments, tile_size=16))
+    lengths = {sequence.seq_len for batch in sample(batches(key=key), 600) for sequence in batch}
+    assert {segments * 16 + step for step in (-1, 0, 1)} <= lengths
+
+
+def test_a_decode_only_domain_has_at_most_one_token_each(sample: Any) -> None:
+    domain = Domain(decode_only=True)
+    assert {s.query_len for batch in sample(batches(domain=domain)) for s in batch} == {0, 1}
+
+
+def test_a_domain_without_empty_sequences_has_none(sample: Any) -> None:
+    domain = Domain(features=ALL_FEATURES - {"empty_sequences"})
+    drawn = sample(batches(domain=domain))
+    assert all(batch for batch in drawn)
+    assert all(s.query_len for batch in drawn for s in batch)
+
+
+def cost(batch: tuple[Sequence, ...], key: CompileKey, num_kv_heads: int) -> int:
+    """What the interpreter takes for a batch, summed anew; only the 3D path that is asked for counts its merges."""
+    block_q = smallest_block_q(key.num_queries_per_kv)
+    segments = max(0, key.launch.num_segments - 1)
+    total = 0
+    for sequence in batch:
+        blocks = -(-sequence.query_len // block_q)
+        tiles = -(-sequence.seq_len // (key.launch.tile_size or TYPICAL_TILE))
+        total += blocks * num_kv_heads * (PROGRAM_MS + segments * SEGMENT_MS + tiles * TILE_MS)
+        if key.launch.path == "3d":
+            total += sequence.query_len * num_kv_heads * key.num_queries_per_kv * MERGE_MS
+    return total
+
+
+@given(st.data(), st.sampled_from(key_pool(FULL)), st.sampled_from((1, 2, 3)))
+def test_costs_are_bounded(data: st.DataObject, key: CompileKey, num_kv_heads: int) -> None:
+    batch = data.draw(batches(key=key, num_kv_heads=num_kv_heads, domain=FULL))
+    row = num_kv_heads * key.head_size
+    one_token = cost((Sequence(1, 4 * (key.launch.tile_size or TYPICAL_TILE)),), key, num_kv_heads)
+    pages = sum(-(-sequence.seq_len // key.block_size) for sequence in batch)
+    assert len(batch) <= MAX_CROWD
+    assert sum(sequence.query_len for sequence in batch) <= MAX_TOKENS
+    assert cost(batch, key, num_kv_heads) <= 2 * MAX_MS + one_token
+    assert pages * key.block_size * row <= max(MAX_CACHE_ELEMENTS, 2 * key.block_size * row)
+
+
+def test_no_heads_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="num_kv_heads=0 must be at least 1"):
+        batches(num_kv_heads=0)

@@ -1,0 +1,208 @@
+"""Whole cases: the domain they stay in, what they reach, what they shrink to, how much alike they are."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import AttentionCase, CompileKey, HeadLayout, Sequence, Strides, is_fp8, replace
+from fuzz_attn.domain import ALL_FEATURES, Domain, within
+from fuzz_attn.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.compile_keys import key_pool
+
+FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+SIMPLEST = AttentionCase(sequences=(Sequence(1),), softmax_scale=0.25)
+
+DOMAINS = [
+    FULL,
+    Domain(features=frozenset()),
+    Domain(dtypes=("bfloat16",), head_sizes=(64, 128, 256), block_sizes=(16, 16), group_sizes=(4, 8)),
+    Domain(decode_only=True, features=frozenset({"window", "sinks", "fp8_kv"})),
+    Domain(fp8_q_scales=False, dtypes=("float16",), head_sizes=(80,), paths=("3d",)),
+    Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
+    *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
+    *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
+]
+
+
+def features(case: AttentionCase) -> set[str]:
+    found = {
+        "window": case.window > 0,
+        "softcap": case.softcap > 0,
+        "alibi": case.alibi is not None,
+        "qq_bias": case.qq_bias is not None,
+        "sinks": case.sinks is not None,
+        "fp8_kv": is_fp8(case.dtypes.kv),
+        "fp8_q": is_fp8(case.dtypes.q),
+        "fp8_out": is_fp8(case.dtypes.out),
+        "strides": case.strides != Strides(),
+        "empty_sequences": not case.sequences or any(not sequence.query_len for sequence in case.sequences),
+        "padded_tokens": case.padded_tokens > 0,
+    }
+    return {name for name, on in found.items() if on}
+
+
+def lies_within(case: AttentionCase, domain: Domain) -> bool:
+    sizes = (
+        within(case.heads.head_size, domain.head_sizes)
+        and within(case.pages.block_size, domain.block_sizes)
+        and within(case.heads.num_queries_per_kv, domain.group_sizes)
+    )
+    types = (is_fp8(case.dtypes.q) or case.dtypes.q in domain.dtypes) and (
+        is_fp8(case.dtypes.out) or case.dtypes.out in domain.dtypes
+    )
+    tiles = (0, *domain.tile_sizes) if domain.tile_hint else (0,)
+    scales = (case.scales.q, case.scales.k, case.scales.v)
+    return (
+        sizes
+        and types
+        and case.launch.path in domain.paths
+        and case.launch.tile_size in tiles
+        and features(case) <= set(domain.features)
+        and (domain.fp8_q_scales or not is_fp8(case.dtypes.q) or scales == (1, 1, 1))
+        and not (domain.decode_only and case.max_query_len > 1)
+    )
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_every_case_lies_within_its_domain(sample: Any, domain: Domain) -> None:
+    outside = [case for case in sample(cases(domain), 60) if not lies_within(case, domain)]
+    assert outside == []
+
+
+@pytest.mark.parametrize("feature", sorted(ALL_FEATURES))
+def test_every_feature_is_on_in_a_decent_share_and_off_in_more(drawn_cases: list[AttentionCase], feature: str) -> None:
+    share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
+    assert 0.1 < share < 0.6
+
+
+@pytest.mark.parametrize(
+    ("share", "condition"),
+    [
+        pytest.param(0.2, lambda c: 0 < c.window < c.max_seq_len, id="window edge"),
+        pytest.param(
+            0.2, lambda c: c.max_seq_len % c.pages.block_size and c.max_seq_len > c.pages.block_size, id="tail"
+        ),
+        pytest.param(0.3, lambda c: len(c.sequences) > 1, id="second sequence"),
+        pytest.param(0.3, lambda c: c.heads.num_kv_heads > 1 and c.heads.num_queries_per_kv > 1, id="head mapping"),
+        pytest.param(0.1, lambda c: c.launch.num_segments > 1 and c.max_seq_len > 32, id="segment merge"),
+        pytest.param(0.1, lambda c: any(s.query_len > 1 and s.context_len for s in c.sequences), id="chunked prefill"),
+        pytest.param(0.3, lambda c: c.dtypes.q == c.dtypes.kv == c.dtypes.out, id="no fp8"),
+        pytest.param(0.05, lambda c: c.dtypes.q == c.dtypes.kv == c.dtypes.out == "float32", id="float32"),
+        pytest.param(0.5, lambda c: c.heads.head_size & (c.heads.head_size - 1), id="padded head"),
+        pytest.param(0.1, lambda c: c.heads.num_queries_per_kv > 16, id="more than 16 rows"),
+        pytest.param(0.2, lambda c: len({c.scales.k, c.scales.v}) == 2, id="unequal scales"),
+        pytest.param(
+            0.05, lambda c: c.qq_bias and any(s.query_len > 1 and s.context_len for s in c.sequences), id="bias"
+        ),
+        pytest.param(0.02, lambda c: isinstance(c.scores, LevelScores) and c.scores.level == -110, id="underflow"),
+        pytest.param(0.01, lambda c: len(c.sequences) >= 10, id="binary search"),
+        pytest.param(0.01, lambda c: c.max_seq_len >= 500, id="long sequence"),
+        pytest.param(0.003, lambda c: not c.sequences, id="no sequence"),
+    ],
+)
+def test_what_shows_bugs_is_frequent(drawn_cases: list[AttentionCase], share: float, condition: Any) -> None:
+    assert sum(bool(condition(case)) for case in drawn_cases) / len(drawn_cases) > share
+
+
+def test_hardly_a_case_is_drawn_twice(drawn_cases: list[AttentionCase]) -> None:
+    assert len(set(drawn_cases)) > 0.95 * len(drawn_cases)
+
+
+def test_nearly_all_cases_have_a_key_of_the_pool(drawn_cases: list[AttentionCase]) -> None:
+    pool = set(key_pool(FULL))
+    assert sum(case.compile_key in pool for case in drawn_cases) > 0.94 * len(drawn_cases)
+
+
+def test_given_keys_are_kept(sample: Any) -> None:
+    chosen = key_pool(FULL)[300:303]
+    drawn = sample(cases(FULL, keys=chosen), 800)
+    assert sum(case.compile_key in chosen for case in drawn) > 0.93 * len(drawn)
+    assert {case.compile_key for case in drawn} >= set(chosen)
+
+
+def test_the_typical_case_is_small_and_none_is_large(drawn_cases: list[AttentionCase]) -> None:
+    assert median(case.num_tokens for case in drawn_cases) <= 20
+    assert median(case.max_seq_len for case in drawn_cases) <= 64
+    assert max(case.heads.num_query_heads for case in drawn_cases) <= 64
+    assert max(case.heads.num_query_heads * case.num_tokens for case in drawn_cases) <= 64 * 72
+    rows_times_keys = [c.heads.num_query_heads * sum(s.query_len * s.seq_len for s in c.sequences) for c in drawn_cases]
+    assert median(rows_times_keys) <= 5000
+    assert max(rows_times_keys) <= 2**19
+
+
+def test_every_override_names_an_element_that_is_there(sample: Any) -> None:
+    found = 0
+    for case in sample(cases(FULL)):
+        for override in case.overrides:
+            sequence = case.sequences[override.sequence]
+            heads = case.heads.num_query_heads if override.tensor == "q" else case.heads.num_kv_heads
+            assert override.position < (sequence.query_len if override.tensor == "q" else sequence.seq_len)
+            assert override.head < heads
+            assert override.column < case.heads.head_size
+            found += 1
+    assert found > 20
+
+
+def test_cases_travel_as_json(drawn_cases: list[AttentionCase]) -> None:
+    for case in drawn_cases:
+        assert msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase) == case
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        pytest.param(lambda _: True, SIMPLEST, id="anything"),
+        pytest.param(lambda c: c.sinks, replace(SIMPLEST, sinks=SinkRecipe()), id="sinks"),
+        pytest.param(lambda c: c.window, replace(SIMPLEST, window=1), id="window"),
+        pytest.param(lambda c: c.softcap, replace(SIMPLEST, softcap=1.0), id="softcap"),
+        pytest.param(lambda c: c.alibi, replace(SIMPLEST, alibi=AlibiRecipe()), id="alibi"),
+        pytest.param(lambda c: c.qq_bias, replace(SIMPLEST, qq_bias=QQBiasRecipe()), id="qq_bias"),
+        pytest.param(
+            lambda c: c.heads.num_queries_per_kv > 16,
+            replace(SIMPLEST, heads=HeadLayout(num_queries_per_kv=17)),
+            id="large group",
+        ),
+        pytest.param(
+            lambda c: c.heads.num_kv_heads > 1 and c.heads.num_queries_per_kv > 1,
+            replace(SIMPLEST, heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=2)),
+            id="head mapping",
+        ),
+        pytest.param(
+            lambda c: c.heads.head_size % 16,
+            replace(SIMPLEST, heads=HeadLayout(head_size=8), softmax_scale=8**-0.5),
+            id="padded head",
+        ),
+        pytest.param(
+            lambda c: c.poison.values == "huge", replace(SIMPLEST, poison=PoisonRecipe(values="huge")), id="poison"
+        ),
+        pytest.param(lambda c: c.strides.cache_slot, replace(SIMPLEST, strides=Strides(cache_slot=1)), id="strides"),
+        pytest.param(lambda c: c.padded_tokens > 1, replace(SIMPLEST, padded_tokens=2), id="padded tokens"),
+        pytest.param(
+            lambda c: getattr(c.scores, "level", 0.0) == -110.0,
+            replace(SIMPLEST, scores=LevelScores(level=-110.0)),
+            id="level",
+        ),
+        pytest.param(
+            lambda c: c.window and c.sinks and c.window < c.max_seq_len and c.max_query_len,
+            replace(SIMPLEST, sequences=(Sequence(2),), window=1, sinks=SinkRecipe()),
+            id="two features",
+        ),
+    ],
+)
+def test_shrinks_to_what_is_needed_and_nothing_else(minimal: Any, condition: Any, expected: AttentionCase) -> None:
+    assert minimal(cases(FULL), condition) == expected
+
+
+def test_shrinks_from_a_given_key_to_the_simplest_case(minimal: Any) -> None:
+    assert minimal(cases(FULL, keys=key_pool(FULL)[-3:])) == SIMPLEST
+
+
+def test_keys_outside_of_the_domain_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"key\.sinks=True lies outside"):
+        cases(Domain(features=frozenset()), keys=[CompileKey(sinks=True)])

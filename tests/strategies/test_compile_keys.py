@@ -1,0 +1,195 @@
+"""The pool of compile keys: what it covers, that it is the same everywhere, and how keys are drawn and shrunk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from itertools import combinations, product
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import CompileKey, DTypes, LaunchHints, is_fp8
+from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.compile_keys import compile_keys, key_pool
+from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
+from fuzz_attn.strategies.pages import BLOCK_SIZES
+
+FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+BARE = Domain(features=frozenset(), dtypes=("bfloat16",), head_sizes=(64, 128), paths=("2d",))
+DOMAINS = (FULL, Domain(), BARE, Domain(features=frozenset({"fp8_kv", "sinks"}), tile_hint=True))
+FIELDS = ("dtypes", "num_queries_per_kv", "head_size", "block_size", "window", "softcap", "alibi", "qq_bias", "sinks")
+
+
+def parts(key: CompileKey) -> tuple[Any, ...]:
+    fields = tuple(getattr(key, name) for name in FIELDS)
+    return (*fields, (key.launch.path, key.launch.num_segments), key.launch.tile_size)
+
+
+def pairs(keys: tuple[CompileKey, ...]) -> set[tuple[Any, ...]]:
+    rows = [parts(key) for key in keys]
+    return {(i, row[i], j, row[j]) for row in rows for i, j in combinations(range(len(row)), 2)}
+
+
+def possible(pair: tuple[Any, ...]) -> bool:
+    """Tiles of 16 keys are too small for the dots of one-byte operands."""
+    i, left, j, right = pair
+    return (i, j) != (0, len(FIELDS) + 1) or right in (0, 32, 64) or not (is_fp8(left.q) or is_fp8(left.kv))
+
+
+def expected_pairs(keys: tuple[CompileKey, ...]) -> set[tuple[Any, ...]]:
+    columns = [{parts(key)[i] for key in keys} for i in range(len(FIELDS) + 2)]
+    axes = combinations(range(len(columns)), 2)
+    return {(i, a, j, b) for i, j in axes for a, b in product(columns[i], columns[j]) if possible((i, a, j, b))}
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_pool_covers_every_pair_of_values(domain: Domain) -> None:
+    assert pairs(key_pool(domain)) == expected_pairs(key_pool(domain))
+
+
+def test_keys_without_fp8_cover_every_pair_on_their_own() -> None:
+    plain = tuple(key for key in key_pool(FULL) if key.dtypes.q == key.dtypes.kv == key.dtypes.out)
+    assert pairs(plain) == expected_pairs(plain)
+
+
+def test_pool_holds_every_value_of_the_lattices() -> None:
+    pool = key_pool(FULL)
+    assert {key.head_size for key in pool} == set(HEAD_SIZES)
+    assert {key.num_queries_per_kv for key in pool} == set(GROUP_SIZES)
+    assert {key.block_size for key in pool} == set(BLOCK_SIZES)
+    assert {key.launch.num_segments for key in pool} == {0, 1, 2, 3, 4, 7, 8, 16}
+    assert {key.launch.tile_size for key in pool} == {0, 16, 32, 64}
+
+
+def test_every_type_occurs_as_query_cache_and_output() -> None:
+    names = {"float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
+    for field in ("q", "kv", "out"):
+        assert {getattr(key.dtypes, field) for key in key_pool(FULL)} == names
+
+
+def test_pool_goes_from_simple_to_complex() -> None:
+    pool = key_pool(FULL)
+    simplest = parts(CompileKey())
+    distances = [sum(a != b for a, b in zip(parts(key), simplest, strict=True)) for key in pool]
+    assert pool[0] == CompileKey()
+    assert distances == sorted(distances)
+    assert len(set(pool)) == len(pool)
+
+
+def test_pool_is_built_in_less_than_a_second() -> None:
+    start = time.process_time()
+    key_pool.__wrapped__(FULL)
+    assert time.process_time() - start < 1.0
+
+
+def test_pool_is_the_same_in_every_process() -> None:
+    code = (
+        "import hashlib, msgspec; from fuzz_attn.domain import Domain;"
+        "from fuzz_attn.strategies.compile_keys import key_pool;"
+        "pool = key_pool(Domain(paths=('auto', '2d', '3d'), tile_hint=True));"
+        "print(hashlib.sha256(msgspec.json.encode(pool)).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_nearly_all_keys_come_from_the_pool_unchanged(sample: Any) -> None:
+    pool = set(key_pool(FULL))
+    drawn = sample(compile_keys(domain=FULL))
+    assert sum(key in pool for key in drawn) / len(drawn) > 0.94
+
+
+def test_given_keys_are_the_only_ones_but_for_simpler_ones(sample: Any) -> None:
+    chosen = key_pool(FULL)[400:410]
+    drawn = sample(compile_keys(domain=FULL, keys=chosen))
+    assert set(chosen) <= set(drawn)
+    assert sum(key in chosen for key in drawn) / len(drawn) > 0.93
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_shrinks_towards_the_simplest_key(minimal: Any, domain: Domain) -> None:
+    assert minimal(compile_keys(domain=domain)) == key_pool(domain)[0]
+
+
+def test_shrinks_from_a_complex_key_to_the_simplest(minimal: Any) -> None:
+    assert minimal(compile_keys(domain=FULL, keys=key_pool(FULL)[-1:])) == CompileKey()
+
+
+@pytest.mark.parametrize("flag", ["window", "softcap", "alibi", "qq_bias", "sinks"])
+def test_shrinks_to_one_feature_alone(minimal: Any, flag: str) -> None:
+    assert minimal(compile_keys(domain=FULL), lambda key: getattr(key, flag)) == msgspec.structs.replace(
+        CompileKey(), **{flag: True}
+    )
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (lambda key: key.head_size % 16, CompileKey(head_size=8)),
+        (lambda key: key.head_size % 16 and key.head_size > 16, CompileKey(head_size=24)),
+        (lambda key: key.num_queries_per_kv > 16, CompileKey(num_queries_per_kv=17)),
+        (lambda key: key.num_queries_per_kv & (key.num_queries_per_kv - 1), CompileKey(num_queries_per_kv=3)),
+        (lambda key: key.block_size > 16 and key.block_size % 16, CompileKey(block_size=24)),
+        (lambda key: key.launch.path == "2d", CompileKey(launch=LaunchHints(path="2d"))),
+        (lambda key: key.launch.num_segments > 1, CompileKey(launch=LaunchHints(path="3d", num_segments=2))),
+        (lambda key: key.launch.tile_size, CompileKey(launch=LaunchHints(tile_size=16))),
+        (lambda key: key.dtypes.q == "bfloat16", CompileKey(dtypes=DTypes("bfloat16", "bfloat16", "bfloat16"))),
+        (lambda key: key.dtypes.out == "float8_e5m2", CompileKey(dtypes=DTypes(out="float8_e5m2"))),
+        (lambda key: key.dtypes.kv == "float8_e4m3fn", CompileKey(dtypes=DTypes(kv="float8_e4m3fn"))),
+        (lambda key: is_fp8(key.dtypes.q), CompileKey(dtypes=DTypes(q="float8_e4m3fn", kv="float8_e4m3fn"))),
+    ],
+)
+def test_shrinks_to_one_field_alone(minimal: Any, condition: Any, expected: CompileKey) -> None:
+    found = minimal(compile_keys(domain=FULL), condition)
+    assert parts(found)[-1:] == parts(expected)[-1:] or found.launch.tile_size > 0
+    assert parts(found)[:-1] == parts(expected)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("domain", "key", "message"),
+    [
+        (Domain(features=frozenset()), CompileKey(window=True), r"key\.window=True lies outside"),
+        (Domain(head_sizes=(32, 64)), CompileKey(), r"key\.head_size=16 lies outside"),
+        (Domain(block_sizes=(8, 16, 32)), CompileKey(block_size=24), r"key\.block_size=24 lies outside"),
+        (Domain(group_sizes=(1, 8)), CompileKey(num_queries_per_kv=9), r"key\.num_queries_per_kv=9 lies outside"),
+        (Domain(), CompileKey(launch=LaunchHints(path="3d", num_segments=2)), r"key\.launch=.* lies outside"),
+        (Domain(), CompileKey(launch=LaunchHints(tile_size=32)), r"key\.launch=.* lies outside"),
+        (Domain(dtypes=("float16",)), CompileKey(), r"key\.dtypes=.* lies outside"),
+        (
+            Domain(tile_hint=True),
+            CompileKey(dtypes=DTypes(kv="float8_e5m2"), launch=LaunchHints(tile_size=16)),
+            r"key\.launch=.* lies outside",
+        ),
+    ],
+)
+def test_keys_outside_of_the_domain_are_refused(domain: Domain, key: CompileKey, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        compile_keys(domain=domain, keys=[key])
+
+
+def test_no_keys_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="at least one compile key"):
+        compile_keys(keys=[])
+
+
+def test_a_domain_without_a_plain_type_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="must name one of"):
+        key_pool(Domain(dtypes=("float8_e4m3fn",)))
+
+
+def test_the_strategy_prints_itself_in_one_line() -> None:
+    assert len(repr(compile_keys(domain=FULL))) < 1000

@@ -1,0 +1,173 @@
+"""The strategies of single features: what each reaches, what it shrinks to, what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+from fuzz_attn.case import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides, is_fp8
+from fuzz_attn.domain import Domain
+from fuzz_attn.recipes import (
+    AlibiRecipe,
+    LevelScores,
+    NeedleScores,
+    NormalScores,
+    NormalValues,
+    PoisonRecipe,
+    QQBiasRecipe,
+    SinkRecipe,
+)
+from fuzz_attn.strategies.alibi_slopes import alibi_slopes
+from fuzz_attn.strategies.dtypes import dtypes
+from fuzz_attn.strategies.heads import head_layouts, head_sizes
+from fuzz_attn.strategies.launches import launch_hints
+from fuzz_attn.strategies.memory_layouts import memory_layouts
+from fuzz_attn.strategies.pages import block_sizes, page_layouts
+from fuzz_attn.strategies.poisons import poisons
+from fuzz_attn.strategies.qq_biases import qq_biases
+from fuzz_attn.strategies.scales import scales, softmax_scales
+from fuzz_attn.strategies.sinks import sinks
+from fuzz_attn.strategies.soft_caps import soft_caps
+from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.windows import HUGE, windows
+
+FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+FP8 = DTypes(q="float8_e5m2", kv="float8_e5m2", out="float8_e5m2")
+BATCH = (Sequence(5, 40), Sequence(0, 9), Sequence(3))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (alibi_slopes(), AlibiRecipe()),
+        (dtypes(), DTypes()),
+        (dtypes(domain=Domain(dtypes=("bfloat16", "float16"))), DTypes("float16", "float16", "float16")),
+        (head_layouts(), HeadLayout()),
+        (launch_hints(domain=FULL), LaunchHints()),
+        (memory_layouts(), Strides()),
+        (page_layouts(block_size=24), PageLayout(block_size=24)),
+        (poisons(), PoisonRecipe()),
+        (qq_biases(), QQBiasRecipe()),
+        (scales(), Scales()),
+        (scales(dtypes=FP8), Scales()),
+        (softmax_scales(head_size=64), 0.125),
+        (sinks(), SinkRecipe()),
+        (soft_caps(), 1.0),
+        (score_recipes(), NormalScores()),
+        (value_recipes(), NormalValues()),
+        (overrides(sequences=BATCH), ()),
+        (windows(), 1),
+        (windows(sequences=BATCH, block_size=544), 1),
+    ],
+)
+def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expected: object) -> None:
+    assert minimal(strategy) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "condition"),
+    [
+        (alibi_slopes(), lambda recipe: recipe.kind == "negative"),
+        (alibi_slopes(), lambda recipe: recipe.kind == "zero"),
+        (alibi_slopes(), lambda recipe: recipe.kind == "arbitrary"),
+        (dtypes(), lambda types: is_fp8(types.q) and is_fp8(types.out)),
+        (head_layouts(), lambda heads: heads.num_kv_heads == 8),
+        (head_layouts(num_queries_per_kv=17, head_size=256), lambda heads: heads.num_kv_heads == 2),
+        (memory_layouts(), lambda strides: strides.cache == "heads_first" and strides.cache_slot),
+        (memory_layouts(), lambda strides: strides.q_token and strides.out_head and strides.block_table),
+        (page_layouts(), lambda pages: pages.permuted and pages.shared_prefix and pages.repeated),
+        (page_layouts(), lambda pages: pages.spare_blocks and pages.extra_columns),
+        (poisons(), lambda poison: (poison.keys, poison.values, poison.table) == ("huge", "inf", "zero")),
+        (poisons(), lambda poison: poison.out == 1 and poison.table == "negative"),
+        (qq_biases(), lambda recipe: recipe.kind == "tree" and recipe.extra_columns < 0),
+        (qq_biases(), lambda recipe: recipe.row_padding and recipe.extra_columns > 0 and recipe.extra_rows),
+        (scales(dtypes=FP8), lambda values: values.k / values.v >= 2**10),
+        (scales(dtypes=FP8), lambda values: values.q != 1 and values.k != 1 and values.out not in (1, values.k)),
+        (softmax_scales(), lambda scale: scale == 1.0),
+        (sinks(), lambda recipe: recipe.level <= -1e4),
+        (sinks(), lambda recipe: recipe.level >= 30),
+        (sinks(), lambda recipe: recipe.dtype == "bfloat16"),
+        (soft_caps(), lambda cap: 88 * cap < 64),
+        (score_recipes(), lambda recipe: isinstance(recipe, LevelScores) and recipe.level < -10000),
+        (score_recipes(softcap=True), lambda recipe: isinstance(recipe, NormalScores) and recipe.spread > 50),
+        (
+            score_recipes(window=True),
+            lambda recipe: isinstance(recipe, NeedleScores) and recipe.place == "outside_left",
+        ),
+        (overrides(sequences=BATCH), lambda chosen: len(chosen) == 3 and chosen[0].sequence == 2),
+        (overrides(sequences=BATCH), lambda chosen: chosen and chosen[0].tensor == "k" and chosen[0].position > 5),
+        *(
+            (windows(sequences=BATCH), lambda window, edge=edge: window == edge)
+            for edge in (1, 2, 39, 40, 41, 44, 45, 46)
+        ),
+        *((windows(block_size=24), lambda window, edge=edge: window == edge) for edge in (23, 24, 25)),
+        *((windows(tile_sizes=(64,)), lambda window, edge=edge: window == edge) for edge in (63, 64, 65)),
+        (windows(sequences=BATCH), lambda window: window == HUGE),
+    ],
+)
+def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: Any) -> None:
+    assert condition(find_any(strategy, condition))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "condition"),
+    [
+        (score_recipes(one_byte=True), lambda recipe: abs(getattr(recipe, "level", 0.0)) <= 30),
+        (score_recipes(), lambda recipe: getattr(recipe, "place", "") != "outside_left"),
+        (scales(dtypes=FP8, fp8_q_scales=False), lambda values: values == Scales()),
+        (scales(dtypes=DTypes(out="float8_e4m3fn")), lambda values: values.q == values.k == values.v == 1),
+        (launch_hints(domain=FULL, one_byte=True), lambda hints: hints.tile_size != 16),
+        (launch_hints(), lambda hints: hints == LaunchHints()),
+        (head_layouts(num_queries_per_kv=64), lambda heads: heads.num_kv_heads == 1),
+        (head_layouts(num_queries_per_kv=3), lambda heads: heads.num_query_heads <= 16),
+        (overrides(), lambda chosen: chosen == ()),
+        (windows(sequences=BATCH), lambda window: window >= 1),
+        (dtypes(domain=Domain(features=frozenset())), lambda types: types.q == types.kv == types.out),
+    ],
+)
+def test_always(sample: Any, strategy: st.SearchStrategy[object], condition: Any) -> None:
+    assert all(condition(value) for value in sample(strategy, 300))
+
+
+def test_half_of_the_windows_cut_something_off(sample: Any) -> None:
+    drawn = sample(windows(sequences=(Sequence(4, 60),)), 400)
+    assert sum(window < 64 for window in drawn) > len(drawn) / 2
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ((64, 128), (64, 65, 72, 80, 96, 112, 120, 128)),
+        ((18, 22), (18, 22)),
+        ((8, 16, 256), (16, 8, 256)),
+        ((40,), (40,)),
+    ],
+)
+def test_head_sizes_are_those_of_the_domain_the_simplest_first(
+    bounds: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert head_sizes(domain=Domain(head_sizes=bounds)) == expected
+
+
+def test_block_sizes_hold_the_bounds_of_the_domain() -> None:
+    assert block_sizes(domain=Domain(block_sizes=(12, 20))) == (16, 12, 15, 17, 20)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "message"),
+    [
+        (head_layouts, {"num_queries_per_kv": 0}, "num_queries_per_kv=0"),
+        (head_layouts, {"head_size": 0}, "head_size=0"),
+        (page_layouts, {"block_size": 0}, "block_size=0 must be at least 1"),
+        (softmax_scales, {"head_size": 0}, "head_size=0 must be at least 1"),
+        (windows, {"block_size": 0}, "block_size=0"),
+        (windows, {"tile_sizes": (0, 16)}, r"tile_sizes=\(0, 16\)"),
+        (dtypes, {"domain": Domain(dtypes=("float8_e5m2",))}, "must name one of"),
+    ],
+)
+def test_bad_arguments_are_refused(strategy: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        strategy(**arguments)

@@ -1,0 +1,3 @@
+"""A target file that raises while it is imported."""
+
+raise RuntimeError("no GPU here")
