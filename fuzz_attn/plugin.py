@@ -119,14 +119,18 @@ class Shard:
 
     def run(self) -> None:
         """Run the shard; fail the test with the shrunk counterexample in words."""
+        reason = self._failure()
+        if reason:
+            pytest.fail(reason, pytrace=False)
+
+    def _failure(self) -> str:
         from fuzz_attn.campaign import Campaign  # noqa: PLC0415 - Hypothesis is loaded only where a shard runs
 
         try:
             outcome = Campaign(self.plan).run()
         except FuzzAttnError as error:
-            pytest.fail(f"{error}", pytrace=False)
-        if outcome.failure is not None:
-            pytest.fail(_told(outcome), pytrace=False)
+            return str(error)
+        return "" if outcome.failure is None else _told(outcome)
 
 
 def _told(outcome: Outcome) -> str:

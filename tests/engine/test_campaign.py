@@ -213,14 +213,14 @@ def test_shrinking_keeps_the_bug_that_was_found(fake: Fake) -> None:
 
 
 def test_the_failure_of_a_flaky_target_is_told(campaign: Run) -> None:
-    outcome = campaign("fails_once", max_cases=ENOUGH_CASES)
+    outcome = campaign("fails_once", max_time=6.0)
     assert outcome.failure is not None
     assert outcome.path is not None
     assert "raised RuntimeError: only this once" in outcome.failure.verdict.message
 
 
 def test_the_time_holds_while_shrinking(campaign: Run) -> None:
-    outcome = campaign("slow_and_wrong", max_time=10.0)
+    outcome = campaign("slow_and_wrong", max_time=7.0)
     assert outcome.failure is not None
     assert outcome.path is not None
     assert outcome.path.exists()

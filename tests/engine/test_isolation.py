@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case import AttentionCase, HeadLayout, Sequence
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.isolation import KEPT_BYTES, IsolatedWorker, OutOfTime
@@ -45,7 +46,8 @@ def test_says_what_it_runs(worker: IsolatedWorker, spec: Callable[[str], str]) -
     ready = worker.ready
     assert ready.target == spec("temperamental")
     assert ready.slug.endswith("tests-targets-misbehaving.py-temperamental")
-    assert (ready.abi, ready.backend, ready.device) == ("unified", "interpreter", "cpu")
+    assert (ready.abi, ready.device) == ("unified", "cpu")
+    assert ready.backend in BACKEND_NAMES[1:], "auto has become one that there is"
 
 
 @pytest.mark.parametrize(

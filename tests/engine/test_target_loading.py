@@ -246,7 +246,9 @@ def test_a_function_is_named_by_its_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "function", [lambda: None, wrapped, functools.partial(at_the_top), len, Holder().attend.__get__(3)], ids=str
+    "function",
+    [lambda: None, wrapped, functools.partial(at_the_top), len, Holder().attend.__get__(3)],
+    ids=["lambda", "wrapper", "partial", "builtin", "bound"],
 )
 def test_a_function_that_no_worker_would_find_is_refused(function: Callable[..., object]) -> None:
     with pytest.raises(TargetError, match=r"must be a function that its file holds under its own name"):

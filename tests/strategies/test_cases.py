@@ -69,7 +69,7 @@ def lies_within(case: AttentionCase, domain: Domain) -> bool:
     )
 
 
-@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+@pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_every_case_lies_within_its_domain(sample: Any, domain: Domain) -> None:
     outside = [case for case in sample(cases(domain), 60) if not lies_within(case, domain)]
     assert outside == []

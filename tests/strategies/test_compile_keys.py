@@ -47,7 +47,7 @@ def expected_pairs(keys: tuple[CompileKey, ...]) -> set[tuple[Any, ...]]:
     return {(i, a, j, b) for i, j in axes for a, b in product(columns[i], columns[j]) if possible((i, a, j, b))}
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_pool_covers_every_pair_of_values(domain: Domain) -> None:
     assert pairs(key_pool(domain)) == expected_pairs(key_pool(domain))
 
@@ -120,7 +120,7 @@ def test_given_keys_are_the_only_ones_but_for_simpler_ones(sample: Any) -> None:
     assert sum(key in chosen for key in drawn) / len(drawn) > 0.93
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_shrinks_towards_the_simplest_key(minimal: Any, domain: Domain) -> None:
     assert minimal(compile_keys(domain=domain)) == key_pool(domain)[0]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .findings import Location
@@ -81,14 +80,3 @@ class Coverage:
     def from_json(cls, rows: Iterable[Any]) -> Coverage:
         """Return the inverse of `to_json`."""
         return cls({Site(*row[:5]): int(row[5]) for row in rows})
-
-
-def describe(bits: int) -> str:
-    """Bits of outcomes in words."""
-    names = [name for bit, name in ((ALL_TRUE, "all true"), (ALL_FALSE, "all false"), (MIXED, "mixed")) if bits & bit]
-    return ", ".join(names) or "never reached"
-
-
-def complete(bits: Iterable[int]) -> bool:
-    """Whether every site has shown all outcomes."""
-    return bool(np.all(np.fromiter(bits, int) == COMPLETE))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .casts import round_tf32
+from .casts import read_as_tf32
 from .codegen import Program
 from .findings import Finding, FindingKind
 from .memory import Memory
@@ -65,8 +64,8 @@ class Run:
         return (value, value, ())
 
     def dot_operand(self, values: Array) -> Array:
-        """Return a float32 operand of a tf32 dot product, rounded if this run models tf32."""
-        return round_tf32(values) if self.tf32 else values
+        """Return a float32 operand of a tf32 dot product, cut off if this run models tf32."""
+        return read_as_tf32(values) if self.tf32 else values
 
     def report(
         self,
@@ -131,6 +130,3 @@ class Run:
             failed = ~condition.reshape(condition.shape[0], -1).all(axis=1)
             row = int(failed.argmax())
             self.report(FindingKind.DEVICE_ASSERT, site, lanes, row, "", 0, (0, 0), message, int(failed.sum()))
-
-
-Reporter = Callable[[Finding], None]

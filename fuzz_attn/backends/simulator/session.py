@@ -33,7 +33,7 @@ class Options:
     """What a session checks and records, and how it reads the IR.
 
     Bounds are always checked, for nothing may be read or written outside of a tensor; `out_of_bounds` says
-    whether that is reported. `tf32` rounds float32 operands of dot products to tf32 where the IR allows it.
+    whether that is reported. `tf32` cuts float32 operands of dot products to tf32 where the IR allows it.
     `cache_dir` keeps generated programs.
     """
 
@@ -78,7 +78,10 @@ class Session:
 
     @property
     def coverage(self) -> Coverage:
-        """The outcomes of all masks of the kernels that this session launched; empty unless the options ask for it."""
+        """The outcomes of all masks of the kernels that this session launched; empty unless the options ask for it.
+
+        They are those of all launches of these programs in this process: what is complete is not looked at again.
+        """
         coverage = Coverage()
         for program in self._programs.values():
             coverage.record(program.name, program.coverage_sites, program.seen)

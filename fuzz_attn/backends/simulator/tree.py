@@ -31,11 +31,6 @@ class Type:
         """Width of an integer element."""
         return _INTEGERS[self.element]
 
-    @property
-    def is_integer(self) -> bool:
-        """Whether it is an integer or a tile of integers."""
-        return not self.pointer and self.element in _INTEGERS
-
 
 def parse_type(text: str) -> Type:
     """Return the `Type` of its text, such as `tensor<16x!tt.ptr<bf16>>`; an unknown type is its own element."""
