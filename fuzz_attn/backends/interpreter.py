@@ -32,7 +32,7 @@ class InterpreterBackend:
         """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""
         from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared
 
-        with quiet():
+        with quiet(), shims.contained():
             found = tuple(preflight.defects(self.device))
             self._shims = shims.needed(found)
             with shims.applied(self._shims):

@@ -135,6 +135,31 @@ _SHIMS: Final = {
 
 
 @contextmanager
+def contained() -> Iterator[None]:
+    """Put Triton's language back as it was when the context is left.
+
+    The interpreter patches it for each launch, and again for each device function in another module (every ``tl.max``
+    is one), and undoes only the former. Left so, nothing can be compiled or lowered in this process any more.
+    """
+    namespaces: tuple[Any, ...] = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.condition)
+    before = [(namespace, dict(vars(namespace))) for namespace in (*namespaces, tl.core.tensor_descriptor_base)]
+    try:
+        yield
+    finally:
+        for namespace, attributes in before:
+            _restore(namespace, attributes)
+
+
+def _restore(namespace: Any, attributes: dict[str, Any]) -> None:
+    now = dict(vars(namespace))
+    for name in now.keys() - attributes.keys():
+        delattr(namespace, name)
+    for name, value in attributes.items():
+        if now.get(name) is not value:
+            setattr(namespace, name, value)
+
+
+@contextmanager
 def quick_device_calls() -> Iterator[None]:
     """Let a jit function that a kernel calls use the language patches that the kernel's launch has made.
 
@@ -158,5 +183,5 @@ def quick_device_calls() -> Iterator[None]:
         scope.restore = restored
         return scope
 
-    with mock.patch.object(interpreter, "_patch_lang", patch):
+    with contained(), mock.patch.object(interpreter, "_patch_lang", patch):
         yield

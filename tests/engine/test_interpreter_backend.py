@@ -206,6 +206,21 @@ def test_dots_multiply_values(dtype: torch.dtype) -> None:
     assert torch.equal(actual, (a.double() / 8 @ (b.double() / 4)).float())
 
 
+@pytest.fixture(autouse=True)
+def _contained() -> Iterator[None]:
+    """Launches without the backend leave Triton's language patched, which other tests of this process would meet."""
+    with shims.contained():
+        yield
+
+
+def test_a_launch_leaves_the_language_patched_unless_it_is_contained(case: AttentionCase) -> None:
+    target, before = load_target("unified"), snapshot()
+    with shims.contained():
+        target.run(case, materialise(case))
+        assert snapshot() != before, "Triton restores its language by now: shims.contained() can go"
+    assert snapshot() == before
+
+
 def snapshot() -> dict[str, object]:
     """Return every attribute of what the shims patch."""
     places: tuple[Any, ...] = (interpreter, interpreter.InterpreterBuilder, tl, tl.core)
