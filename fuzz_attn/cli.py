@@ -146,9 +146,10 @@ def _check_target(target: str, abi: str | None, backend: str) -> None:
 @_backend
 @_guarded
 def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
-    """Replay saved counterexamples; FAILED or FIXED for each.
+    """Replay saved counterexamples; FAILED or FIXED for each, exit 1 if any is not FIXED.
 
-    Without a file or folder, all of tests/counterexamples.
+    UNSEEN is a failure that only sanitizers see, on a backend without them. Without a file or folder, all of
+    tests/counterexamples.
     """
     from fuzz_attn import counterexample  # noqa: PLC0415 - as above
     from fuzz_attn import replay as replaying  # noqa: PLC0415 - as above
@@ -161,7 +162,7 @@ def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int
     paths = tuple(counterexample.files_in(places or (FIXTURES,)))
     for replayed in replaying.replay(paths, target=target, backend=backend):
         print_out(console, _told(replayed))
-        failed += not replayed.verdict.passed
+        failed += replayed.status != "FIXED"
     print_out(console, f"{len(paths)} replayed, {failed} failed")
     return 1 if failed else 0
 
@@ -169,8 +170,9 @@ def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int
 def _told(replayed: Any) -> RenderableType:
     from fuzz_attn.plain_text import whole  # noqa: PLC0415 - as above
 
-    line = whole("").append(f"{replayed.status:6}", "bold green" if replayed.verdict.passed else "bold red")
+    line = whole("").append(f"{replayed.status:6}", "bold green" if replayed.status == "FIXED" else "bold red")
     said = [replayed.verdict.message] * (not replayed.verdict.passed)
+    said += ["only sanitizers can see this failure, and this backend has none"] * (replayed.status == "UNSEEN")
     said += ["its tensors are no longer the bits that it was saved with"] * replayed.drifted
     return Group(line.append(f"  {replayed.path}"), *(Padding(words, (0, 0, 0, 8)) for words in said))
 

@@ -52,6 +52,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     abi: Abi
     backend: str
     device: str = "cpu"
+    sanitizers: bool = False
     shims: tuple[str, ...] = ()
     domain: Domain = Domain()
 

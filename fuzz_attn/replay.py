@@ -22,11 +22,19 @@ class Replayed:
     found: Counterexample
     verdict: Verdict
     drifted: bool
+    sanitizers: bool
+    """Whether the backend that it was replayed on has the sanitizers."""
 
     @property
     def status(self) -> str:
-        """``FAILED`` while the case fails, ``FIXED`` once it passes."""
-        return "FIXED" if self.verdict.passed else "FAILED"
+        """``FAILED`` while the case fails, ``FIXED`` once it passes.
+
+        ``UNSEEN`` where only sanitizers saw the failure and the backend has none, so that it may be there still.
+        """
+        if not self.verdict.passed:
+            return "FAILED"
+        seen = self.sanitizers or self.found.verdict.property_name != "sanitizers"
+        return "FIXED" if seen else "UNSEEN"
 
 
 def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto") -> Iterator[Replayed]:
@@ -44,4 +52,5 @@ def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str =
                 workers[name] = stack.enter_context(IsolatedWorker(Setup(name, found.abi, backend)))
             digest = workers[name].judge(Order(found.case, digest=True)).digest
             verdict = workers[name].judge(Order(found.case, found.relation)).verdict
-            yield Replayed(path, found, verdict, drifted=bool(found.digest) and digest != found.digest)
+            drifted = bool(found.digest) and digest != found.digest
+            yield Replayed(path, found, verdict, drifted, workers[name].ready.sanitizers)

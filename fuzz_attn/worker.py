@@ -81,7 +81,9 @@ def prepared(setup: Setup) -> tuple[Ready, Callable[[Order], Answer]]:
             return Answer(digest=digest_of(materialise(order.case)))
         return Answer(check(Experiment(order.case, target, backend), order.relation))
 
-    ready = Ready(target.name, target.slug, target.abi, backend.name, backend.device, shims, target.domain)
+    ready = Ready(
+        target.name, target.slug, target.abi, backend.name, backend.device, backend.sanitizers, shims, target.domain
+    )
     return ready, answer
 
 

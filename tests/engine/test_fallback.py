@@ -1,0 +1,57 @@
+"""What the simulator cannot run goes on in the interpreter, and is said; asked for by name, it is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fuzz_attn import counterexample
+from fuzz_attn.campaign import Outcome
+from fuzz_attn.case import AttentionCase, Sequence
+from fuzz_attn.errors import BackendError
+from fuzz_attn.isolation import IsolatedWorker
+from fuzz_attn.messages import Order, Setup
+from fuzz_attn.plain_text import text_of
+from fuzz_attn.replay import replay
+from fuzz_attn.summary import render
+
+TARGET = f"{Path(__file__).parents[1] / 'targets' / 'beyond_the_simulator.py'}:unified_attention"
+CASE = AttentionCase(sequences=(Sequence(1, 3),))
+
+
+def test_auto_falls_back_to_the_interpreter() -> None:
+    with IsolatedWorker(Setup(TARGET)) as worker:
+        assert (worker.ready.backend, worker.ready.sanitizers) == ("simulator", True)
+        assert worker.judge(Order(CASE)).verdict.passed
+        assert (worker.ready.backend, worker.ready.sanitizers) == ("interpreter", False)
+        assert "backend='simulator' cannot run this" in worker.fallback
+
+
+def test_the_simulator_by_name_is_refused() -> None:
+    with IsolatedWorker(Setup(TARGET, backend="simulator")) as worker, pytest.raises(BackendError, match="cannot run"):
+        worker.judge(Order(CASE))
+
+
+def test_the_summary_says_so(campaign: Callable[..., Outcome]) -> None:
+    outcome = campaign("unified_attention", setup=Setup(TARGET), max_cases=3)
+    assert outcome.failure is None
+    printed = text_of(render(outcome.statistics))
+    assert "interpreter" in printed
+    assert "fell back" in printed
+
+
+def test_a_sanitizers_finding_is_not_called_fixed_by_a_backend_without_them() -> None:
+    folder = Path(__file__).parents[1] / "counterexamples" / "unified"
+    path = folder / "store_beyond_head.json"
+    assert counterexample.load(path).verdict.property_name == "sanitizers"
+    assert [entry.status for entry in replay((path,))] == ["FIXED"]
+    assert [entry.status for entry in replay((path,), backend="interpreter")] == ["UNSEEN"]
+
+
+def test_a_plain_finding_is_fixed_on_either(tmp_path: Path) -> None:
+    path = tmp_path / "case.json"
+    known = counterexample.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "window_too_long.json")
+    path.write_bytes(msgspec.json.encode(known))
+    for backend in ("simulator", "interpreter"):
+        assert [entry.status for entry in replay((path,), backend=backend)] == ["FIXED"]

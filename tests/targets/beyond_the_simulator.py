@@ -1,0 +1,27 @@
+"""A right target whose kernel the simulator cannot run: it chooses between two tensors by a pointer."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from functools import wraps
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch_attention import unified_attention as right_attention  # type: ignore[import-not-found] # lies beside this file
+
+
+@triton.jit
+def choose_kernel(first_ptr, second_ptr, target_ptr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)
+    chosen = tl.where(offsets % 2 == 0, first_ptr + offsets, second_ptr + offsets)
+    tl.store(target_ptr + offsets, tl.load(chosen))
+
+
+@wraps(right_attention)
+def unified_attention(**given: Any) -> None:
+    target = torch.empty(16)
+    choose_kernel[(1,)](torch.zeros(16), torch.ones(16), target, SIZE=16)
+    assert target.sum() == 8
+    right_attention(**given)
