@@ -27,6 +27,7 @@ from fuzz_attn.counterexample import Counterexample, environment_of
 from fuzz_attn.domain import Domain
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.isolation import LAUNCH_SECONDS, IsolatedWorker, OutOfTime
+from fuzz_attn.journal import Journal
 from fuzz_attn.messages import Order, Setup
 from fuzz_attn.statistics import Statistics, Tally, write
 from fuzz_attn.strategies.cases import cases
@@ -106,11 +107,14 @@ class Campaign:
             if self.plan.max_time is not None:
                 self._deadline = self._started + self.plan.max_time
             self._report()
+            self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
             try:
                 self._search()
             except BaseException:
                 self._outcome()
                 raise
+            finally:
+                self._journal.close(keep=self.tally.unfinished > 0)
             return self._outcome()
 
     def _search(self) -> None:
@@ -170,7 +174,7 @@ class Campaign:
             return known
         if not self._has_budget():
             raise BudgetSpentError
-        self._write_journal(order)
+        self._journal.write(msgspec.json.encode(self._signed(order, LEFT_BEHIND)))
         verdict = self._judged(order)
         if self._best is not None:
             self.tally.shrinking += 1
@@ -244,18 +248,7 @@ class Campaign:
         if last or now - self._reported >= PROGRESS_SECONDS:
             self._reported = now
             write(statistics, plan.run_folder / f"shard-{ready.slug}-{plan.shard}.json")
-        if last and not self.tally.unfinished:
-            self._journal.unlink(missing_ok=True)
         return statistics
-
-    @property
-    def _journal(self) -> Path:
-        return self.plan.run_folder / f"journal-{self.plan.shard}.json"
-
-    def _write_journal(self, order: Order) -> None:
-        """Write the case down before it is launched, so that the death of this process leaves it to be replayed."""
-        self._journal.parent.mkdir(parents=True, exist_ok=True)
-        self._journal.write_bytes(msgspec.json.encode(self._signed(order, LEFT_BEHIND)))
 
 
 def _bug(verdict: Verdict) -> str:

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -32,9 +33,9 @@ class Target:
     domain: Domain = field(default_factory=Domain)
     model: NumericModel = field(default_factory=NumericModel)
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
-        """The keyword names that the callable takes."""
+        """The keyword names that the callable takes; read once, since a launch needs them each time."""
         return signature_of(self.call)
 
     @property
