@@ -14,7 +14,6 @@ from fuzz_attn.backends.simulator import (
     Finding,
     FindingKind,
     LoopLimitError,
-    LoweringError,
     Options,
     SimulatorError,
     simulate,
@@ -62,7 +61,11 @@ class SimulatorBackend:
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
-        """Catch every launch, all sanitizers on; raise :class:`UnsupportedByBackendError` for what cannot run."""
+        """Catch every launch, all sanitizers on; raise :class:`UnsupportedByBackendError` for what cannot run.
+
+        A kernel that the front end refuses counts as such too: the interpreter tells whether the kernel is wrong, or
+        only wants an integer argument of 1 made a constant, which the simulator never does.
+        """
         watch = Watch()
         with quiet():
             try:
@@ -70,8 +73,6 @@ class SimulatorBackend:
                     yield watch
             except LoopLimitError as error:
                 watch.observations.append(Observation("timeout", str(error)))
-            except LoweringError:
-                raise  # a kernel that Triton's front end refuses is the kernel's failure
             except SimulatorError as error:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:

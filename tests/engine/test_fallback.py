@@ -16,12 +16,14 @@ from fuzz_attn.plain_text import text_of
 from fuzz_attn.replay import replay
 from fuzz_attn.summary import render
 
-TARGET = f"{Path(__file__).parents[1] / 'targets' / 'beyond_the_simulator.py'}:unified_attention"
+FILE = Path(__file__).parents[1] / "targets" / "beyond_the_simulator.py"
+TARGET = f"{FILE}:unified_attention"
 CASE = AttentionCase(sequences=(Sequence(1, 3),))
 
 
-def test_auto_falls_back_to_the_interpreter() -> None:
-    with IsolatedWorker(Setup(TARGET)) as worker:
+@pytest.mark.parametrize("name", ["unified_attention", "needs_a_constant"])
+def test_auto_falls_back_to_the_interpreter(name: str) -> None:
+    with IsolatedWorker(Setup(f"{FILE}:{name}")) as worker:
         assert (worker.ready.backend, worker.ready.sanitizers) == ("simulator", True)
         assert worker.judge(Order(CASE)).verdict.passed
         assert (worker.ready.backend, worker.ready.sanitizers) == ("interpreter", False)

@@ -1,4 +1,4 @@
-"""A right target whose kernel the simulator cannot run: it chooses between two tensors by a pointer."""
+"""Right targets whose kernels the simulator cannot run, as each says."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -21,7 +21,24 @@ def choose_kernel(first_ptr, second_ptr, target_ptr, SIZE: tl.constexpr):
 
 @wraps(right_attention)
 def unified_attention(**given: Any) -> None:
+    """Chooses between two tensors by a pointer."""
     target = torch.empty(16)
     choose_kernel[(1,)](torch.zeros(16), torch.ones(16), target, SIZE=16)
     assert target.sum() == 8
+    right_attention(**given)
+
+
+@triton.jit
+def dense_kernel(target_ptr, stride, SIZE: tl.constexpr):
+    tl.static_assert(stride == 1)
+    offsets = tl.arange(0, SIZE)
+    tl.store(target_ptr + offsets, offsets.to(tl.float32))
+
+
+@wraps(right_attention)
+def needs_a_constant(**given: Any) -> None:
+    """Asserts of an integer argument what Triton knows when it compiles: that it is 1."""
+    target = torch.empty(16)
+    dense_kernel[(1,)](target, target.stride(0), SIZE=16)
+    assert target[15] == 15
     right_attention(**given)

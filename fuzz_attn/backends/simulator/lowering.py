@@ -2,7 +2,7 @@
 
 Arguments are typed as Triton types them, but an integer that is 1 is not made a constant and divisibility by 16
 is not noted: both only let the compiler write faster code, and would multiply the number of programs to lower.
-Only a kernel that needs the constant 1 to compile (a shape, a `static_assert`) is lowered again with it.
+A kernel that needs the constant 1 to compile (a shape, a `static_assert`) raises `LoweringError`.
 """
 
 from __future__ import annotations
