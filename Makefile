@@ -8,6 +8,7 @@ SHELL := bash
 
 PYTHON ?= python3
 WORKERS ?= auto
+TRITONS ?= 3.6.0 3.9.0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +20,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay test bench coverage lint format wheel hooks clean
+.PHONY: help fuzz replay test conformance bench coverage lint format wheel hooks clean
 
 # How Triton runs is settled for a whole process when the first kernel is decorated, so it is said before pytest starts.
 test bench coverage: export TRITON_INTERPRET ?= 1
@@ -38,6 +39,20 @@ replay: $(STAMP) ## run the saved counterexamples again; others: FILES="a.json d
 
 test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k links"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Triton 3.6's own interpreter, which is the truth here, breaks with numpy 2.4.
+conformance: ## run the simulator's tests under the oldest and the newest Triton; others: TRITONS="3.7.0 3.8.0"
+	@for version in $(TRITONS); do
+		place=.venv-triton-$$version
+		if [ ! -e $$place/.stamp ]; then
+			echo "fuzz_attn: preparing $$place"
+			$(PYTHON) -m venv $$place
+			$$place/bin/pip install -qq --disable-pip-version-check torch==2.13.0 triton==$$version 'numpy<2.4' mpmath -e .
+			touch $$place/.stamp
+		fi
+		$$place/bin/python -c "import triton; print('Triton', triton.__version__)"
+		$$place/bin/pytest -q -n $(WORKERS) tests/simulator $(ARGS)
+	done
 
 bench: $(STAMP) ## run the benchmarks of tests/benchmarks, one after the other
 	@for script in tests/benchmarks/bench_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
@@ -65,7 +80,7 @@ hooks: $(STAMP) ## let git run `make lint` before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## remove the environment, the caches and the builds; reports and counterexamples stay
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	@rm -rf $(VENV) .venv-triton-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find fuzz_attn/ kernels/ strategies/ tests/ -name __pycache__ -prune -exec rm -rf {} +
 
 # A second make waits for the lock, then finds the work done. Warnings of pip are hidden (-qq), its errors are not.
