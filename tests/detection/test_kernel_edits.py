@@ -1,4 +1,4 @@
-"""Single edits of the kernels, each a bug that was shipped by somebody: found, shrunk, saved and replayed.
+"""Single edits of the kernels, each a bug: found, shrunk, saved and replayed.
 
 Each edit is made in a copy of kernels/, imported under another name, and fuzzed as a target of its own.
 """
@@ -88,6 +88,6 @@ def test_is_found_shrunk_saved_and_replayed(edit: Edit, tmp_path: Path) -> None:
     assert outcome.path is not None
     case = outcome.failure.case
     assert len(case.sequences) <= 2
-    assert case.num_tokens <= 64
+    assert case.total_keys <= 64
     assert [entry.status for entry in replay((outcome.path,))] == ["FAILED"]
     assert [entry.status for entry in replay((outcome.path,), target="unified")] == ["FIXED"]
