@@ -9,6 +9,7 @@ SHELL := bash
 PYTHON ?= python3
 WORKERS ?= auto
 TRITONS ?= 3.6.0 3.9.0
+NIGHTLY_TIME ?= 3600
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay test conformance bench coverage lint format wheel hooks clean
+.PHONY: help fuzz replay nightly test conformance bench coverage lint format wheel hooks clean
 
 # How Triton runs is settled for a whole process when the first kernel is decorated, so it is said before pytest starts.
 test bench coverage: export TRITON_INTERPRET ?= 1
@@ -34,8 +35,11 @@ help: ## list the targets
 fuzz: $(STAMP) ## fuzz the built-in kernels for a minute; other options: ARGS="--max-cases 5000 --seed 7"
 	@$(BIN)/fuzz-attn run $(ARGS)
 
-replay: $(STAMP) ## run the saved counterexamples again; others: FILES="a.json dir/"
-	@$(BIN)/fuzz-attn replay $(FILES)
+replay: $(STAMP) ## run the saved counterexamples again; others: FILES="a.json dir/" ARGS="--backend cuda"
+	@$(BIN)/fuzz-attn replay $(FILES) $(ARGS)
+
+nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; another time in seconds: NIGHTLY_TIME=600
+	@$(BIN)/fuzz-attn run --backend cuda --max-time $(NIGHTLY_TIME) --out reports/nightly $(ARGS)
 
 test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k links"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)

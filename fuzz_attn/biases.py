@@ -11,7 +11,7 @@ from fuzz_attn.case import AttentionCase
 from fuzz_attn.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.streams import Floats, Stream
 
-_SLOPES, _BIAS, _TREE, _SINKS = 21, 22, 23, 24
+_SLOPES, _BIAS, _TREE, _SINKS, _CALM_SLOPES = 21, 22, 23, 24, 25
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,19 @@ class BiasMatrix:
 
 
 def alibi_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
-    """Return the slopes ``[num_query_heads]``."""
+    """Return the slopes ``[num_query_heads]``.
+
+    In a calm case, most spread over the longest sequence what the recipe puts between neighbours: a slope of 1 as it is
+    leaves no weight to keys that are 30 tokens away.
+    """
+    slopes = _recipe_slopes(recipe, case)
+    if case.calm:
+        calm = np.float32(2.0 ** -case.max_seq_len.bit_length())
+        slopes *= np.where(Stream(case.seed, _CALM_SLOPES).below(16, slopes.size) == 0, np.float32(1.0), calm)
+    return slopes
+
+
+def _recipe_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
     heads = case.heads.num_query_heads
     if recipe.kind == "zero":
         return np.zeros(heads, np.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -25,6 +26,7 @@ from fuzz_attn.roundings import (
     half_denormal,
     unit_roundoff,
 )
+from fuzz_attn.row_blocks import RowBlock
 from fuzz_attn.tensors import AttentionTensors
 
 MAX_DRIFT: Final = 0.5
@@ -53,10 +55,15 @@ class Weights:
     drift: torch.Tensor
     sink_drift: torch.Tensor
 
-    @property
+    @cached_property
     def renormalised(self) -> torch.Tensor:
         """How much the weights may grow together when the denominator shrinks: ``1 / (1 - drift)``."""
-        return 1.0 / (1.0 - self.drift.clamp_max(MAX_DRIFT))
+        return self.drift.clamp_max(MAX_DRIFT).neg_().add_(1.0).reciprocal_()
+
+    @cached_property
+    def largest_drift(self) -> float:
+        """The largest ``drift`` of a row; NaN if there is one."""
+        return float(self.drift.max())
 
 
 def weights_of(logits: Logits) -> Weights:
@@ -66,21 +73,21 @@ def weights_of(logits: Logits) -> Weights:
     a row that one key dominates is certain, however large its logit.
     """
     weights = _weights(logits)
-    lost = weights.drift > MAX_DRIFT
-    if not bool(lost.any()):
+    if weights.largest_drift <= MAX_DRIFT:
         return weights
+    lost = weights.drift > MAX_DRIFT
     relative = _weights(anchored(logits))
     pairs = ((getattr(relative, field.name), getattr(weights, field.name)) for field in dataclasses.fields(Weights))
     return Weights(*(torch.where(lost, second, first) for second, first in pairs))
 
 
 def _weights(logits: Logits) -> Weights:
-    total = (logits.exact - logits.top).exp_().sum(-1, keepdim=True) + (logits.sink - logits.top).exp_()
-    normaliser = logits.top + total.log()
-    exponent = logits.exact - normaliser
-    exact = exponent.exp()
+    # From the largest logit, not from 0: weights of logits around -20,000 would miss a sum of 1 by 1e-12 otherwise.
+    exponent, sink_exponent = logits.exact - logits.top, logits.sink - logits.top
+    share = (exponent.exp().sum(-1, keepdim=True) + sink_exponent.exp()).log_()
+    exact = exponent.sub_(share).exp()
     drift_by_key = exponent.add_(logits.error).clamp_max_(BEYOND).exp_().sub_(exact)
-    sink_drift = _drift(logits.sink - normaliser, logits.sink_error)
+    sink_drift = _drift(sink_exponent - share, logits.sink_error)
     return Weights(exact, drift_by_key, drift_by_key.sum(-1, keepdim=True) + sink_drift, sink_drift)
 
 
@@ -105,7 +112,7 @@ def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor)
     return result
 
 
-def logit_term(weights: Weights, values: torch.Tensor, output: torch.Tensor, cast: float) -> torch.Tensor:
+def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: float) -> torch.Tensor:
     """Return how far the output moves when every logit is off by its error, the worst way.
 
     ``o' - o = sum_j (w'_j - w_j) (v_j - o) / sum_j w'_j`` exactly, with ``|w'_j - w_j| <= w_j (exp(delta_j) - 1)`` and
@@ -113,15 +120,15 @@ def logit_term(weights: Weights, values: torch.Tensor, output: torch.Tensor, cas
     P, ``|v_j| + |o|`` stands for ``|v_j - o|``: much cheaper, and the bound grows by a few percent.
     """
     drift = weights.drift_by_key.flatten(2, 3)
-    if bool(weights.drift.max() <= NEGLIGIBLE_DRIFT * cast):
-        moved, at_zero = drift @ values.abs(), weights.drift
+    if weights.largest_drift <= NEGLIGIBLE_DRIFT * cast:
+        moved, at_zero = drift @ block.value_sizes, weights.drift
     else:
-        moved, at_zero = deviation(drift, values, output.flatten(2, 3)), weights.sink_drift
+        moved, at_zero = deviation(drift, block.values, output.flatten(2, 3)), weights.sink_drift
     return moved.view_as(output).addcmul_(output.abs(), at_zero).mul_(weights.renormalised)
 
 
 def value_term(
-    weights: Weights, logits: Logits, values: torch.Tensor, tensors: AttentionTensors, model: NumericModel
+    weights: Weights, logits: Logits, block: RowBlock, tensors: AttentionTensors, model: NumericModel
 ) -> torch.Tensor:
     """Return the error of the sum ``sum_j p_j v_j``.
 
@@ -131,15 +138,15 @@ def value_term(
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
-    summed = gamma(logits.num_visible + logits.rescales + 5, accumulation_unit(probability, model))
-    rest = (1 + summed) * (1 + value_unit(tensors, model)) - 1
+    summed = gamma(logits.terms + 5, accumulation_unit(probability, model))
+    rest = (1 + summed).mul_(1 + value_unit(tensors, model)).sub_(1)
     share = largest * rest
     cast = probability_unit(tensors, model)
     if cast:
-        share += largest.mul_(cast).clamp_min_(half_denormal(probability)) * (1 + rest)
-    share = (share + (logits.rescales + 2) * FLUSHED).masked_fill_(logits.exact == -torch.inf, 0.0)
-    moved = (share.flatten(2, 3) @ values.abs()).view(*share.shape[:4], values.shape[-1])
-    return moved.add_((logits.num_visible + logits.rescales + 4) * UNDERFLOW)
+        share.add_(largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest))
+    share.add_((logits.rescales + 2).mul_(FLUSHED)).masked_fill_(block.hidden, 0.0)
+    moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
+    return moved.add_((logits.terms + 4).mul_(UNDERFLOW))
 
 
 def probability_dtype(tensors: AttentionTensors, model: NumericModel) -> torch.dtype:
@@ -160,7 +167,7 @@ def value_unit(tensors: AttentionTensors, model: NumericModel) -> float:
     """Return the relative error of V on its way into the dot: cut to tf32, or not rounded after dequantisation."""
     query = tensors.query.dtype
     unit = TF32_UNIT if model.tf32 and probability_dtype(tensors, model) == torch.float32 else 0.0
-    if not model.rounds_dequantised and tensors.value_cache.dtype != query and query.itemsize > 1:
+    if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
         unit += unit_roundoff(query)
     return unit
 
@@ -172,7 +179,7 @@ def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:
     approximate, or a reciprocal and a product), v's scale, and the reciprocal of the output's scale and its product.
     """
     scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
-    return gamma(logits.num_visible + logits.rescales + 1 + scaling, UNIT)
+    return gamma(logits.terms + (1 + scaling), UNIT)
 
 
 def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,47 +1,35 @@
 """Campaign: one shard of a fuzz test. Hypothesis draws cases, an isolated worker judges them, a failure is shrunk.
 
-Hypothesis runs in rounds, each with its own seed, until the budget of time or cases is spent or a failure is found; a
-round's data tree would otherwise grow for as long as a night. A shard ends with its first failure, shrunk within what
-is left of the time; what it has by then is saved. While it shrinks, another kind of failure counts as a pass, so that
-what is saved is the bug that was found; the others are named.
+Rounds follow each other until the budget of time or cases is spent or a failure is found. A shard ends with its first
+failure, shrunk within what is left of the time; what it has by then is saved. While it shrinks, another kind of failure
+counts as a pass, so that what is saved is the bug that was found; the others are named.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 
 from fuzz_attn import counterexample
-from fuzz_attn.case import AttentionCase, CompileKey
+from fuzz_attn.case import AttentionCase
 from fuzz_attn.counterexample import Counterexample, environment_of
-from fuzz_attn.domain import Domain
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.isolation import LAUNCH_SECONDS, IsolatedWorker, OutOfTime
 from fuzz_attn.journal import Journal
 from fuzz_attn.messages import Order, Setup
+from fuzz_attn.properties.catalogue import RELATIONS
+from fuzz_attn.rounds import ON_CPU, ON_GPU, derived_seed, play
 from fuzz_attn.statistics import Statistics, Tally, write
-from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.compile_keys import key_pool
-from fuzz_attn.streams import Stream
 from fuzz_attn.verdict import Verdict
 
-ROUND_CASES: Final = 240
-ROUND_KEYS: Final = 40
 PROGRESS_SECONDS: Final = 0.5
 SHORTEST_HANG: Final = 20.0
-RELATIONS: Final = (None, None, None, "determinism", "poison_independence")
-"""What a case is asked beyond its first launch: mostly nothing, since a relation costs another launch."""
-
 LEFT_BEHIND: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
 """What the journal says of the case in it."""
 
@@ -76,9 +64,6 @@ class Outcome:
     also_seen: tuple[str, ...] = ()
 
 
-_KEYS: Final = 31
-
-
 class BudgetSpentError(BaseException):
     """Ends a round at once: a BaseException, because Hypothesis would take an Exception for a failure to shrink."""
 
@@ -102,7 +87,8 @@ class Campaign:
 
     def run(self) -> Outcome:
         """Fuzz until the budget is spent or a failure is found and shrunk; save what was found, interrupted or not."""
-        with IsolatedWorker(self.plan.setup, launch_seconds=launch_limit(self.plan.max_time)) as self.worker:
+        limit = launch_limit(self.plan.max_time)
+        with IsolatedWorker(self.plan.setup, launch_seconds=limit, index=self.plan.shard) as self.worker:
             self._started = time.monotonic()
             if self.plan.max_time is not None:
                 self._deadline = self._started + self.plan.max_time
@@ -131,33 +117,13 @@ class Campaign:
 
     def _round(self, number: int) -> None:
         """Run Hypothesis once; returns when its examples or the budget are spent, or a failure is shrunk."""
-        ahead = ROUND_CASES if self.plan.max_cases is None else self.plan.max_cases - self.tally.cases
-        body = self._body(min(ROUND_CASES, ahead), number)
+        ready = self.worker.ready
+        size = ON_CPU if ready.device == "cpu" else ON_GPU
+        ahead = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.tally.cases
+        round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         # The failure, if there is one, is in self._best with the verdict that it got.
         with contextlib.suppress(FoundError, FlakyFailure, BudgetSpentError):
-            body()
-
-    def _body(self, examples: int, number: int) -> Callable[[], None]:
-        round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
-        domain = self.worker.ready.domain
-
-        @seed(round_seed)
-        @settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.target, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-            report_multiple_bugs=False,
-            print_blob=False,
-        )
-        @given(case=cases(domain, keys=keys_of_round(domain, round_seed)), relation=st.sampled_from(RELATIONS))
-        def body(case: AttentionCase, relation: str | None) -> None:
-            self._try(case, relation)
-
-        run: Callable[[], None] = body
-        return run
+            play(ready.domain, round_seed, min(size.cases, ahead), self._try, size)
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         order = Order(case, relation)
@@ -182,17 +148,22 @@ class Campaign:
             self.tally.count(order.case, order.relation, verdict)
         if self._best is not None or not verdict.passed:
             self._answers[encoded] = verdict
-        self._report()
+        if time.monotonic() - self._reported >= PROGRESS_SECONDS:
+            self._report()
         return verdict
 
     def _judged(self, order: Order) -> Verdict:
         started = time.monotonic()
         try:
-            return self.worker.judge(order, deadline=self._deadline).verdict
+            answer = self.worker.judge(order, deadline=self._deadline)
         except OutOfTime:
             self.tally.unfinished += 1
             self.tally.unfinished_seconds = time.monotonic() - started
             raise BudgetSpentError from None
+        self.tally.see(answer.masks)
+        self.tally.kernels_compiled += answer.compiled
+        self.tally.kernels_loaded += answer.loaded
+        return answer.verdict
 
     def _is_followed(self, verdict: Verdict) -> bool:
         """Return whether a failure is of the kind that was found first; remember it if not."""
@@ -230,7 +201,7 @@ class Campaign:
         return Outcome(statistics, self._best, path, tuple(self._also_seen))
 
     def _report(self, *, last: bool = False, counterexamples: tuple[str, ...] = ()) -> Statistics:
-        """Write the shard's statistics for whoever watches, twice a second at most; return them."""
+        """Write the shard's statistics for whoever watches; return them."""
         now = time.monotonic()
         plan, ready = self.plan, self.worker.ready
         statistics = Statistics(
@@ -245,9 +216,8 @@ class Campaign:
             state="done" if last else "searching" if self._best is None else "shrinking",
             **self.tally.fields(),
         )
-        if last or now - self._reported >= PROGRESS_SECONDS:
-            self._reported = now
-            write(statistics, plan.run_folder / f"shard-{ready.slug}-{plan.shard}.json")
+        self._reported = now
+        write(statistics, plan.run_folder / f"shard-{ready.slug}-{plan.shard}.json")
         return statistics
 
 
@@ -256,22 +226,6 @@ def _bug(verdict: Verdict) -> str:
     return f"{verdict.property_name} ({verdict.kind.replace('_', ' ')})"
 
 
-def keys_of_round(domain: Domain, round_seed: int) -> tuple[CompileKey, ...]:
-    """Return the compile keys of one round: a seeded sample of the pool, the simplest key of all always in it.
-
-    A round makes several cases of each, since what a new key costs (lowering or compiling it) is many times a case.
-    """
-    pool = key_pool(domain)
-    chosen = Stream(round_seed, _KEYS).permutation(len(pool))[:ROUND_KEYS].tolist()
-    return tuple(pool[index] for index in sorted({0, *chosen}))
-
-
 def launch_limit(max_time: float | None) -> float:
     """Return after how many seconds a launch counts as hanging: a campaign of a minute must still see one hang."""
     return LAUNCH_SECONDS if max_time is None else min(LAUNCH_SECONDS, max(max_time / 3, SHORTEST_HANG))
-
-
-def derived_seed(campaign: int, shard: int, number: int) -> int:
-    """Return the seed of one round of one shard: unrelated to those of all others."""
-    text = f"{campaign}/{shard}/{number}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")

@@ -1,4 +1,4 @@
-"""The command line: run, replay, show, targets. Exit status 0 is well, 1 a failing case, 2 misuse."""
+"""The command line: run, replay, show, coverage, audit, targets. Exit status 0 is well, 1 a failing case, 2 misuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -17,8 +17,10 @@ from rich.padding import Padding
 
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.families import Abi
 
 FIXTURES: Final = Path("tests") / "counterexamples"
+MUSEUM: Final = Path("tests") / "specimens"
 DEFAULT_MAX_TIME: Final = 60.0
 
 Command = Callable[..., int]
@@ -92,9 +94,17 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--target", metavar="T", help=_HOW_TO_NAME.format("unified"))
 @click.option(
-    "--abi", type=click.Choice(["unified"]), help="The target's ABI; default: the one that fits its signature."
+    "--target",
+    "targets",
+    metavar="T",
+    multiple=True,
+    help=_HOW_TO_NAME.format("this project's own kernels, one family after the other") + " May be given several times.",
+)
+@click.option(
+    "--abi",
+    type=click.Choice(get_args(Abi)),
+    help="The target's ABI; default: the one that fits its signature. Without a target: this project's own kernels.",
 )
 @_backend
 @click.option("--max-time", type=_Seconds(), metavar="SECONDS", help="When to end, shrinking included.")
@@ -105,7 +115,7 @@ def main() -> None:
 @_guarded
 def run(
     *,
-    target: str | None,
+    targets: tuple[str, ...],
     abi: str | None,
     backend: str,
     max_time: float | None,
@@ -114,11 +124,11 @@ def run(
     workers: int,
     out: Path | None,
 ) -> int:
-    """Fuzz a target; shrink and save what fails.
+    """Fuzz targets; shrink and save what fails.
 
-    Cases are drawn until the time or their number is spent, or until the first failure of each worker. Without
-    --max-time and --max-cases it runs for a minute. Counterexamples go to tests/counterexamples, the rest to reports;
-    with --out, everything goes below that folder.
+    Cases are drawn until the time or their number is spent, or until the first failure of each worker; several targets
+    share both evenly. Without --max-time and --max-cases it runs for a minute. Counterexamples go to
+    tests/counterexamples, the rest to reports; with --out, everything goes below that folder.
     """
     from fuzz_attn.run import Request  # noqa: PLC0415 - each command loads what it needs alone
     from fuzz_attn.run import run as run_campaign  # noqa: PLC0415 - as above
@@ -126,9 +136,10 @@ def run(
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
     seed = secrets.randbelow(2**32) if seed is None else seed
-    name = target or "unified"
-    _check_target(name, abi, backend)
-    return run_campaign(Request(name, abi, backend, max_time, max_cases, seed, workers, out), Console())
+    names = targets or ((abi,) if abi else get_args(Abi))
+    for name in dict.fromkeys((names[0], *targets)):  # our own load if the first of them does
+        _check_target(name, abi, backend)
+    return run_campaign(Request(names, abi, backend, max_time, max_cases, seed, workers, out), Console())
 
 
 def _check_target(target: str, abi: str | None, backend: str) -> None:
@@ -192,6 +203,108 @@ def show(*, file: Path) -> int:
     shims = ", ".join(found.environment.shims) or "none"
     print_out(console, f"Status {found.status}. Seen with {versions}; shims: {shims}.")
     return 0
+
+
+@main.command()
+@click.argument("run_folder", metavar="RUN_FOLDER", type=click.Path(path_type=Path))
+@_guarded
+def coverage(*, run_folder: Path) -> int:
+    """List what a run never saw of its kernels, by source line.
+
+    The simulator looks at the mask of every load, store and select, and at the condition of every branch and loop: was
+    it all true, all false, or mixed in some program? What was never mixed is a boundary that no case tested. RUN_FOLDER
+    is the folder that a run says it has written to, or the coverage.json in it.
+    """
+    from fuzz_attn.coverage import load  # noqa: PLC0415 - as above
+    from fuzz_attn.gaps import print_gaps  # noqa: PLC0415 - as above
+
+    print_gaps(load(run_folder), Console(highlight=False))
+    return 0
+
+
+@main.command()
+@click.option("--target", metavar="T", help=_HOW_TO_NAME.format("unified"))
+@click.option(
+    "--abi", type=click.Choice(get_args(Abi)), help="The target's ABI; default: the one that fits its signature."
+)
+@click.option(
+    "--specimens/--ir", default=None, help="Edits that stand for bugs of others, or changes of the kernels' IR."
+)
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="So many mutants, chosen by the seed.")
+@click.option(
+    "--max-cases", type=click.IntRange(min=1), default=400, show_default=True, metavar="N", help="For each mutant."
+)
+@click.option(
+    "--equivalent-after",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Cases that must run a survivor's change and show the same bits; 0 calls none equivalent.",
+)
+@click.option("--rules/--no-rules", default=True, show_default=True, help="Ask two fixed tolerances on the same cases.")
+@click.option("--workers", type=_Workers(), default="auto", show_default=True, help="Processes side by side.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="What is drawn; default: a new one, printed.")
+@click.option("--fail-under", type=click.FloatRange(0, 100), metavar="PERCENT", help="Exit with 1 if fewer are found.")
+@click.option(
+    "--museum",
+    type=click.Path(path_type=Path),
+    default=MUSEUM,
+    show_default=True,
+    metavar="DIR",
+    help="Where the specimens are: a folder of TOML files.",
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where the result goes.")
+@_guarded
+def audit(
+    *,
+    target: str | None,
+    abi: str | None,
+    specimens: bool | None,
+    sample: int | None,
+    max_cases: int,
+    equivalent_after: int,
+    rules: bool,
+    workers: int,
+    seed: int | None,
+    fail_under: float | None,
+    museum: Path,
+    out: Path | None,
+) -> int:
+    """Put bugs into a target's kernels and see which of them the campaign finds.
+
+    Every mutant is judged on the cases of a default campaign, in their order. Without --specimens and --ir: specimens
+    for the built-in targets, changes of the IR for all others.
+    """
+    from fuzz_attn.audit import report  # noqa: PLC0415 - each command loads what it needs alone
+    from fuzz_attn.audit.results import own_score  # noqa: PLC0415 - as above
+    from fuzz_attn.audit.run import Request  # noqa: PLC0415 - as above
+    from fuzz_attn.audit.run import audit as run_audit  # noqa: PLC0415 - as above
+    from fuzz_attn.plain_text import show as print_out  # noqa: PLC0415 - as above
+    from fuzz_attn.plain_text import whole  # noqa: PLC0415 - as above
+    from fuzz_attn.plugin import new_run_folder  # noqa: PLC0415 - as above
+
+    name = target or abi or "unified"
+    shown = ":" not in name if specimens is None else specimens
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    console, folder = Console(), new_run_folder(out)
+    request = Request(
+        target=name,
+        abi=abi,  # type: ignore[arg-type] # click.Choice has checked it
+        museum=museum if shown else None,
+        sample=sample,
+        max_cases=max_cases,
+        enough=equivalent_after,
+        rules=rules,
+        seed=seed,
+        workers=workers,
+        folder=folder,
+    )
+    print_out(console, whole(f"Auditing {name} with seed {seed}"))
+    done = run_audit(request, console)
+    print_out(console, report.render(done))
+    print_out(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))
+    return 1 if fail_under is not None and own_score(done.outcomes).percent < fail_under else 0
 
 
 @main.command()

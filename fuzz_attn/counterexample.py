@@ -14,8 +14,9 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.case import Abi, AttentionCase
+from fuzz_attn.case import AttentionCase
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.families import Abi
 from fuzz_attn.recipes import Plain
 from fuzz_attn.signature import signature_of
 from fuzz_attn.verdict import Verdict

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case import AttentionCase, DTypeName, Sequence, Strides, is_fp8
+from fuzz_attn.families import SPLIT_CACHES, Abi
 from fuzz_attn.recipes import AlibiRecipe, Override, Plain, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
 Line = tuple[str, str]
@@ -22,6 +23,11 @@ _CACHES: Final = {
     "blocks_first": "K and V in one allocation [num_blocks, 2, ...]",
     "heads_first": "caches with heads before slots",
 }
+_FAMILIES: Final[dict[Abi, str]] = {
+    "paged": "paged decode",
+    "context": "context attention",
+    "chunked": "context attention, then paged decode",
+}
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number"}
 _ENTRIES: Final = {"zero": "0", "negative": "-1", "one_past": "num_blocks", "huge": "2**31 - 1"}
 
@@ -29,17 +35,35 @@ _ENTRIES: Final = {"zero": "0", "negative": "-1", "one_past": "num_blocks", "hug
 def describe(case: AttentionCase) -> list[Line]:
     """Return (what, words) pairs, in the order in which one would explain the case to a colleague."""
     return [
+        *_family(case),
         *_batch(case),
         *_heads(case),
         ("types", _types(case)),
         ("pages", _pages(case)),
         *_scores(case),
         ("numbers", f"scores {_recipe(case.scores)}, values {_recipe(case.values)}, seed {case.seed}"),
+        *_modes(case),
         *((override.tensor, _set_by_hand(override)) for override in case.overrides),
         *_memory(case),
         *_poison(case.poison),
         ("launch", _launch(case)),
     ]
+
+
+def _modes(case: AttentionCase) -> Iterator[Line]:
+    if case.calm:
+        slopes = f", the slopes of most heads by {1 << case.max_seq_len.bit_length()}" * (case.alibi is not None)
+        yield "calm", f"the queries of most rows divided by 64{slopes}"
+    if case.marks:
+        yield "marks", "every other column of V marks the keys"
+
+
+def _family(case: AttentionCase) -> Iterator[Line]:
+    if case.abi != "unified":
+        words = [_FAMILIES[case.abi]]
+        words += ["leaves the other family's sequences alone"] * case.leaves_others
+        words += ["the cache does not hold the new tokens yet"] * case.stale_cache
+        yield "family", ", ".join(words)
 
 
 def _batch(case: AttentionCase) -> Iterator[Line]:
@@ -71,6 +95,7 @@ def _types(case: AttentionCase) -> str:
     if dtypes.q == dtypes.kv == dtypes.out and not is_fp8(dtypes.q):
         return f"q, cache and output {dtypes.q}"
     cache = f" with k_scale {_number(scales.k)} and v_scale {_number(scales.v)}" if is_fp8(dtypes.kv) else ""
+    cache += " as uint8" * case.uint8_cache
     return f"q {_scaled(dtypes.q, scales.q)}, cache {dtypes.kv}{cache}, output {_scaled(dtypes.out, scales.out)}"
 
 
@@ -85,6 +110,7 @@ def _pages(case: AttentionCase) -> str:
     first = "the first" if pages.shared_prefix == 1 else f"the first {pages.shared_prefix}"
     words += [f"{first} shared by all sequences"] * bool(pages.shared_prefix)
     words += [f"{pages.spare_blocks} more that nobody owns"] * bool(pages.spare_blocks)
+    words += [f"numbered from {pages.first_block} on"] * bool(pages.first_block)
     words += [f"a table {_count(pages.extra_columns, 'column')} wider than needed"] * bool(pages.extra_columns)
     return ", ".join(words)
 
@@ -151,8 +177,11 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
         "q head": strides.q_head,
         "out token": strides.out_token,
         "out head": strides.out_head,
-        "cache row": strides.cache_slot,
+        "page" if case.abi in SPLIT_CACHES else "cache row": strides.cache_slot,
+        "page of V" if case.abi in SPLIT_CACHES else "row of V": strides.value_slot,
         "table row": strides.block_table,
+        "new key's token": strides.new_token,
+        "new key's head": strides.new_head,
     }
     words = [_CACHES[strides.cache]] * (strides.cache != "separate")
     words += [f"gap of {size} after each {name}" for name, size in gaps.items() if size]

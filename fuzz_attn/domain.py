@@ -1,53 +1,24 @@
 """Domain: the inputs that a target promises to handle. It feeds the strategies, so no case lies outside of it."""
 
-from typing import Literal, TypeAlias
-
 from msgspec import Struct
 
 from fuzz_attn.case import DTypeName, LaunchPath
 from fuzz_attn.errors import DomainError
-
-Feature: TypeAlias = Literal[
-    "window",
-    "softcap",
-    "alibi",
-    "qq_bias",
-    "sinks",
-    "fp8_kv",
-    "fp8_q",
-    "fp8_out",
-    "strides",
-    "empty_sequences",
-    "padded_tokens",
-]
-"""What a case may have switched on beyond plain paged attention."""
-
-ALL_FEATURES: frozenset[Feature] = frozenset(
-    (
-        "window",
-        "softcap",
-        "alibi",
-        "qq_bias",
-        "sinks",
-        "fp8_kv",
-        "fp8_q",
-        "fp8_out",
-        "strides",
-        "empty_sequences",
-        "padded_tokens",
-    )
-)
+from fuzz_attn.families import ALL_FEATURES, FEATURES, Abi, Feature
 
 
 class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
 
-    ``dtypes`` are the half and single types of q; fp8 comes through the features. ``head_sizes``, ``block_sizes`` and
-    ``group_sizes`` are inclusive ranges, or an explicit tuple of more than two values. ``tile_sizes`` are where the
-    target cuts the keys, for strategies that aim at the cuts; with ``tile_hint`` a case may choose among them.
-    ``fp8_q_scales`` False keeps all scales at 1 when q is fp8 (published versions before May 2026 drop them).
+    Of ``features``, those count that the interface of the family ``abi`` can express. ``dtypes`` are the half and
+    single types of q; fp8 comes through the features. ``head_sizes``, ``block_sizes`` and ``group_sizes`` are inclusive
+    ranges, or an explicit tuple of more than two values; families with split caches take those head sizes alone that
+    the cache's type can split. ``tile_sizes`` are where the target cuts the keys, for strategies that aim at the cuts;
+    with ``tile_hint`` a case may choose among them. ``fp8_q_scales`` False keeps all scales at 1 when q is fp8
+    (published versions before May 2026 drop them).
     """
 
+    abi: Abi = "unified"
     dtypes: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
     block_sizes: tuple[int, ...] = (1, 544)
@@ -71,7 +42,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
 
     def allows(self, feature: Feature) -> bool:
         """Return whether cases may have the feature."""
-        return feature in self.features
+        return feature in self.features and feature in FEATURES[self.abi]
 
 
 def within(size: int, bounds: tuple[int, ...]) -> bool:

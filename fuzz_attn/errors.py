@@ -15,6 +15,10 @@ class CounterexampleError(FuzzAttnError):
     """A counterexample file that cannot be read: truncated, edited into nonsense, or of another schema version."""
 
 
+class CoverageError(FuzzAttnError):
+    """A folder or file that holds no coverage of a run."""
+
+
 class TargetError(FuzzAttnError):
     """A target that does not load, or whose signature fits no ABI."""
 
@@ -25,6 +29,10 @@ class BackendError(FuzzAttnError):
 
 class UnsupportedByBackendError(BackendError):
     """A kernel that a backend cannot run, through no fault of the kernel: another backend must."""
+
+
+class DeviceLostError(BackendError):
+    """A device that a launch has broken for this whole process: only a new process can go on."""
 
 
 class DomainError(FuzzAttnError):

@@ -10,17 +10,18 @@ import torch
 
 from fuzz_attn.backends.base import Backend, Observation, Watch
 from fuzz_attn.case import AttentionCase
-from fuzz_attn.errors import UnsupportedByBackendError
+from fuzz_attn.errors import DeviceLostError, UnsupportedByBackendError
+from fuzz_attn.oracle import Reference, attend
+from fuzz_attn.snapshots import Snapshot, snapshot_of, still_holds
 from fuzz_attn.targets import Target
 from fuzz_attn.tensors import AttentionTensors, materialise, storage_bytes
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The tensors after one call of the target, what they held before, and what the target raised, if anything."""
+    """The tensors after one call of the target, what the output held before, and what the target raised, if it did."""
 
     tensors: AttentionTensors
-    inputs_before: dict[str, torch.Tensor]
     output_before: torch.Tensor
     error: str = ""
     """Empty, or the exception's type, text and innermost line."""
@@ -40,26 +41,51 @@ class Experiment:
         self.case = case
         self.target = target
         self.backend = backend
+        self._inputs_before: dict[str, Snapshot] = {}
 
     @cached_property
     def first(self) -> Launch:
         """The launch that most properties look at."""
-        return self.launch(self.case)
+        tensors = self.fresh()
+        self._inputs_before = {
+            name: snapshot_of(tensor, tensors.void_before(tensor)) for name, tensor in tensors.inputs()
+        }
+        return self.launch_tensors(tensors)
+
+    def changed_inputs(self) -> list[str]:
+        """Return the names of the inputs that the first launch changed, or whose surroundings it changed."""
+        tensors, before = self.first.tensors, self._inputs_before
+        return [
+            name
+            for name, tensor in tensors.inputs()
+            if not still_holds(tensor, before[name], tensors.void_before(tensor))
+        ]
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The oracle's answer to the first launch, from the inputs as that left them."""
+        return attend(self.first.tensors, self.target.model)
 
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
-        tensors = materialise(case, self.backend.device)
-        inputs = {name: storage_bytes(tensor).clone() for name, tensor in tensors.inputs()}
+        return self.launch_tensors(materialise(case, self.backend.device))
+
+    def fresh(self) -> AttentionTensors:
+        """Return the tensors of the case as they are before a launch, to be changed and launched."""
+        return materialise(self.case, self.backend.device)
+
+    def launch_tensors(self, tensors: AttentionTensors) -> Launch:
+        """Return the launch of the target on tensors; it writes their output, and they belong to the launch."""
         output = storage_bytes(tensors.output).clone()
         error, watch = "", Watch()
         try:
             with self.backend.running() as watch:
-                self.target.run(case, tensors)
-        except UnsupportedByBackendError:
+                self.target.run(tensors)
+        except (DeviceLostError, UnsupportedByBackendError):
             raise
         except Exception as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error = _told(raised)
-        return Launch(tensors, inputs, output, error, tuple(watch.observations))
+        return Launch(tensors, output, error, tuple(watch.observations))
 
 
 def _told(raised: Exception) -> str:

@@ -17,7 +17,8 @@ from typing import IO, Final, Self, TypeAlias
 import msgspec
 
 from fuzz_attn.errors import BackendError, FuzzAttnError, TargetError
-from fuzz_attn.messages import Answer, Died, Order, Ready, Refused, Setup, Unsupported
+from fuzz_attn.gpus import gpu_environment
+from fuzz_attn.messages import DEVICE_LOST, Answer, Died, Order, Ready, Refused, Setup, Unsupported
 from fuzz_attn.verdict import Kind, Verdict
 
 START_SECONDS: Final = 180.0
@@ -28,6 +29,9 @@ SHOWN_CHARACTERS: Final = 1500
 """How much of what a dead worker printed is told."""
 KEPT_BYTES: Final = 2**20
 """How much of what a living worker prints is kept."""
+
+COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.worker")
+"""What starts a child."""
 
 CALLER: Final = Path(__file__).with_name("targets.py")
 """The file whose frame calls the target."""
@@ -42,11 +46,13 @@ class OutOfTime(Exception):  # noqa: N818 - not an error: the budget ended while
 class IsolatedWorker:
     """Judges cases in a child process that is replaced when it dies.
 
-    Raises :class:`FuzzAttnError` on entering where the target or backend cannot be set up.
+    ``index`` tells workers that run side by side apart: each takes its turn among the GPUs. Raises
+    :class:`FuzzAttnError` on entering where the target or backend cannot be set up.
     """
 
-    def __init__(self, setup: Setup, *, launch_seconds: float = LAUNCH_SECONDS) -> None:
+    def __init__(self, setup: Setup, *, launch_seconds: float = LAUNCH_SECONDS, index: int = 0) -> None:
         self.setup = setup
+        self.index = index
         self.launch_seconds = launch_seconds
         self.deaths = 0
         self.fallback = ""
@@ -113,12 +119,12 @@ class IsolatedWorker:
         self._pending = b""
         self._errors.seek(0)
         self._errors.truncate()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fuzz_attn.worker"],
+        self._process = subprocess.Popen(  # noqa: S603 - our own call
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", **gpu_environment(self.index)},
             process_group=0,  # an interrupt from the keyboard is ours to handle
         )
         limit = time.monotonic() + START_SECONDS
@@ -132,7 +138,9 @@ class IsolatedWorker:
             return said
         if isinstance(said, Refused):
             raise FuzzAttnError(said.reason)
-        raise TargetError(f"target={self.setup.target!r} {self._death(self._exit_code())} while it was loaded")
+        code = said.code if isinstance(said, Died) else self._exit_code()
+        self._end()
+        raise TargetError(f"target={self.setup.target!r} {self._death(code)} while it was loaded")
 
     def _asked(self, message: msgspec.Struct, limit: float) -> Said | None:
         """Return what the child says to a message, None at its end; raises TimeoutError when the limit passes."""
@@ -184,6 +192,8 @@ class IsolatedWorker:
         self._errors.seek(0)
         self._errors.truncate()
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended its process with status {code}"
+        if code == DEVICE_LOST:
+            how = "broke the device for its process"
         return f"{how}; it last printed:\n{printed[-SHOWN_CHARACTERS:]}" if printed else how
 
     def _end(self) -> None:

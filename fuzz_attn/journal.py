@@ -7,17 +7,22 @@ from pathlib import Path
 
 
 class Journal:
-    """One file, kept open, that holds the last text written; opening a file for each case would be slow."""
+    """One file, kept open, that holds the last text written; opening a file for each case would be slow.
+
+    Spaces follow a text that is shorter than one before it: one call to the system then writes all of it, or nothing.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._size = 0
 
     def write(self, text: bytes) -> None:
         """Replace what the journal holds."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, text, 0)
+        padded = text.ljust(self._size)
+        self._size = len(padded)
+        os.pwrite(self._descriptor, padded, 0)
 
     def close(self, *, keep: bool) -> None:
         """Close the journal, and remove it unless what it holds is still of use."""

@@ -20,18 +20,23 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
     """Return the verdict of the property ``oracle`` on ``tensors.output``, as a target left it.
 
-    Only rows of sequences count. Wrong are elements that still hold the output's poison, NaN and Inf where the bound is
-    finite, and finite ones further from the reference than the bound; the last not in ill-conditioned rows.
+    Only rows of sequences that the target answers count. Wrong are elements that still hold the output's poison, NaN
+    and Inf where the bound is finite, and finite ones further from the reference than the bound; the last not in
+    ill-conditioned rows.
     """
     expected, bound = reference.expected, reference.bound
     actual = tensors.output[: expected.shape[0]]
     if not expected.numel():
         return Verdict("oracle")
-    ratio = _ratio(actual.double(), reference)
+    ratio, answered = _ratio(actual.double(), reference), tensors.answered_tokens
+    if answered is not None:
+        ratio.masked_fill_(~answered[:, None, None], 0.0)
     worst = float(ratio.max())
     if worst <= 1.0:
         return Verdict("oracle", ratio=worst, elements=expected.numel())
     unwritten = is_unwritten(actual, tensors.output_poison)
+    if answered is not None:
+        unwritten &= answered[:, None, None]
     wrong = (unwritten | ~(ratio <= 1.0)) & (unwritten | bound.isfinite())
     if not bool(wrong.any()):
         return Verdict("oracle", ratio=_largest(ratio), elements=expected.numel())

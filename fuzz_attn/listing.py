@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from fuzz_attn.domain import ALL_FEATURES, Domain
+from fuzz_attn.domain import Domain
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.families import FEATURES
 from fuzz_attn.isolation import IsolatedWorker
 from fuzz_attn.messages import Setup
 from fuzz_attn.plain_text import show
@@ -33,8 +34,8 @@ def domain_table(name: str, abi: str, domain: Domain) -> Table:
     table.add_row("head sizes", _range(domain.head_sizes))
     table.add_row("page sizes", _range(domain.block_sizes))
     table.add_row("group sizes", _range(domain.group_sizes))
-    table.add_row("features", ", ".join(sorted(domain.features)) or "none")
-    table.add_row("never", ", ".join(sorted(ALL_FEATURES - domain.features)) or "-")
+    table.add_row("features", ", ".join(sorted(domain.features & FEATURES[domain.abi])) or "none")
+    table.add_row("never", ", ".join(sorted(FEATURES[domain.abi] - domain.features)) or "-")
     table.add_row("launch paths", ", ".join(domain.paths))
     return table
 

@@ -29,8 +29,9 @@ class Logits:
 
     ``exact``, -inf where masked; ``error``, finite everywhere, and the same for the sink, ``[..., 1]`` (``sink`` is
     ``NO_SINK`` without one). ``top`` ``[..., 1]`` is the largest logit, sink included. ``rescales`` ``[B, 1, Q, 1, 1]``
-    is how often a kernel may rescale the accumulator after a row's first visible key, ``num_visible`` its visible keys.
-    ``overflows`` bool ``[..., 1]`` marks rows whose scores may leave float32, None if there are none.
+    is how often a kernel may rescale the accumulator after a row's first visible key; with its visible keys they are
+    the ``terms`` of its sums. ``overflows`` bool ``[..., 1]`` marks rows whose scores may leave float32, None if there
+    are none.
     """
 
     exact: torch.Tensor
@@ -39,7 +40,7 @@ class Logits:
     sink_error: torch.Tensor
     top: torch.Tensor
     rescales: torch.Tensor
-    num_visible: torch.Tensor
+    terms: torch.Tensor
     overflows: torch.Tensor | None
 
 
@@ -50,28 +51,25 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: NumericModel) -
     shape = (*block.queries.shape[:4], block.keys.shape[2])
     scores = (queries @ keys).mul_(scale).view(shape)
     magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
-    hidden = ~block.visible[:, None, :, None]
-    error = magnitudes * dot_units(tensors, model) + keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale))
+    error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap)
     scores, error = _biased(block, tensors, scores, error)
-    exact = scores.masked_fill(hidden, -torch.inf)
-    num_visible = block.visible.sum(-1, dtype=torch.float64)[:, None, :, None, None]
-    reach = torch.where(block.visible, block.position[..., None] - block.key_position[:, None], 0).amax(-1)
-    tiles = torch.ceil(reach / model.tile_size)[:, None, :, None, None] + 1
-    rescales = torch.minimum(num_visible, tiles)
+    exact = scores.masked_fill(block.hidden, -torch.inf)
+    num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
+    rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
-    error = (error + exp_error(scores - top, rescales)).mul_(SECOND_ORDER)
+    error = exp_error(scores - top, rescales).add_(error).mul_(SECOND_ORDER)
     return Logits(
         exact=exact,
         error=error,
         sink=sink,
-        sink_error=(exp_error(sink - top, rescales + 1) + UNIT * sink.abs()) * SECOND_ORDER,
+        sink_error=exp_error(sink - top, rescales + 1).add_(sink.abs(), alpha=UNIT).mul_(SECOND_ORDER),
         top=top,
         rescales=rescales,
-        num_visible=num_visible,
-        overflows=_overflows(magnitudes, hidden, min(1.0, abs(scale))),
+        terms=num_visible + rescales,
+        overflows=_overflows(magnitudes, block.hidden, min(1.0, abs(scale))),
     )
 
 
@@ -109,14 +107,18 @@ def dot_units(tensors: AttentionTensors, model: NumericModel) -> float:
     total = (tensors.query.shape[-1] * accumulation_unit(query, model) + units * UNIT) * SECOND_ORDER
     if model.tf32 and query == torch.float32:
         total += TF32_UNIT * (2 + TF32_UNIT)
-    if not model.rounds_dequantised and tensors.key_cache.dtype != query:
+    if not model.rounds_dequantised and tensors.kv_dtype != query:
         total += unit_roundoff(query)
     return total
 
 
 def accumulation_unit(operands: torch.dtype, model: NumericModel) -> float:
     """Return the relative error of one addition inside a dot product of such operands."""
-    slack = model.fp8_dot_slack if operands.itemsize == 1 else model.accumulate_slack
+    slack = model.accumulate_slack
+    if operands.itemsize == 1:
+        slack = max(model.fp8_dot_slack, model.tensor_core_slack)
+    elif operands.itemsize == 2 or model.tf32:
+        slack = max(slack, model.tensor_core_slack)
     return slack * unit_roundoff(getattr(torch, model.accumulate))
 
 
@@ -146,7 +148,7 @@ def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
     over the rescalings ``exp(m_old - m_new)`` the exponents add up to the same total. Each of the ``rescales + 1``
     exponentials then loses ``EXP_UNITS``. Numerator and denominator use the same values, so that nothing else arises.
     """
-    return exponent.abs() * (2.5 * UNIT) + (rescales + 1) * (EXP_UNITS * UNIT)
+    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=EXP_UNITS * UNIT)
 
 
 def _capped(scores: torch.Tensor, error: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,9 @@
 """What a worker process and its parent say to each other. Plain data, one JSON line each."""
 
-from fuzz_attn.case import Abi, AttentionCase
+from fuzz_attn.case import AttentionCase
+from fuzz_attn.coverage import Mask
 from fuzz_attn.domain import Domain
+from fuzz_attn.families import Abi
 from fuzz_attn.recipes import Plain
 from fuzz_attn.verdict import Verdict
 
@@ -26,10 +28,22 @@ class Order(Plain, frozen=True):
 
 
 class Answer(Plain, frozen=True, tag="answer"):
-    """The verdict on an order, or the digest of its tensors where that was asked for."""
+    """The verdict on an order, or the digest of its tensors where that was asked for.
+
+    ``masks`` of the kernels showed something that this process has not told before: nothing is lost with it but the
+    case that killed it, and after the first cases there is hardly anything to tell. ``compiled`` kernels were compiled
+    for this case, ``loaded`` ones found compiled by an earlier process.
+    """
 
     verdict: Verdict = Verdict("oracle")
     digest: str = ""
+    masks: tuple[Mask, ...] = ()
+    compiled: int = 0
+    loaded: int = 0
+
+
+DEVICE_LOST = 114
+"""Exit status of a process that ends itself because a launch broke its device."""
 
 
 class Died(Plain, frozen=True, tag="died"):

@@ -30,6 +30,7 @@ PLAIN_MODEL = NumericModel()
 class Reference:
     """What the output should hold, one row for each query token of a sequence (graph padding excluded).
 
+    Rows that the target leaves alone (``tensors.answers``) hold 0, with an infinite bound.
     ``expected`` float64 ``[num_tokens, num_query_heads, head_size]``, not yet rounded to the output's type, always
     finite; ``bound``, the same shape: positive, and infinite where a correct kernel may overflow; ``ill_conditioned``
     bool ``[num_tokens, num_query_heads]``: the roundings of the logits alone may turn the row over.
@@ -60,11 +61,15 @@ def attend(tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL) -> Refe
 
     Reads only keys that some row sees. The output tensor gives type and shape alone; its contents are not read.
     """
-    num_kv_heads, (num_heads, head_size) = tensors.key_cache.shape[2], tensors.output.shape[1:]
+    num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
     rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads
     expected = tensors.query.new_empty((*rows, head_size), dtype=torch.float64)
     bound = torch.empty_like(expected)
     ill_conditioned = tensors.query.new_empty((*rows, 1), dtype=torch.bool)
+    if not all(tensors.answers):
+        expected.zero_()
+        bound.fill_(torch.inf)
+        ill_conditioned.zero_()
     for block in row_blocks(tensors):
         part = attend_block(block, tensors, model)
         expected[block.tokens] = part.expected.transpose(1, 2)
@@ -78,8 +83,8 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: NumericModel
     logits = logits_of(block, tensors, model)
     weights = weights_of(logits)
     output = (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
-    moved = logit_term(weights, block.values, output, probability_unit(tensors, model))
-    summed = value_term(weights, logits, block.values, tensors, model)
+    moved = logit_term(weights, block, output, probability_unit(tensors, model))
+    summed = value_term(weights, logits, block, tensors, model)
     units = normaliser_units(tensors, logits)
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
     factor = output_factor(tensors)
@@ -104,7 +109,7 @@ def _sanitised(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return expected without NaN, and an infinite bound wherever float32 may overflow on the way."""
     num_keys = block.values.shape[-2]
-    large = not bool(block.values.abs().max() * num_keys < OVERFLOW)
+    large = not bool(block.value_sizes.max() * num_keys < OVERFLOW)
     if logits.overflows is None and not large:
         return expected, bound
     unknown = ~bound.isfinite() | ~expected.isfinite()
@@ -112,5 +117,5 @@ def _sanitised(
         unknown |= logits.overflows
     if large:
         visible = (logits.exact > -torch.inf).double().flatten(2, 3)
-        unknown |= ~(visible @ block.values.abs() < OVERFLOW).view_as(expected)
+        unknown |= ~(visible @ block.value_sizes < OVERFLOW).view_as(expected)
     return expected.masked_fill(unknown, 0.0), bound.masked_fill(unknown, torch.inf)

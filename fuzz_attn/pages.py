@@ -8,6 +8,7 @@ import numpy as np
 
 from fuzz_attn.case import AttentionCase
 from fuzz_attn.poison import table_poison
+from fuzz_attn.rows import Rows, rows_of
 from fuzz_attn.streams import Integers, Stream
 
 _PERMUTATION, _REPETITION = 1, 2
@@ -18,27 +19,31 @@ class PageMap:
     """Where the keys of a batch lie.
 
     ``block_table`` ``[num_seqs, max_blocks]``, garbage past each sequence's last page; ``slots`` ``[total_keys]``, the
-    flat slot (block * block_size + offset) of every key, sequence after sequence; ``visible`` bool ``[total_keys]``,
-    whether some row may read the key.
+    flat slot (block * block_size + offset) of every key, sequence after sequence; ``held`` bool ``[total_keys]``,
+    whether the cache holds the key: some row may see it, and it is not a new one that a stale cache lacks. No key lies
+    in a page before ``first_block``.
     """
 
     num_blocks: int
+    first_block: int
     block_table: Integers
     slots: Integers
-    visible: np.typing.NDArray[np.bool_]
+    held: np.typing.NDArray[np.bool_]
 
 
 def page_map(case: AttentionCase) -> PageMap:
     """Return the page map that the case's recipe and seed describe."""
     logical, num_unique = _logical_pages(case)
-    num_blocks = max(1, num_unique + case.pages.spare_blocks)
-    order = Stream(case.seed, _PERMUTATION).permutation(num_blocks) if case.pages.permuted else np.arange(num_blocks)
+    used, first_block = max(1, num_unique + case.pages.spare_blocks), case.pages.first_block
+    order = Stream(case.seed, _PERMUTATION).permutation(used) if case.pages.permuted else np.arange(used)
+    order, num_blocks = order + first_block, used + first_block
     rows = [order[np.asarray(pages, dtype=np.int64)] for pages in logical]
     width = max((len(row) for row in rows), default=0) + case.pages.extra_columns
     table = np.full((len(rows), width), table_poison(case.poison.table, num_blocks), dtype=np.int64)
     for sequence, row in enumerate(rows):
         table[sequence, : len(row)] = row
-    return PageMap(num_blocks, table, _slots(case, rows), _visible(case))
+    keys = rows_of(case)
+    return PageMap(num_blocks, first_block, table, _slots(case, keys, table), _held(case, keys))
 
 
 def _logical_pages(case: AttentionCase) -> tuple[list[list[int]], int]:
@@ -60,24 +65,21 @@ def _logical_pages(case: AttentionCase) -> tuple[list[list[int]], int]:
     return logical, unique
 
 
-def _slots(case: AttentionCase, rows: list[Integers]) -> Integers:
-    size = case.pages.block_size
-    offsets = np.arange(size)
-    parts = [
-        (row[:, None] * size + offsets).reshape(-1)[:seq_len]
-        for row, seq_len in zip(rows, _seq_lens(case), strict=True)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+def _slots(case: AttentionCase, keys: Rows, table: Integers) -> Integers:
+    pages, offsets = np.divmod(keys.key_position, case.pages.block_size)
+    slots: Integers = table[keys.key_sequence, pages] * case.pages.block_size + offsets
+    return slots
 
 
-def _visible(case: AttentionCase) -> np.typing.NDArray[np.bool_]:
-    """Return which keys some row sees: from the window's edge of the first row on; none if there is no row."""
-    parts = []
-    for sequence in case.sequences:
-        first = max(0, sequence.context_len - case.window + 1) if case.window else 0
-        keys = np.arange(sequence.seq_len)
-        parts.append((keys >= first) & (sequence.query_len > 0))
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.bool_)
+def _held(case: AttentionCase, keys: Rows) -> np.typing.NDArray[np.bool_]:
+    """Return which keys the cache holds: from the window's edge of the first row on, none if no row is answered."""
+    first = np.maximum(0, keys.context - case.window + 1) if case.window else np.zeros_like(keys.context)
+    answered = (keys.query > 0) & np.array(case.answers, dtype=np.bool_)
+    held = keys.key_position >= np.where(answered, first, keys.total)[keys.key_sequence]
+    if case.stale_cache:
+        ends = np.where(np.array(case.reads_dense, dtype=np.bool_), keys.context, keys.total)
+        held &= keys.key_position < ends[keys.key_sequence]
+    return held
 
 
 def _seq_lens(case: AttentionCase) -> list[int]:

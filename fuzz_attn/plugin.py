@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case import Abi
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.families import Abi
 from fuzz_attn.testing import MARKER
 
 if TYPE_CHECKING:
@@ -192,12 +192,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     folder = config.stash[_RUN_FOLDER]
     if hasattr(config, "workerinput") or not folder.exists():
         return
+    from fuzz_attn import coverage  # noqa: PLC0415 - as above
     from fuzz_attn.plain_text import text_of  # noqa: PLC0415 - as above
     from fuzz_attn.statistics import merged, read_all  # noqa: PLC0415 - as above
     from fuzz_attn.summary import render  # noqa: PLC0415 - as above
 
     shards = read_all(folder)
+    covered = []
     for target in sorted({shard.target for shard in shards}):
         together = merged(shard for shard in shards if shard.target == target)
         if together is not None:
             terminalreporter.write_line(text_of(render(together)))
+            covered.append(together.coverage)
+    if covered:
+        coverage.save(covered, folder)

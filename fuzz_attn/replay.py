@@ -29,11 +29,13 @@ class Replayed:
     def status(self) -> str:
         """``FAILED`` while the case fails, ``FIXED`` once it passes.
 
-        ``UNSEEN`` where only sanitizers saw the failure and the backend has none, so that it may be there still.
+        ``UNSEEN`` where only sanitizers saw the failure and the backend has none, so that it may be there still. Guard
+        bands see what is written outside on every backend.
         """
         if not self.verdict.passed:
             return "FAILED"
-        seen = self.sanitizers or self.found.verdict.property_name != "sanitizers"
+        found = self.found.verdict
+        seen = self.sanitizers or found.property_name != "sanitizers" or found.kind == "written_outside"
         return "FIXED" if seen else "UNSEEN"
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 
-from fuzz_attn.tensors import AttentionTensors
+from fuzz_attn.tensors import AttentionTensors, taken
 
 MAX_BLOCK_SCORES = 2**20
 """Scores of a block, padding included, beyond which rows go to another block; keeps the memory near 100 MB."""
@@ -31,7 +34,8 @@ class RowBlock:
     ``tokens`` int64 ``[B, Q]``, row of q and out; ``queries`` float64 ``[B, num_kv_heads, Q, group, head_size]``;
     ``keys`` and ``values`` float64 ``[B, num_kv_heads, K, head_size]``, dequantised as the specification says;
     ``visible`` bool ``[B, Q, K]``; ``position`` int64 ``[B, Q]`` of the query and ``key_position`` ``[B, K]``;
-    ``context_len`` int64 ``[B]``; ``qq_bias`` float64 ``[B, Q, K]``, 0 where masked.
+    ``context_len`` int64 ``[B]``; ``reach`` and ``num_visible`` float64 ``[B, Q]``, how far back the first visible
+    key lies and how many there are; ``qq_bias`` float64 ``[B, Q, K]``, 0 where masked.
     """
 
     tokens: torch.Tensor
@@ -42,7 +46,19 @@ class RowBlock:
     position: torch.Tensor
     key_position: torch.Tensor
     context_len: torch.Tensor
+    reach: torch.Tensor
+    num_visible: torch.Tensor
     qq_bias: torch.Tensor | None
+
+    @cached_property
+    def hidden(self) -> torch.Tensor:
+        """The opposite of ``visible``, to be broadcast against scores ``[B, num_kv_heads, Q, group, K]``."""
+        return ~self.visible[:, None, :, None]
+
+    @cached_property
+    def value_sizes(self) -> torch.Tensor:
+        """The magnitudes of the values; several terms of the bound need them."""
+        return self.values.abs()
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,8 @@ def _spans(tensors: AttentionTensors) -> list[Span]:
     spans = []
     num_heads = tensors.query.shape[1]
     for sequence, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
+        if tensors.answers and not tensors.answers[sequence]:
+            continue
         step = max(1, MAX_BLOCK_SCORES // max(1, num_heads * (query_len + context_len)))
         for row in range(0, query_len, step):
             num_rows = min(step, query_len - row)
@@ -95,43 +113,54 @@ def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list
 
 
 def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int]) -> RowBlock:
-    device = tensors.query.device
-    table = torch.tensor(
+    """Return the block of some spans; indices are made on the host, where a call on a few numbers costs least."""
+    table = np.array(
         [
             (s.sequence, starts[s.sequence], s.first_row, s.num_rows, s.first_key, s.num_keys,
              tensors.context_lens[s.sequence])
             for s in spans
-        ],
-        device=device,
+        ]
     )  # fmt: skip
     sequence, start, first_row, num_rows, first_key, num_keys, context_len = table.T[..., None]
-    row = first_row + torch.minimum(torch.arange(max(s.num_rows for s in spans), device=device), num_rows - 1)
-    column = torch.arange(max(s.num_keys for s in spans), device=device)
-    key_position = first_key + torch.minimum(column, num_keys - 1)
+    row = first_row + np.minimum(np.arange(max(s.num_rows for s in spans)), num_rows - 1)
+    column = np.arange(max(s.num_keys for s in spans))
+    key_position = first_key + np.minimum(column, num_keys - 1)
     position = context_len + row
-    visible = _causal(position, key_position, tensors.window) & (column < num_keys)[:, None]
-    bias = None
+    reach = np.minimum(position, tensors.window - 1) if tensors.window else position
+    distance = position[:, :, None] - key_position[:, None]
+    seen = (distance >= 0) & (distance <= reach[:, :, None]) & (column < num_keys)[:, None]
+
+    def placed(array: np.typing.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(tensors.query.device)
+
+    visible, farthest, bias = placed(seen), placed(reach.astype(np.float64)), None
+    num_visible = farthest + 1
     if tensors.qq_bias is not None:
-        bias = _qq_bias(tensors.qq_bias, row, key_position - context_len)
+        bias = _qq_bias(tensors.qq_bias, placed(row), placed(key_position - context_len))
         visible &= bias > -torch.inf
         bias = bias.masked_fill_(~visible, 0.0)
-    keys, values = _cached(tensors, sequence, key_position)
+        num_visible = visible.sum(-1, dtype=torch.float64)
+        farthest = torch.where(visible, placed(distance), 0).amax(-1).double()
+    tokens = placed(start + row)
+    pages, slots = np.divmod(key_position, tensors.block_size)
+    keys, values = _cached(tensors, tensors.block_table[placed(sequence), placed(pages)].long(), placed(slots))
+    if tensors.new_keys is not None and tensors.new_values is not None:
+        dense = np.array(tensors.reads_dense)[sequence] & (key_position >= context_len)
+        new = placed(np.where(dense, start + key_position - context_len, -1))
+        keys, values = _where_new(new, tensors.new_keys, keys), _where_new(new, tensors.new_values, values)
     return RowBlock(
-        tokens=start + row,
-        queries=_queries(tensors, start + row),
-        keys=keys,
-        values=values,
+        tokens=tokens,
+        queries=_queries(tensors, tokens),
+        keys=keys.transpose(1, 2).contiguous(),
+        values=values.transpose(1, 2).contiguous(),
         visible=visible,
-        position=position,
-        key_position=key_position,
-        context_len=context_len[:, 0],
+        position=placed(position),
+        key_position=placed(key_position),
+        context_len=placed(context_len[:, 0]),
+        reach=farthest,
+        num_visible=num_visible,
         qq_bias=bias,
     )
-
-
-def _causal(position: torch.Tensor, key_position: torch.Tensor, window: int) -> torch.Tensor:
-    distance = position[:, :, None] - key_position[:, None]
-    return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
 def _qq_bias(matrix: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
@@ -142,29 +171,21 @@ def _qq_bias(matrix: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> t
 
 
 def _queries(tensors: AttentionTensors, tokens: torch.Tensor) -> torch.Tensor:
-    queries = _taken(tensors.query, (tokens,)).double()
-    grouped = queries.view(*tokens.shape, tensors.key_cache.shape[2], -1, queries.shape[-1])
+    queries = taken(tensors.query, (tokens,)).double()
+    grouped = queries.view(*tokens.shape, tensors.num_kv_heads, -1, queries.shape[-1])
     return grouped.transpose(1, 2).contiguous()
 
 
-def _cached(
-    tensors: AttentionTensors, sequence: torch.Tensor, key_position: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V ``[B, num_kv_heads, K, head_size]``: in fp8 as stored when q is fp8 too, else dequantised."""
-    block_size = tensors.key_cache.shape[1]
-    block = tensors.block_table[sequence, key_position // block_size].long()
-    index = block, key_position % block_size
+def _cached(tensors: AttentionTensors, block: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V ``[B, K, num_kv_heads, head_size]``: in fp8 as stored when q is fp8 too, else dequantised."""
     dtype = tensors.query.dtype
-    keys = _dequantised(_taken(tensors.key_cache, index), tensors.k_scale, dtype)
-    values = _dequantised(_taken(tensors.value_cache, index), tensors.v_scale, dtype)
-    return keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
+    keys = _dequantised(tensors.keys_at(block, slot), tensors.k_scale, dtype)
+    values = _dequantised(tensors.values_at(block, slot), tensors.v_scale, dtype)
+    return keys, values
 
 
-def _taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return ``tensor[index]`` for any type; fp8 has no indexing of its own on every device."""
-    if tensor.dtype.itemsize == 1:
-        return tensor.view(torch.uint8)[index].view(tensor.dtype)
-    return tensor[index]
+def _where_new(new: torch.Tensor, dense: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+    return torch.where((new >= 0)[..., None, None], dense[new.clamp_min(0)].double(), cached)
 
 
 def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,40 +13,67 @@ from fuzz_attn.streams import Integers
 
 @dataclass(frozen=True)
 class Rows:
-    """Flat index arrays of a batch.
+    """Flat index arrays of a batch, each made when it is first asked for: most recipes need few of them or none.
 
-    For each query token ``[num_tokens]``: ``position`` in its sequence, ``first`` position that it sees, ``start`` of
-    its sequence among all keys, ``seq_len``. For each key ``[total_keys]``: ``key_position``, ``key_sequence``,
-    ``key_context`` and ``key_seq_len`` (context and full length of its sequence).
+    ``query`` and ``context`` ``[num_seqs]`` are the lengths of the sequences, 0 is no ``window``.
     """
 
-    position: Integers
-    first: Integers
-    start: Integers
-    seq_len: Integers
-    key_position: Integers
-    key_sequence: Integers
-    key_context: Integers
-    key_seq_len: Integers
+    query: Integers
+    context: Integers
+    window: int
+
+    @cached_property
+    def total(self) -> Integers:
+        """Keys of each sequence ``[num_seqs]``."""
+        return self.query + self.context
+
+    @cached_property
+    def position(self) -> Integers:
+        """Position of each query token in its sequence ``[num_tokens]``."""
+        return _ramp(self.query) + np.repeat(self.context, self.query)
+
+    @cached_property
+    def first(self) -> Integers:
+        """First position that each query token sees ``[num_tokens]``."""
+        return np.maximum(0, self.position - self.window + 1) if self.window else np.zeros_like(self.position)
+
+    @cached_property
+    def start(self) -> Integers:
+        """Start of each query token's sequence among all keys ``[num_tokens]``."""
+        return np.repeat(np.cumsum(self.total) - self.total, self.query)
+
+    @cached_property
+    def seq_len(self) -> Integers:
+        """Length of each query token's sequence ``[num_tokens]``."""
+        return np.repeat(self.total, self.query)
+
+    @cached_property
+    def key_position(self) -> Integers:
+        """Position of each key in its sequence ``[total_keys]``."""
+        return _ramp(self.total)
+
+    @cached_property
+    def key_sequence(self) -> Integers:
+        """Sequence of each key ``[total_keys]``."""
+        return np.repeat(np.arange(len(self.total)), self.total)
+
+    @cached_property
+    def key_context(self) -> Integers:
+        """Context length of each key's sequence ``[total_keys]``."""
+        return np.repeat(self.context, self.total)
+
+    @cached_property
+    def key_seq_len(self) -> Integers:
+        """Length of each key's sequence ``[total_keys]``."""
+        return np.repeat(self.total, self.total)
 
 
 def rows_of(case: AttentionCase) -> Rows:
     """Return the flattened rows and keys of a case."""
-    query = np.array([s.query_len for s in case.sequences], dtype=np.int64)
-    context = np.array([s.context_len for s in case.sequences], dtype=np.int64)
-    total = query + context
-    starts = np.cumsum(total) - total
-    position = _ramp(query) + np.repeat(context, query)
-    first = np.maximum(0, position - case.window + 1) if case.window else np.zeros_like(position)
     return Rows(
-        position=position,
-        first=first,
-        start=np.repeat(starts, query),
-        seq_len=np.repeat(total, query),
-        key_position=_ramp(total),
-        key_sequence=np.repeat(np.arange(len(total)), total),
-        key_context=np.repeat(context, total),
-        key_seq_len=np.repeat(total, total),
+        query=np.array([s.query_len for s in case.sequences], dtype=np.int64),
+        context=np.array([s.context_len for s in case.sequences], dtype=np.int64),
+        window=case.window,
     )
 
 

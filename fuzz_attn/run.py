@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +23,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from fuzz_attn import counterexample, failure, summary
+from fuzz_attn import counterexample, coverage, failure, summary
 from fuzz_attn.plain_text import count, show, whole
-from fuzz_attn.plugin import new_run_folder
+from fuzz_attn.plugin import new_run_folder, share_of
 from fuzz_attn.statistics import Statistics, merged, read_all
 
 TEST_FILE: Final = Path(__file__).with_name("run_target.py")
@@ -35,9 +39,9 @@ PIPE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, in the words of the command line."""
+    """What the user asked for, in the words of the command line; the budget is that of all targets together."""
 
-    target: str
+    targets: tuple[str, ...]
     abi: str | None
     backend: str
     max_time: float | None
@@ -64,14 +68,37 @@ class LiveLine:
 
 
 def run(request: Request, console: Console) -> int:
-    """Run a campaign through pytest and print what came of it; return the exit status: 0, or 1 on a failure.
+    """Fuzz one target after the other and print what came of each; return the exit status: 0, or 1 on a failure.
 
-    Returns 2 when pytest itself could not run the campaign; its output is printed then. When interrupted it says what
-    was found so far, and returns 1 or 130.
+    Returns 2 when pytest itself could not run a campaign; its output is printed then. When interrupted it says what
+    was found so far, and returns 1 or 130. With several targets, each has a folder of its own in the run's.
     """
     folder = new_run_folder(request.out)
+    statuses = []
+    for part in parts(request):
+        own = folder if part == request else folder / re.sub(r"[^\w.-]+", "-", part.targets[0])
+        returned, failed = _fuzz(part, own, console)
+        statuses.append(1 if failed else returned if returned in (0, INTERRUPTED) else 2)
+        if returned == INTERRUPTED:
+            break
+    return 1 if 1 in statuses else max(statuses)
+
+
+def parts(request: Request) -> Iterator[Request]:
+    """Yield a request for each target, with its share of the budget; the cases add up exactly."""
+    number = len(request.targets)
+    for index, target in enumerate(request.targets):
+        seconds = None if request.max_time is None else request.max_time / number
+        cases = share_of(request.max_cases, index, number)
+        if cases != 0:
+            yield dataclasses.replace(request, targets=(target,), max_time=seconds, max_cases=cases)
+
+
+def _fuzz(request: Request, folder: Path, console: Console) -> tuple[int, bool]:
+    """Run the campaign of one target through pytest; return its exit status and whether a case failed."""
     folder.mkdir(parents=True, exist_ok=True)
-    show(console, whole(f"Fuzzing {request.target} with seed {request.seed}, {count(request.workers, 'worker')}"))
+    (target,) = request.targets
+    show(console, whole(f"Fuzzing {target} with seed {request.seed}, {count(request.workers, 'worker')}"))
     returned = _call(request, folder, console)
     together = merged(read_all(folder))
     failed = together is not None and bool(together.counterexamples)
@@ -79,7 +106,7 @@ def run(request: Request, console: Console) -> int:
         show(console, Text((folder / "pytest.log").read_text(errors="replace").rstrip()))
     if together is not None:
         _conclude(together, folder, console)
-    return 1 if failed else returned if returned in (0, INTERRUPTED) else 2
+    return returned, failed
 
 
 def _call(request: Request, folder: Path, console: Console) -> int:
@@ -113,7 +140,7 @@ def _environment(out: Path | None) -> dict[str, str]:
 def pytest_command(request: Request, folder: Path) -> list[str]:
     """Return the pytest call that a run is: anybody can paste it. No settings of the caller's repository leak in."""
     options = {
-        "--fuzz-target": request.target,
+        "--fuzz-target": request.targets[0],
         "--fuzz-abi": request.abi,
         "--fuzz-backend": request.backend,
         "--fuzz-max-time": request.max_time,
@@ -125,6 +152,8 @@ def pytest_command(request: Request, folder: Path) -> list[str]:
     }
     command = [sys.executable, "-m", "pytest", str(TEST_FILE), "-c", str(TEST_FILE.with_name("run.ini")), "-q"]
     command += ["--rootdir", str(folder), "-p", "no:cacheprovider"]
+    if not entry_points(group="pytest11", name="fuzz_attn"):  # run from a checkout that is not installed
+        command += ["-p", "fuzz_attn.plugin"]
     command += ["-n", str(request.workers)] if request.workers > 1 else ["-p", "no:xdist"]
     return command + [f"{name}={value}" for name, value in options.items() if value is not None]
 
@@ -173,6 +202,9 @@ def _conclude(together: Statistics, folder: Path, console: Console) -> None:
         show(console, "")
     show(console, summary.render(together))
     path = folder / "summary.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(together), indent=1) + b"\n")
-    for index, name in enumerate((os.path.relpath(path), *together.counterexamples)):
+    numbers = msgspec.to_builtins(together)
+    del numbers["masks"]  # they have a file of their own, coverage.json
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(numbers), indent=1) + b"\n")
+    written = (os.path.relpath(path), os.path.relpath(folder / coverage.FILE_NAME), *together.counterexamples)
+    for index, name in enumerate(written):
         show(console, whole(f"{'' if index else 'Written':9}{shlex.quote(name)}"))

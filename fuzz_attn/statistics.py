@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fuzz_attn import coverage
 from fuzz_attn.case import AttentionCase, is_fp8
+from fuzz_attn.coverage import Mask, TargetCoverage
 from fuzz_attn.recipes import Plain
 from fuzz_attn.signature import features_of
 from fuzz_attn.verdict import Verdict
@@ -27,8 +29,11 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
 
     ``cases`` counts launched cases while searching, ``shrinking`` those launched to shrink a failure. ``compile_keys``
     maps each key's hash to its number of cases; ``features`` each feature to its number of cases, a plain case under
-    its own name; ``ratios`` each output dtype to the largest ``err / bound`` of a passing case. ``unfinished`` launches
-    were still running when the time was up, for ``unfinished_seconds`` at most.
+    its own name; ``ratios`` each output dtype to the largest ``err / bound`` of a passing case. ``kernels_compiled``
+    and ``kernels_loaded`` count what Triton made ready on a GPU, the latter kept from an earlier process; each worker
+    counts its own, shrinking included. ``unfinished`` launches were still running when the time was up, for
+    ``unfinished_seconds`` at most. ``masks`` of the target's kernels, with what they showed in all launches, shrinking
+    included.
     """
 
     target: str
@@ -42,6 +47,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     unfinished: int = 0
     unfinished_seconds: float = 0.0
     compile_keys: dict[int, int] = msgspec.field(default_factory=dict)
+    kernels_compiled: int = 0
+    kernels_loaded: int = 0
     features: dict[str, int] = msgspec.field(default_factory=dict)
     relations: dict[str, int] = msgspec.field(default_factory=dict)
     ratios: dict[str, float] = msgspec.field(default_factory=dict)
@@ -49,6 +56,12 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     fallback: str = ""
     counterexamples: tuple[str, ...] = ()
     state: str = ""
+    masks: tuple[Mask, ...] = ()
+
+    @property
+    def coverage(self) -> TargetCoverage:
+        """What the file ``coverage.json`` holds of the target."""
+        return TargetCoverage(self.target, self.backend, self.fallback, self.cases, self.masks)
 
 
 class Tally:
@@ -60,9 +73,17 @@ class Tally:
         self.unfinished = 0
         self.unfinished_seconds = 0.0
         self.compile_keys: Counter[int] = Counter()
+        self.kernels_compiled = 0
+        self.kernels_loaded = 0
         self.features: Counter[str] = Counter()
         self.relations: Counter[str] = Counter()
         self.ratios: dict[str, float] = {}
+        self.masks: tuple[Mask, ...] = ()
+
+    def see(self, masks: tuple[Mask, ...]) -> None:
+        """Add what masks showed; mostly nothing new."""
+        if masks:
+            self.masks = coverage.merged((*self.masks, *masks))
 
     def count(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
         """Count one case that was launched while searching."""
@@ -83,9 +104,12 @@ class Tally:
             "unfinished": self.unfinished,
             "unfinished_seconds": self.unfinished_seconds,
             "compile_keys": dict(self.compile_keys),
+            "kernels_compiled": self.kernels_compiled,
+            "kernels_loaded": self.kernels_loaded,
             "features": dict(self.features),
             "relations": dict(self.relations),
             "ratios": dict(self.ratios),
+            "masks": self.masks,
         }
 
 
@@ -116,12 +140,15 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         unfinished=sum(shard.unfinished for shard in shards),
         unfinished_seconds=max(shard.unfinished_seconds for shard in shards),
         compile_keys=_added(shard.compile_keys for shard in shards),
+        kernels_compiled=sum(shard.kernels_compiled for shard in shards),
+        kernels_loaded=sum(shard.kernels_loaded for shard in shards),
         features=_added(shard.features for shard in shards),
         relations=_added(shard.relations for shard in shards),
         ratios=ratios,
         shims=first.shims,
         fallback=next((shard.fallback for shard in shards if shard.fallback), ""),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
+        masks=coverage.merged(mask for shard in shards for mask in shard.masks),
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fuzz_attn import coverage
 from fuzz_attn.plain_text import count, whole
 from fuzz_attn.statistics import Statistics
 
@@ -54,6 +55,8 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
     yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
     yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
+    if statistics.kernels_compiled or statistics.kernels_loaded:
+        yield "kernels compiled", _kernels(statistics)
     if statistics.shrinking:
         yield "shrinking", count(statistics.shrinking, "more case")
     if statistics.deaths:
@@ -64,10 +67,32 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     yield "failures", Text(str(failures), style="bold red" if failures else "bold green")
 
 
+def _kernels(statistics: Statistics) -> str:
+    """Return how many kernels there were, and for how many cases each had to do."""
+    kernels = statistics.kernels_compiled + statistics.kernels_loaded
+    cases = statistics.cases + statistics.shrinking
+    kept = f", {statistics.kernels_loaded} more were in Triton's cache" if statistics.kernels_loaded else ""
+    return f"{statistics.kernels_compiled}{kept}, {cases / kernels:.1f} cases each"
+
+
 def _cut_off(statistics: Statistics) -> str:
     launches = "1 launch was" if statistics.unfinished == 1 else f"{statistics.unfinished} launches were"
     longest = f"after {statistics.unfinished_seconds:.0f} s when the time was up"
     return f"{launches} still running {longest}: no verdict, the case is left in journal-*.json of the run"
+
+
+def _covered(statistics: Statistics) -> str:
+    if not statistics.masks:
+        return "none: the simulator alone sees masks, and only those of Triton kernels"
+    until = ", before the simulator was given up" * bool(statistics.fallback)
+    return f"{coverage.in_short(statistics.masks)}{until}"
+
+
+def _relations(asked: dict[str, int]) -> str:
+    """Return how many cases were asked each relation, the rarest last."""
+    most_first = sorted(asked.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in most_first)
+    return f"{count(sum(asked.values()), 'case')}: {listed}"
 
 
 def _shares(statistics: Statistics) -> Iterator[Row]:
@@ -76,7 +101,10 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
     most_first = sorted(statistics.features.items(), key=lambda item: -item[1])
     ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in sorted(statistics.ratios.items()))
     yield "features", ", ".join(f"{name} {number / statistics.cases:.0%}" for name, number in most_first)
+    if statistics.relations:
+        yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"
+    yield "semantic coverage", _covered(statistics)
     if not statistics.counterexamples:
         limit = f"at most {3 / statistics.cases:.2g} failures a case with 95% confidence (3/n)"
         yield "no failure in", f"{count(statistics.cases, 'case')}: {limit}"

@@ -6,17 +6,20 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from fuzz_attn.abi import FAMILIES, Signature, signature_of
-from fuzz_attn.case import Abi, AttentionCase
+import msgspec
+
+from fuzz_attn.abis import FAMILIES
+from fuzz_attn.abis.family import Signature, signature_of
 from fuzz_attn.domain import Domain
 from fuzz_attn.errors import TargetError
+from fuzz_attn.families import Abi
 from fuzz_attn.numeric_model import NumericModel
 from fuzz_attn.tensors import AttentionTensors
 
@@ -29,9 +32,13 @@ class Target:
 
     name: str
     call: Callable[..., object]
-    abi: Abi = "unified"
     domain: Domain = field(default_factory=Domain)
     model: NumericModel = field(default_factory=NumericModel)
+
+    @property
+    def abi(self) -> Abi:
+        """The family whose interface the callable has: its domain's."""
+        return self.domain.abi
 
     @cached_property
     def signature(self) -> Signature:
@@ -43,9 +50,14 @@ class Target:
         """The name as a folder: letters, digits, dots, dashes and underscores."""
         return slug_of(self.name)
 
-    def run(self, case: AttentionCase, tensors: AttentionTensors) -> None:
-        """Call the target on the tensors of a case; it writes ``tensors.output`` in place."""
-        self.call(**FAMILIES[self.abi].arguments(self.signature, case, tensors))
+    def on_device(self, tensor_core_slack: float) -> Target:
+        """Return the target as it computes on a device whose tensor cores lose that much at each addition."""
+        slack = max(self.model.tensor_core_slack, tensor_core_slack)
+        return replace(self, model=msgspec.structs.replace(self.model, tensor_core_slack=slack))
+
+    def run(self, tensors: AttentionTensors) -> None:
+        """Call the target on tensors; it writes ``tensors.output`` in place."""
+        self.call(**FAMILIES[self.abi].arguments_for(self.signature, tensors))
 
 
 def slug_of(name: str) -> str:
@@ -53,19 +65,28 @@ def slug_of(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name.removesuffix(".py")).strip("-.") or "target"
 
 
+_BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
+    "unified": (
+        "unified_attention:unified_attention",
+        Domain(paths=("auto", "2d", "3d"), tile_sizes=(16, 32, 64), tile_hint=True),
+    ),
+    "paged": ("paged_attention:paged_attention_decode", Domain(abi="paged", tile_hint=True)),
+    "context": ("context_attention:context_attention_fwd", Domain(abi="context", tile_hint=True)),
+    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", Domain(abi="chunked", tile_hint=True)),
+}
+
+BUILT_IN_NAMES: Final = tuple(_BUILT_IN)
+"""This project's own kernels; each has the name of its ABI."""
+
+
 def built_in(name: str) -> Target | None:
     """Return this project's own target of that name, or None. Imports Triton: the backend must be prepared before."""
-    if name != "unified":
+    if name not in _BUILT_IN:
         return None
-    launcher = importlib.import_module("fuzz_attn.kernels.unified_attention")
-    return Target(
-        name="unified",
-        call=launcher.unified_attention,
-        domain=Domain(paths=("auto", "2d", "3d"), tile_sizes=(16, 32, 64), tile_hint=True),
-    )
-
-
-BUILT_IN_NAMES: Final = ("unified",)
+    place, domain = _BUILT_IN[name]
+    module, _, function = place.partition(":")
+    launcher = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
+    return Target(name=name, call=launcher, domain=domain)
 
 
 def load_target(spec: str, abi: Abi | None = None) -> Target:
@@ -101,7 +122,7 @@ def as_target(found: object, name: str, abi: Abi | None = None) -> Target:
     except TargetError as error:
         raise TargetError(f"target={name!r} {error}") from error
     family = _family_of(signature, name, abi)
-    return Target(name=name, call=found, abi=family, domain=FAMILIES[family].domain(signature))
+    return Target(name=name, call=found, domain=FAMILIES[family].domain(signature))
 
 
 def _family_of(signature: Signature, name: str, abi: Abi | None) -> Abi:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 import torch
 
 from fuzz_attn import biases
-from fuzz_attn.case import AttentionCase, DTypeName, is_fp8
-from fuzz_attn.memory import cache_views, dense_memory, heads_view, rounded, strided, tensor_of, tensors_over
+from fuzz_attn.case import AttentionCase, DTypeName, LaunchHints, is_fp8, page_elements
+from fuzz_attn.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
+from fuzz_attn.memory import (
+    Bits,
+    cache_memory,
+    dense_memory,
+    heads_view,
+    poisoned,
+    pushed_far,
+    rounded,
+    strided,
+    tensor_of,
+    tensors_over,
+)
 from fuzz_attn.pages import PageMap, page_map
 from fuzz_attn.poison import TORCH_DTYPES, output_poison, slot_poison, table_poison
 from fuzz_attn.streams import Floats
@@ -25,7 +38,9 @@ class AttentionTensors:
     """What one attention call reads and writes, by the glossary's names.
 
     ``query`` and ``output`` ``[num_tokens + padded_tokens, num_query_heads, head_size]``; ``key_cache`` and
-    ``value_cache`` ``[num_blocks, block_size, num_kv_heads, head_size]``, any strides with the last one 1;
+    ``value_cache`` ``[num_blocks, block_size, num_kv_heads, head_size]``, any strides with the last one 1, or split
+    (:mod:`fuzz_attn.families`): ask :meth:`keys_at` and :meth:`values_at`. ``new_keys`` and ``new_values``
+    ``[num_tokens + padded_tokens, num_kv_heads, head_size]`` in q's type, None where all is read from the cache;
     ``query_start_loc`` int32 ``[num_seqs + 1]``; ``seq_lens`` int32 ``[num_seqs]``; ``block_table`` int32
     ``[num_seqs, max_blocks]``. Scales are one-element float32 tensors, None where the type is not fp8.
     ``alibi_slopes`` float32 and ``sinks`` ``[num_query_heads]``; ``qq_bias`` float32 ``[rows, columns]``.
@@ -53,8 +68,23 @@ class AttentionTensors:
     alibi_slopes: torch.Tensor | None = None
     qq_bias: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    new_keys: torch.Tensor | None = None
+    new_values: torch.Tensor | None = None
     output_poison: int = 0
     """The bits of an output element not yet written."""
+    launch: LaunchHints = field(default_factory=LaunchHints)
+    """How the launcher is asked to run; no number depends on it."""
+    abi: Abi = "unified"
+    kv_dtype: torch.dtype = torch.float32
+    """The type of the numbers in the caches, which may lie there as uint8."""
+    answers: tuple[bool, ...] = ()
+    """For each sequence, whether the target writes its rows; the others must stay as they are. Empty: all."""
+    leaves_others: bool = False
+    """Whether the target is told to leave the sequences of the other family alone."""
+    reads_dense: tuple[bool, ...] = ()
+    """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
+    first_block: int = 0
+    """The first page of the caches that has memory; the pages before it are addresses that nobody may touch."""
 
     @property
     def max_query_len(self) -> int:
@@ -66,12 +96,76 @@ class AttentionTensors:
         """The longest sequence of the batch; 0 for an empty one."""
         return max((q + c for q, c in zip(self.query_lens, self.context_lens, strict=True)), default=0)
 
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of the caches."""
+        return self.key_cache.shape[1 if self.abi in SPLIT_CACHES else 2]
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a page."""
+        return self.key_cache.shape[3 if self.abi in SPLIT_CACHES else 1]
+
+    @property
+    def answered_tokens(self) -> torch.Tensor | None:
+        """Bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
+        if all(self.answers):
+            return None
+        device = self.query.device
+        answers, lengths = (torch.tensor(each, device=device) for each in (self.answers, self.query_lens))
+        return answers.repeat_interleave(lengths)
+
+    def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
+        if self.abi not in SPLIT_CACHES:
+            return taken(self.key_cache, (block, slot))
+        return taken(self.key_cache.permute(0, 3, 1, 2, 4), (block, slot)).flatten(-2).view(self.kv_dtype)
+
+    def values_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        """Return the stored values ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
+        if self.abi not in SPLIT_CACHES:
+            return taken(self.value_cache, (block, slot))
+        return taken(self.value_cache.permute(0, 3, 1, 2), (block, slot)).view(self.kv_dtype)
+
+    def void_before(self, tensor: torch.Tensor) -> int:
+        """Return how many bytes of the storage of one of these tensors have no memory; they come first."""
+        far = self.first_block and (tensor is self.key_cache or tensor is self.value_cache)
+        return self.first_block * tensor.stride(0) * tensor.element_size() if far else 0
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the memory that one of these tensors is a view of, as uint8: all of it that exists."""
+        return storage_bytes(tensor)[self.void_before(tensor) :]
+
+    def near(self) -> AttentionTensors:
+        """Return the same problem with caches of the pages alone that have memory; table entries past the last change.
+
+        For whoever looks at whole caches. The new caches are views of these.
+        """
+        first = self.first_block
+        if not first:
+            return self
+        return dataclasses.replace(
+            self,
+            key_cache=self.key_cache[first:],
+            value_cache=self.value_cache[first:],
+            block_table=self.block_table - first,
+            first_block=0,
+        )
+
     def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the name and tensor of everything that an attention call must leave as it is."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, torch.Tensor) and field.name != "output":
-                yield field.name, value
+        for name in INPUT_NAMES:
+            value = getattr(self, name)
+            if value is not None:
+                yield name, value
+
+
+INPUT_NAMES: Final = tuple(
+    entry.name
+    for entry in dataclasses.fields(AttentionTensors)
+    if entry.name != "output" and str(entry.type).startswith("torch.Tensor")
+)
+"""Every tensor that an attention call may be given to read; some are None in most cases."""
 
 
 def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
@@ -100,8 +194,24 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         alibi_slopes=_slopes(case, device),
         qq_bias=_qq_bias(case, device),
         sinks=_sinks(case, device),
+        new_keys=_new(case, numbers.keys, device),
+        new_values=_new(case, numbers.values, device),
         output_poison=output_poison(case.dtypes.out, case.poison.out),
+        launch=case.launch,
+        abi=case.abi,
+        kv_dtype=TORCH_DTYPES[case.dtypes.kv],
+        answers=case.answers,
+        leaves_others=case.leaves_others,
+        reads_dense=case.reads_dense,
+        first_block=case.pages.first_block,
     )
+
+
+def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return ``tensor[index]`` for any type; fp8 has no indexing of its own on every device."""
+    if tensor.dtype.itemsize == 1:
+        return tensor.view(torch.uint8)[index].view(tensor.dtype)
+    return tensor[index]
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,55 +225,80 @@ def digest_of(tensors: AttentionTensors) -> str:
     for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
         layout = f"{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
         digest.update(f"{name}{tensor.dtype}{layout}".encode())
-        digest.update(storage_bytes(tensor).cpu().numpy().tobytes())
+        digest.update(tensors.memory_of(tensor).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
-    strides, dtype = case.strides, case.dtypes.q
+    gaps = case.strides.q_token, case.strides.q_head
+    return _packed(case, rounded(queries, case.dtypes.q, case.scales.q), gaps, device)
+
+
+def _new(case: AttentionCase, array: Floats, device: str) -> torch.Tensor | None:
+    """Return the keys or values of the new tokens, densely packed, for the families that take them so."""
+    if case.abi not in DENSE_NEW_KEYS:
+        return None
+    lengths = [(s.context_len, s.query_len) for s in case.sequences]
+    new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
+    return _packed(case, rounded(array[new], case.dtypes.q), (case.strides.new_token, case.strides.new_head), device)
+
+
+def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str) -> torch.Tensor:
+    """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN wherever nothing is."""
+    dtype = case.dtypes.q
     poison = slot_poison(dtype, "nan")
-    memory = dense_memory(case, dtype, poison, strides.q_token, strides.q_head)
-    view = heads_view(memory, case.heads.num_query_heads, strides.q_head, case.heads.head_size)
-    view[: case.num_tokens] = rounded(queries, dtype, case.scales.q)
-    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device, guard=poison)[0]
+    memory = dense_memory(case, tokens.shape[1], dtype, poison, gaps)
+    view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
+    view[: case.num_tokens] = tokens
+    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
 
 def _output(case: AttentionCase, device: str) -> torch.Tensor:
-    strides, dtype = case.strides, case.dtypes.out
+    gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
-    memory = dense_memory(case, dtype, poison, strides.out_token, strides.out_head)
-    view = heads_view(memory, case.heads.num_query_heads, strides.out_head, case.heads.head_size)
-    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device, guard=poison)[0]
+    memory = dense_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
+    view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
+    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
 
 def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
-    """Return both caches: the slots that some row may read hold numbers, everything else poison."""
+    """Return both caches: the slots that hold keys that some row may see hold numbers, everything else poison."""
     dtype = case.dtypes.kv
-    memory, views = cache_views(case, pages.num_blocks)
     poisons = slot_poison(dtype, case.poison.keys), slot_poison(dtype, case.poison.values)
-    for block, poison in zip(memory, poisons, strict=False):
-        block[...] = poison
-    blocks, offsets = np.divmod(pages.slots[pages.visible], case.pages.block_size)
+    caches = cache_memory(case, pages.num_blocks - pages.first_block, poisons)
+    everything = bool(pages.held.all())
+    blocks, offsets = np.divmod(pages.slots if everything else pages.slots[pages.held], case.pages.block_size)
+    blocks = blocks - pages.first_block
     arrays, scales = (numbers.keys, numbers.values), (case.scales.k, case.scales.v)
-    for view, poison, array, scale in zip(views, poisons, arrays, scales, strict=True):
-        view[...] = poison
-        view[blocks, offsets] = rounded(array[pages.visible], dtype, scale)
-    torch_dtype = TORCH_DTYPES[dtype]
-    if len(memory) == 1:
-        return tensors_over(memory[0], views, torch_dtype, device, guard=poisons[0])
+    for slots, array, scale in zip(caches.slots, arrays, scales, strict=True):
+        held = rounded(array if everything else array[pages.held], dtype, scale)
+        slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
+    torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
+    steps = page_elements(case.abi, case.heads, case.pages.block_size, case.strides)
+    if len(caches.memory) == 1:
+        return _over(caches.memory[0], caches.views, torch_dtype, device, steps[0], pages.first_block)
+    triples = zip(caches.memory, caches.views, steps, strict=True)
     return tuple(
-        tensors_over(block, (view,), torch_dtype, device, guard=poison)[0]
-        for block, view, poison in zip(memory, views, poisons, strict=True)
+        _over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples
     )
+
+
+def _over(
+    memory: Bits, views: tuple[Bits, ...], dtype: torch.dtype, device: str, page: int, first_block: int
+) -> tuple[torch.Tensor, ...]:
+    """Return caches over memory that holds the pages from ``first_block`` on, each of ``page`` elements."""
+    if not first_block:
+        return tensors_over(memory, views, dtype, device)
+    return pushed_far(tensors_over(memory, views, dtype, "cpu"), first_block, page, device)
 
 
 def _block_table(case: AttentionCase, pages: PageMap, device: str) -> torch.Tensor:
     sequences, width = pages.block_table.shape
     garbage = table_poison(case.poison.table, pages.num_blocks)
-    memory = np.full((sequences, width + case.strides.block_table), garbage, dtype=np.int32)
+    memory = poisoned((sequences, width + case.strides.block_table), np.int32, garbage)
     view = strided(memory, (sequences, width), (width + case.strides.block_table, 1))
     view[...] = pages.block_table
-    return tensors_over(memory, (view,), torch.int32, device, guard=garbage)[0]
+    return tensors_over(memory, (view,), torch.int32, device)[0]
 
 
 def _integers(numbers: list[int], device: str) -> torch.Tensor:
@@ -186,9 +321,9 @@ def _qq_bias(case: AttentionCase, device: str) -> torch.Tensor | None:
     if case.qq_bias is None:
         return None
     matrix = biases.qq_bias(case.qq_bias, case)
-    memory = matrix.padded.view(np.uint32)
-    guard = slot_poison("float32", "nan")
-    return tensors_over(memory, (memory[:, : matrix.columns],), torch.float32, device, guard=guard)[0]
+    memory = poisoned(matrix.padded.shape, np.uint32, slot_poison("float32", "nan"))
+    memory[...] = matrix.padded.view(np.uint32)
+    return tensors_over(memory, (memory[:, : matrix.columns],), torch.float32, device)[0]
 
 
 def _sinks(case: AttentionCase, device: str) -> torch.Tensor | None:

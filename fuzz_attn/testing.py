@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case import Abi
 from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.families import Abi
 
 if TYPE_CHECKING:
     from fuzz_attn.plugin import Shard

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 
 import numpy as np
 
 from fuzz_attn import recipes
-from fuzz_attn.case import AttentionCase, DTypeName
+from fuzz_attn.case import AttentionCase, DTypeName, Strides, replace
 from fuzz_attn.rows import Rows, rows_of
 from fuzz_attn.streams import Floats, Integers, Stream
 
-_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS = 11, 12, 13, 14, 15
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _CALM = 11, 12, 13, 14, 15, 16
 
 LIMIT = np.float32(4096.0)
 """No number made here is larger: products and scaled fp8 values then stay finite in float16."""
+
+CALM = np.float32(2.0**-6)
+"""What multiplies the queries of calm rows: peaks of hundreds become a few."""
+
+MARK = np.float32(64.0)
+"""The size of marks, in units of the output's scale: far above the smallest number of each type even where one key in
+thousands holds it, and within their range where one key has all the weight."""
+
+_SAME_POISON, _SAME_STRIDES = recipes.PoisonRecipe(), Strides()
 
 _SMALLEST_NORMAL: dict[DTypeName, float] = {
     "float32": 2.0**-126,
@@ -42,13 +51,27 @@ class Numbers:
 
 
 def numbers_of(case: AttentionCase) -> Numbers:
-    """Return queries, keys and values of the case, overrides applied, clipped to ``LIMIT``."""
+    """Return queries, keys and values of the case, overrides applied, clipped to ``LIMIT``; nobody may change them."""
+    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
+
+
+@lru_cache(maxsize=1)
+def _numbers_of(case: AttentionCase) -> Numbers:
+    """Return the numbers of a case and keep them: what is launched besides differs in poison and strides, if at all."""
     rows = rows_of(case)
     queries, keys = _scores(case.scores, case, rows)
     values = _values(case.values, case, rows)
-    numbers = Numbers(*(np.clip(array, -LIMIT, LIMIT) for array in (queries, keys, values)))
+    if case.calm:
+        queries *= _calming(case)
+    if case.marks:
+        _mark(values, case, rows)
+    for array in (queries, keys, values):  # in place by two ufuncs: np.clip takes longer on these few numbers
+        np.minimum(np.maximum(array, -LIMIT, out=array), LIMIT, out=array)
+    numbers = Numbers(queries, keys, values)
     for override in case.overrides:
         _apply(override, case, numbers)
+    for array in (queries, keys, values):
+        array.setflags(write=False)
     return numbers
 
 
@@ -62,6 +85,28 @@ def _apply(override: recipes.Override, case: AttentionCase, numbers: Numbers) ->
         flat = sum(lengths[: override.sequence]) + override.position
         if override.head < array.shape[1] and override.column < array.shape[2]:
             array[flat, override.head, override.column] = np.clip(np.float32(override.value), -LIMIT, LIMIT)
+
+
+def _calming(case: AttentionCase) -> Floats:
+    """Return what multiplies the queries ``[num_tokens, num_query_heads, 1]``: 1 for about one row in eight."""
+    lively = Stream(case.seed, _CALM).below(8, *_query_shape(case)[:2], 1) == 0
+    return np.where(lively, np.float32(1.0), CALM)
+
+
+def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
+    """Put the keys' marks into the odd columns: each key has one of them to itself and few others, 0 in the rest.
+
+    Where all keys weigh the same, a column averages next to nothing, so that each of its few keys moves it by far more
+    than its rounding: those that share a column alternate in sign, whatever part of the sequence a row sees.
+    """
+    columns = values[..., 1::2]
+    if not columns.shape[-1]:
+        return
+    keys = rows.key_position + 5 * rows.key_sequence
+    lap, column = np.divmod(keys[:, None] + 3 * np.arange(case.heads.num_kv_heads), columns.shape[-1])
+    marks = np.where(lap % 2, -MARK, MARK) * _factor(case.scales.out)
+    columns[...] = 0.0
+    np.put_along_axis(columns, column[..., None], marks[..., None], -1)
 
 
 def _query_shape(case: AttentionCase) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ Kind: TypeAlias = Literal[
     "input_changed",
     "nondeterministic",
     "poison_dependent",
+    "different_bits",
     "out_of_bounds",
     "uninitialised",
     "race",
@@ -24,8 +25,9 @@ Kind: TypeAlias = Literal[
 ]
 """``ok``, or what is wrong: a finite element beyond its bound, NaN or Inf where the oracle is finite, an element never
 written, an element written that nobody owns, an input changed, two launches that differ, an output that depends on dead
-slots, an access outside of a tensor's own elements, a read of scratch never written, two programs that store different
-values, an index that wraps, an exception of the target, the death of its process, a launch that does not end."""
+slots, another launch that must give the same bits and does not, an access outside of a tensor's own elements, a read of
+scratch never written, two programs that store different values, an index that wraps, an exception of the target, the
+death of its process, a launch that does not end."""
 
 Where: TypeAlias = Literal[
     "",

@@ -81,7 +81,7 @@ def boundary_keys(block: RowBlock, tensors: AttentionTensors) -> torch.Tensor:
     edge = (keys == positions) | torch.isin(keys, last - 1) & (keys == positions.amax(1, keepdim=True))
     if tensors.window:
         edge |= keys == (positions - tensors.window + 1).clamp_min(0)
-    for size in (tensors.key_cache.shape[1], TILE):
+    for size in (tensors.block_size, TILE):
         edge |= (keys % size == 0) | (keys % size == size - 1)
     return edge
 

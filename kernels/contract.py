@@ -9,9 +9,13 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from fuzz_attn.kernels.launch import MAX_TILE_SIZE, smallest_dot_size
+
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BIAS_DTYPES = (*FLOAT_DTYPES, torch.float64)
+MAX_HEAD_SIZE = 256
+MAX_QUERIES_PER_KV = 64
 
 
 class ContractError(ValueError):
@@ -51,10 +55,10 @@ def require_unit_stride(name: str, tensor: torch.Tensor) -> None:
         raise ContractError(f"{name} has stride {tensor.stride(-1)} in its last dimension, must be 1")
 
 
-def require_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Refuse a tensor that lives elsewhere than q."""
+def require_device(name: str, tensor: torch.Tensor, device: torch.device, other: str) -> None:
+    """Refuse a tensor that lives elsewhere than the tensor called `other`."""
     if tensor.device != device:
-        raise ContractError(f"{name} is on {tensor.device}, must be on {device} like q")
+        raise ContractError(f"{name} is on {tensor.device}, must be on {device} like {other}")
 
 
 def require_range(name: str, value: int, low: int, high: int | None = None) -> None:
@@ -77,3 +81,93 @@ def require_one_element(name: str, tensor: torch.Tensor) -> None:
     repeated = all(size == 1 or stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or not repeated:
         raise ContractError(f"{name} has shape {tuple(tensor.shape)}, must hold one element")
+
+
+def check_tensors(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> None:
+    """Refuse what is no tensor, or lives on another device than the first one, the queries."""
+    given = required | {name: tensor for name, tensor in optional.items() if tensor is not None}
+    first = next(iter(given))
+    for name, tensor in given.items():
+        require_tensor(name, tensor)
+        require_device(name, tensor, given[first].device, first)
+
+
+def check_heads(*, num_query_heads: int, num_kv_heads: int) -> None:
+    """Refuse head counts of which some query heads would have no KV head, or more than 64 the same."""
+    require_range("num_kv_heads", num_kv_heads, 1)
+    require_range("num_query_heads", num_query_heads, 1)
+    if num_query_heads % num_kv_heads:
+        raise ContractError(f"{num_query_heads=} must be a multiple of {num_kv_heads=}")
+    require_range("num_queries_per_kv", num_query_heads // num_kv_heads, 1, MAX_QUERIES_PER_KV)
+
+
+def check_head_vector(name: str, tensor: torch.Tensor | None, num_query_heads: int) -> None:
+    """Refuse slopes or sinks that are not one float for each query head."""
+    if tensor is not None:
+        require_dtype(name, tensor, BIAS_DTYPES)
+        require_shape(name, tensor, (num_query_heads,))
+        require_unit_stride(name, tensor)
+
+
+def check_tile_size(tile_size: int | None, q_dtype: torch.dtype) -> None:
+    """Refuse a number of keys in a tile that no dot product of q's dtype takes; None is a heuristic's choice."""
+    if tile_size is not None:
+        require_range("tile_size", tile_size, smallest_dot_size(q_dtype), MAX_TILE_SIZE)
+        if tile_size & (tile_size - 1):
+            raise ContractError(f"{tile_size=} must be a power of two")
+
+
+def check_queries(
+    names: tuple[str, str], q: torch.Tensor, out: torch.Tensor, q_dtypes: Collection[torch.dtype]
+) -> None:
+    """Refuse queries `[num_tokens, num_query_heads, head_size]`, and an output unless it has that shape or more rows.
+
+    `names` are what the caller calls the two.
+    """
+    q_name, out_name = names
+    require_dtype(q_name, q, q_dtypes)
+    require_dtype(out_name, out, FLOAT_DTYPES + FP8_DTYPES)
+    require_shape(q_name, q, (None, None, None))
+    require_shape(out_name, out, (None, *q.shape[1:]))
+    require_range(f"{out_name}.shape[0]", out.shape[0], q.shape[0])
+    require_range("head_size", q.shape[2], 1, MAX_HEAD_SIZE)
+    require_unit_stride(q_name, q)
+    require_unit_stride(out_name, out)
+
+
+def check_batch(
+    names: tuple[str, str, str],
+    query_start_loc: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+) -> None:
+    """Refuse int32 metadata `[num_seqs + 1]`, `[num_seqs]`, `[num_seqs or more, max_blocks]` that does not fit.
+
+    `names` are what the caller calls the three; one that needs no `query_start_loc` may have None.
+    """
+    start_name, lens_name, table_name = names
+    if query_start_loc is not None:
+        require_dtype(start_name, query_start_loc, (torch.int32,))
+    require_dtype(lens_name, seq_lens, (torch.int32,))
+    require_dtype(table_name, block_table, (torch.int32,))
+    require_shape(lens_name, seq_lens, (None,))
+    if query_start_loc is not None:
+        require_shape(start_name, query_start_loc, (seq_lens.shape[0] + 1,))
+        require_unit_stride(start_name, query_start_loc)
+    require_shape(table_name, block_table, (None, None))
+    require_range(f"{table_name}.shape[0]", block_table.shape[0], seq_lens.shape[0])
+    require_unit_stride(lens_name, seq_lens)
+    require_unit_stride(table_name, block_table)
+
+
+def check_output_scale(names: tuple[str, str], output_scale: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Refuse a scale that is not one float32, is missing for an fp8 output, or would be ignored for another.
+
+    `names` are what the caller calls the two.
+    """
+    scale_name, out_name = names
+    if output_scale is not None:
+        require_one_element(scale_name, output_scale)
+    if (output_scale is not None) != (out.dtype in FP8_DTYPES):
+        wanted = "None" if output_scale is not None else "given"
+        raise ContractError(f"{scale_name} must be {wanted} for {out_name} of dtype {dtype_name(out.dtype)}")

@@ -31,9 +31,13 @@ def tile_range(key_begin, key_end, TILE_SIZE: tl.constexpr):
 
 
 @triton.jit
-def visibility_mask(position, key, window, USE_WINDOW: tl.constexpr):
-    """Return [rows, keys] true where the query at absolute `position` [rows] sees `key` [keys]."""
-    causal_limit = position + 1
+def visibility_mask(position, key, key_end, window, USE_WINDOW: tl.constexpr):
+    """Return [rows, keys] true where the query at absolute `position` [rows] sees `key` [keys] below `key_end`.
+
+    A walk that ends before a query's own position, as one over its context does, must not count the rest of its last
+    tile.
+    """
+    causal_limit = tl.minimum(position + 1, key_end)
     # [rows, keys]
     mask = key[None, :] < causal_limit[:, None]
     if USE_WINDOW:

@@ -20,10 +20,39 @@ def load_pages(block_table_row_ptr, key, key_mask, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def slot_offsets(page, key, kv_head, stride_block, stride_slot, stride_head, BLOCK_SIZE: tl.constexpr):
-    """Return the int64 offset [keys] of each key's row in a cache [num_blocks, block_size, num_kv_heads, head_size]."""
-    slot = (key % BLOCK_SIZE).to(tl.int64)
+def locate_keys(block_table_row_ptr, key, key_mask, first_key, first_slot, BLOCK_SIZE: tl.constexpr):
+    """Return (page, slot), int64, of each `key` [keys].
+
+    Without a block table, keys and values lie in one piece, as if on page 0, and `first_key` is in slot `first_slot`.
+    """
+    if block_table_row_ptr is None:
+        page = tl.zeros_like(key).to(tl.int64)
+        slot = first_slot.to(tl.int64) + (key - first_key)
+    else:
+        page = load_pages(block_table_row_ptr, key, key_mask, BLOCK_SIZE)
+        slot = (key % BLOCK_SIZE).to(tl.int64)
+    return page, slot
+
+
+@triton.jit
+def slot_offsets(page, slot, kv_head, stride_block, stride_slot, stride_head):
+    """Return the int64 offset [keys] of the first element of each key, or value, of one KV head."""
     return page * stride_block + slot * stride_slot + kv_head * stride_head
+
+
+@triton.jit
+def split_key_dims(dim, stride_chunk, X: tl.constexpr):
+    """Return the int64 offset of each `dim` in a key cache [num_blocks, num_kv_heads, head_size // X, block_size, X].
+
+    The last stride is 1; `stride_chunk` is that of the third dimension.
+    """
+    return (dim // X).to(tl.int64) * stride_chunk + dim % X
+
+
+@triton.jit
+def split_value_dims(dim, stride_dim):
+    """Return the int64 offset of each `dim` in a value cache [num_blocks, num_kv_heads, head_size, block_size]."""
+    return dim.to(tl.int64) * stride_dim
 
 
 @triton.jit

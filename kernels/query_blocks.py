@@ -1,4 +1,4 @@
-"""One q-block of one KV head: its rows, and the walk over the tiles of keys that 2D and 3D have in common."""
+"""A block of query rows, and its walk over the tiles of keys: what the kernels of all families have in common."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -7,22 +7,9 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.kernels.masks import visibility_mask
-from fuzz_attn.kernels.paged_cache import dequantize, load_pages, load_scale, slot_offsets
+from fuzz_attn.kernels.paged_cache import dequantize, load_scale, locate_keys, slot_offsets
 from fuzz_attn.kernels.scores import alibi_bias, apply_softcap, load_qq_bias
-from fuzz_attn.kernels.sequences import find_seq_idx, first_q_block, load_sequence
 from fuzz_attn.kernels.softmax import online_softmax_update, start_with_sinks
-
-
-@triton.jit
-def locate_q_block(query_start_loc_ptr, seq_lens_ptr, q_block, num_seqs, BLOCK_Q: tl.constexpr):
-    """Return (seq_idx, query_start, query_len, context_len, first_query) of a q-block of the batch.
-
-    The block has work only if first_query < query_len: the grid is an upper bound.
-    """
-    seq_idx = find_seq_idx(query_start_loc_ptr, q_block, num_seqs, BLOCK_Q, True)
-    query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
-    first_query = ((q_block - first_q_block(query_start, seq_idx, BLOCK_Q)) * BLOCK_Q).to(tl.int32)
-    return seq_idx, query_start, query_len, context_len, first_query
 
 
 @triton.jit
@@ -49,88 +36,30 @@ def q_block_rows(
 
 
 @triton.jit
-def attend_tiles(
-    q_ptr,  # [num_tokens, num_query_heads, head_size]
-    q_stride_token,
-    q_stride_head,
-    key_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_size]
-    key_stride_block,
-    key_stride_slot,
-    key_stride_head,
-    value_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_stride_block,
-    value_stride_slot,
-    value_stride_head,
-    block_table_row_ptr,  # [max_blocks], the row of this sequence
-    alibi_slopes_ptr,  # [num_query_heads] or None
-    qq_bias_ptr,  # [qq_bias_rows, qq_bias_cols] or None
-    qq_bias_stride_row,
-    qq_bias_stride_col,
-    qq_bias_cols,
-    sinks_ptr,  # [num_query_heads] or None
-    q_scale_ptr,  # [1] or None
-    k_scale_ptr,  # [1] or None
-    v_scale_ptr,  # [1] or None
-    softmax_scale,
-    softcap,
-    window,
-    query,  # [BLOCK_M], counted inside the sequence
-    token,  # [BLOCK_M]
-    head,  # [BLOCK_M]
-    row_mask,  # [BLOCK_M]
-    segment,
-    context_len,
-    kv_head,
-    key_begin,
-    key_end,
-    first_tile,
-    end_tile,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_SIZE_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    TILE_SIZE: tl.constexpr,
-    QK_DTYPE: tl.constexpr,
-    PV_DTYPE: tl.constexpr,
-    USE_WINDOW: tl.constexpr,
-    USE_SOFTCAP: tl.constexpr,
-    USE_ALIBI: tl.constexpr,
-    USE_QQ_BIAS: tl.constexpr,
-    USE_SINKS: tl.constexpr,
-    USE_FP8_Q: tl.constexpr,
-    USE_FP8_KV: tl.constexpr,
-):
-    """Return (output, row_max, row_sum) of the rows over tiles [first_tile, end_tile), not yet normalised.
-
-    Keys outside of [key_begin, key_end), the range that some row sees, are never loaded: not their page, not their key,
-    not their value. What lies there may be NaN, and 0 * NaN is NaN.
-    """
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
-
-    # [BLOCK_M, HEAD_SIZE_PADDED]
-    q_tile = tl.load(
-        q_ptr + (token * q_stride_token + head * q_stride_head)[:, None] + dim[None, :],
+def load_queries(q_ptr, stride_token, stride_head, token, head, row_mask, dim, dim_mask, DTYPE: tl.constexpr):
+    """Return the queries [rows, dims] as dot operand of DTYPE, 0 where a mask is false."""
+    return tl.load(
+        q_ptr + (token * stride_token + head * stride_head)[:, None] + dim[None, :],
         mask=row_mask[:, None] & dim_mask[None, :],
         other=0.0,
-    ).to(QK_DTYPE)
+    ).to(DTYPE)
 
-    # With an fp8 query the dot products run on the stored values, and the scales join the score and the output instead.
-    USE_KV_SCALE: tl.constexpr = USE_FP8_KV and not USE_FP8_Q
+
+@triton.jit
+def load_kv_scales(k_scale_ptr, v_scale_ptr, USE_FP8_KV: tl.constexpr):
+    """Return (k_scale, v_scale), what a stored one is worth: 1 unless the cache is fp8, whatever the pointers hold."""
     if USE_FP8_KV:
         k_scale = load_scale(k_scale_ptr)
         v_scale = load_scale(v_scale_ptr)
     else:
         k_scale = 1.0
         v_scale = 1.0
-    score_scale = softmax_scale
-    if USE_FP8_Q:
-        score_scale = softmax_scale * load_scale(q_scale_ptr) * k_scale
-    if USE_ALIBI:
-        # [BLOCK_M]
-        slope = tl.load(alibi_slopes_ptr + head, mask=row_mask, other=0.0).to(tl.float32)
+    return k_scale, v_scale
 
+
+@triton.jit
+def start_rows(sinks_ptr, head, row_mask, segment, BLOCK_M: tl.constexpr, USE_SINKS: tl.constexpr):
+    """Return (row_max, row_sum) [BLOCK_M] of rows that have seen no key yet, and their sink where there is one."""
     # [BLOCK_M]
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -138,19 +67,78 @@ def attend_tiles(
         # The sink joins the denominator once, so one segment holds it: the first, which always has tiles.
         if segment == 0:
             row_max, row_sum = start_with_sinks(sinks_ptr, head, row_mask)
-    # [BLOCK_M, HEAD_SIZE_PADDED]
-    output = tl.zeros([BLOCK_M, HEAD_SIZE_PADDED], tl.float32)
+    return row_max, row_sum
+
+
+@triton.jit
+def attend_tiles(
+    row_max,  # [BLOCK_M]
+    row_sum,  # [BLOCK_M]
+    output,  # [BLOCK_M, HEAD_SIZE_PADDED]
+    q_tile,  # [BLOCK_M, HEAD_SIZE_PADDED]
+    key_ptr,  # a paged cache in any layout, or [num_tokens, num_kv_heads, head_size] in one piece
+    key_stride_block,
+    key_stride_slot,
+    key_stride_head,
+    key_dim_offset,  # [HEAD_SIZE_PADDED], how far each element lies from the first one of its key
+    value_ptr,  # like key_ptr
+    value_stride_block,
+    value_stride_slot,
+    value_stride_head,
+    value_dim_offset,  # [HEAD_SIZE_PADDED]
+    block_table_row_ptr,  # [max_blocks], the row of this sequence; None: keys and values lie in one piece
+    first_key,
+    first_slot,
+    k_scale,
+    v_scale,
+    alibi_slopes_ptr,  # [num_query_heads] or None
+    qq_bias_ptr,  # [qq_bias_rows, qq_bias_cols] or None
+    qq_bias_stride_row,
+    qq_bias_stride_col,
+    qq_bias_cols,
+    score_scale,
+    softcap,
+    window,
+    query,  # [BLOCK_M], counted inside the sequence
+    head,  # [BLOCK_M]
+    row_mask,  # [BLOCK_M]
+    dim_mask,  # [HEAD_SIZE_PADDED]
+    context_len,
+    kv_head,
+    key_begin,
+    key_end,
+    first_tile,
+    end_tile,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_SIZE: tl.constexpr,
+    USE_WINDOW: tl.constexpr,
+    USE_SOFTCAP: tl.constexpr,
+    USE_ALIBI: tl.constexpr,
+    USE_QQ_BIAS: tl.constexpr,
+    USE_KV_SCALE: tl.constexpr,
+    QK_DTYPE: tl.constexpr,
+    PV_DTYPE: tl.constexpr,
+):
+    """Return (row_max, row_sum, output) of the rows after tiles [first_tile, end_tile) too, not yet normalised.
+
+    Tile 0 begins with key `first_key`; without a block table, that key is row `first_slot` of the dense tensors. Keys
+    outside of [key_begin, key_end), the range that some row sees, are never loaded: not their page, not their key, not
+    their value. What lies there may be NaN, and 0 * NaN is NaN.
+    """
+    if USE_ALIBI:
+        # [BLOCK_M]
+        slope = tl.load(alibi_slopes_ptr + head, mask=row_mask, other=0.0).to(tl.float32)
 
     for tile in range(first_tile, end_tile):
         # [TILE_SIZE]
-        key = tile * TILE_SIZE + tl.arange(0, TILE_SIZE)
+        key = first_key + tile * TILE_SIZE + tl.arange(0, TILE_SIZE)
         key_mask = (key >= key_begin) & (key < key_end)
-        page = load_pages(block_table_row_ptr, key, key_mask, BLOCK_SIZE)
+        page, slot = locate_keys(block_table_row_ptr, key, key_mask, first_key, first_slot, BLOCK_SIZE)
 
         # [HEAD_SIZE_PADDED, TILE_SIZE]
-        key_offset = slot_offsets(page, key, kv_head, key_stride_block, key_stride_slot, key_stride_head, BLOCK_SIZE)
+        key_offset = slot_offsets(page, slot, kv_head, key_stride_block, key_stride_slot, key_stride_head)
         k_tile = tl.load(
-            key_cache_ptr + key_offset[None, :] + dim[:, None],
+            key_ptr + key_offset[None, :] + key_dim_offset[:, None],
             mask=dim_mask[:, None] & key_mask[None, :],
             other=0.0,
         )
@@ -160,7 +148,7 @@ def attend_tiles(
         scores = score_scale * tl.dot(q_tile, k_tile, input_precision="ieee")
         if USE_SOFTCAP:
             scores = apply_softcap(scores, softcap)
-        mask = visibility_mask(context_len + query, key, window, USE_WINDOW) & row_mask[:, None]
+        mask = visibility_mask(context_len + query, key, key_end, window, USE_WINDOW) & row_mask[:, None]
         if USE_ALIBI:
             scores += alibi_bias(slope, key, context_len)
         if USE_QQ_BIAS:
@@ -172,17 +160,13 @@ def attend_tiles(
         row_max, row_sum, weights, alpha = online_softmax_update(scores, row_max, row_sum)
 
         # [TILE_SIZE, HEAD_SIZE_PADDED]
-        value_offset = slot_offsets(
-            page, key, kv_head, value_stride_block, value_stride_slot, value_stride_head, BLOCK_SIZE
-        )
+        value_offset = slot_offsets(page, slot, kv_head, value_stride_block, value_stride_slot, value_stride_head)
         v_tile = tl.load(
-            value_cache_ptr + value_offset[:, None] + dim[None, :],
+            value_ptr + value_offset[:, None] + value_dim_offset[None, :],
             mask=key_mask[:, None] & dim_mask[None, :],
             other=0.0,
         )
         v_tile = dequantize(v_tile, v_scale, PV_DTYPE, USE_KV_SCALE)
         output = output * alpha[:, None] + tl.dot(weights.to(PV_DTYPE), v_tile, input_precision="ieee")
 
-    if USE_FP8_Q:
-        output = output * v_scale
-    return output, row_max, row_sum
+    return row_max, row_sum, output

@@ -51,3 +51,19 @@ def load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx):
     query_len = tl.load(query_start_loc_ptr + seq_idx + 1) - query_start
     context_len = tl.load(seq_lens_ptr + seq_idx) - query_len
     return query_start, query_len, context_len
+
+
+@triton.jit
+def load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN: tl.constexpr):
+    """Return (query_start, query_len, context_len) of a sequence in a batch of decodes.
+
+    Without FILTER_BY_QUERY_LEN, token i is the one of sequence i, unless that one is empty.
+    """
+    if FILTER_BY_QUERY_LEN:
+        query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
+    else:
+        seq_len = tl.load(seq_lens_ptr + seq_idx)
+        query_start = seq_idx
+        query_len = tl.minimum(seq_len, 1)
+        context_len = seq_len - query_len
+    return query_start, query_len, context_len

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.kernels.masks import tile_range, visible_keys
-from fuzz_attn.kernels.outputs import convert_output
-from fuzz_attn.kernels.query_blocks import attend_tiles, locate_q_block, q_block_rows
-from fuzz_attn.kernels.softmax import normalize
+from fuzz_attn.kernels.outputs import store_rows
+from fuzz_attn.kernels.query_blocks import q_block_rows
+from fuzz_attn.kernels.unified_blocks import attend_q_block, locate_q_block
 
 
 @triton.jit(
@@ -88,7 +88,10 @@ def kernel_unified_attention_2d(
     query, token, head, row_mask = q_block_rows(
         first_query, query_start, query_len, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV
     )
-    output, _, row_sum = attend_tiles(
+    # [HEAD_SIZE_PADDED]
+    dim = tl.arange(0, HEAD_SIZE_PADDED)
+    dim_mask = dim < HEAD_SIZE
+    _, row_sum, output = attend_q_block(
         q_ptr,
         q_stride_token,
         q_stride_head,
@@ -117,6 +120,8 @@ def kernel_unified_attention_2d(
         token,
         head,
         row_mask,
+        dim,
+        dim_mask,
         0,
         context_len,
         kv_head,
@@ -124,7 +129,6 @@ def kernel_unified_attention_2d(
         key_end,
         first_tile,
         end_tile,
-        HEAD_SIZE,
         HEAD_SIZE_PADDED,
         BLOCK_SIZE,
         BLOCK_M,
@@ -139,15 +143,18 @@ def kernel_unified_attention_2d(
         USE_FP8_Q,
         USE_FP8_KV,
     )
-
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
-    # [BLOCK_M, HEAD_SIZE_PADDED]
-    output = normalize(output, row_sum[:, None])
-    output = convert_output(output, out_ptr, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)
-    tl.store(
-        out_ptr + (token * out_stride_token + head * out_stride_head)[:, None] + dim[None, :],
+    store_rows(
+        out_ptr,
+        out_stride_token,
+        out_stride_head,
         output,
-        mask=row_mask[:, None] & dim_mask[None, :],
+        row_sum,
+        token,
+        head,
+        row_mask,
+        dim,
+        dim_mask,
+        output_scale_ptr,
+        OUTPUT_LIMIT,
+        USE_FP8_OUTPUT,
     )

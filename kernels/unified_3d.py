@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.kernels.masks import tile_range, visible_keys
-from fuzz_attn.kernels.query_blocks import attend_tiles, locate_q_block, q_block_rows
+from fuzz_attn.kernels.query_blocks import q_block_rows
 from fuzz_attn.kernels.segments import partial_index, segment_tiles
+from fuzz_attn.kernels.unified_blocks import attend_q_block, locate_q_block
 
 
 @triton.jit(
@@ -96,7 +97,10 @@ def kernel_unified_attention_3d(
     query, token, head, row_mask = q_block_rows(
         first_query, query_start, query_len, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV
     )
-    output, row_max, row_sum = attend_tiles(
+    # [HEAD_SIZE_PADDED]
+    dim = tl.arange(0, HEAD_SIZE_PADDED)
+    dim_mask = dim < HEAD_SIZE
+    row_max, row_sum, output = attend_q_block(
         q_ptr,
         q_stride_token,
         q_stride_head,
@@ -125,6 +129,8 @@ def kernel_unified_attention_3d(
         token,
         head,
         row_mask,
+        dim,
+        dim_mask,
         segment,
         context_len,
         kv_head,
@@ -132,7 +138,6 @@ def kernel_unified_attention_3d(
         key_end,
         segment_begin,
         segment_end,
-        HEAD_SIZE,
         HEAD_SIZE_PADDED,
         BLOCK_SIZE,
         BLOCK_M,
@@ -148,9 +153,6 @@ def kernel_unified_attention_3d(
         USE_FP8_KV,
     )
 
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
     # [BLOCK_M]
     index = partial_index(token, num_query_heads, head, segment, NUM_SEGMENTS)
     tl.store(segm_max_ptr + index, row_max, mask=row_mask)

@@ -1,28 +1,20 @@
 """The launcher of the unified family: chunked prefill and decode in one launch over a paged cache."""
 
-from typing import Any
-
 import torch
-import triton.language as tl
 
+from fuzz_attn.kernels.arguments import TRITON_DTYPES, Arguments, kernel_window, output_arguments
 from fuzz_attn.kernels.contract import FP8_DTYPES
+from fuzz_attn.kernels.launch import compiler_options, dot_dtypes_for
 from fuzz_attn.kernels.segments import reduce_segments
 from fuzz_attn.kernels.unified_2d import kernel_unified_attention_2d
 from fuzz_attn.kernels.unified_3d import kernel_unified_attention_3d
 from fuzz_attn.kernels.unified_contract import check_unified
 from fuzz_attn.kernels.unified_launch import (
     LaunchPlan,
-    compiler_options,
-    dot_dtypes_for,
     plan_launch,
     processors_of,
     segments_padded_for,
 )
-
-TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-MAX_POSITION = 2**31 - 1
-
-Arguments = dict[str, Any]
 
 
 def unified_attention(
@@ -131,7 +123,7 @@ def unified_attention(
         | cache_arguments(k, v, k_descale, v_descale, block_table, q.shape[1])
         | score_arguments(float(softmax_scale), float(softcap), alibi_slopes, qq_bias, sinks)
         | {"BLOCK_M": plan.block_m}
-        | compiler_options(plan, q.dtype)
+        | compiler_options(plan.block_m, plan.head_size_padded, plan.tile_size, q.dtype)
     )
     output = output_arguments(out, output_scale)
     if plan.num_segments == 0:
@@ -165,8 +157,7 @@ def batch_arguments(
     return {
         "query_start_loc_ptr": cu_seqlens_q,
         "seq_lens_ptr": seqused_k,
-        # Wider than any sequence is as good as unlimited, and must not overflow the kernel's int32 positions.
-        "window": min(window_left + 1, MAX_POSITION),
+        "window": kernel_window(window_left + 1),
         "num_seqs": seqused_k.shape[0],
         "HEAD_SIZE": head_size,
         "HEAD_SIZE_PADDED": plan.head_size_padded,
@@ -239,16 +230,4 @@ def score_arguments(
         "USE_ALIBI": alibi_slopes is not None,
         "USE_QQ_BIAS": qq_bias is not None,
         "USE_SINKS": sinks is not None,
-    }
-
-
-def output_arguments(out: torch.Tensor, output_scale: torch.Tensor | None) -> Arguments:
-    """Return the arguments about the output, for whichever kernel writes it."""
-    return {
-        "out_ptr": out,
-        "out_stride_token": out.stride(0),
-        "out_stride_head": out.stride(1),
-        "output_scale_ptr": output_scale,
-        "OUTPUT_LIMIT": torch.finfo(out.dtype).max,
-        "USE_FP8_OUTPUT": out.dtype in FP8_DTYPES,
     }

@@ -7,42 +7,22 @@ from fuzz_attn.kernels.contract import (
     FLOAT_DTYPES,
     FP8_DTYPES,
     ContractError,
+    check_batch,
+    check_head_vector,
+    check_heads,
+    check_output_scale,
+    check_queries,
+    check_tensors,
+    check_tile_size,
     dtype_name,
-    require_device,
     require_dtype,
     require_finite,
     require_one_element,
     require_range,
     require_shape,
-    require_tensor,
     require_unit_stride,
 )
-from fuzz_attn.kernels.unified_launch import MAX_SEGMENTS, MAX_TILE_SIZE, smallest_dot_size
-
-MAX_HEAD_SIZE = 256
-MAX_QUERIES_PER_KV = 64
-
-
-def check_tensors(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> None:
-    """Refuse what is no tensor, or lives on another device than q. `required` begins with q."""
-    given = required | {name: tensor for name, tensor in optional.items() if tensor is not None}
-    device = None
-    for name, tensor in given.items():
-        require_tensor(name, tensor)
-        device = device or tensor.device
-        require_device(name, tensor, device)
-
-
-def check_queries(q: torch.Tensor, out: torch.Tensor) -> None:
-    """Refuse q `[num_tokens, num_query_heads, head_size]`, and out unless it has that shape or more rows."""
-    require_dtype("q", q, FLOAT_DTYPES + FP8_DTYPES)
-    require_dtype("out", out, FLOAT_DTYPES + FP8_DTYPES)
-    require_shape("q", q, (None, None, None))
-    require_shape("out", out, (None, *q.shape[1:]))
-    require_range("out.shape[0]", out.shape[0], q.shape[0])
-    require_range("head_size", q.shape[2], 1, MAX_HEAD_SIZE)
-    require_unit_stride("q", q)
-    require_unit_stride("out", out)
+from fuzz_attn.kernels.unified_launch import MAX_SEGMENTS
 
 
 def check_caches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -60,28 +40,6 @@ def check_caches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check_heads(num_query_heads=q.shape[1], num_kv_heads=k.shape[2])
 
 
-def check_heads(*, num_query_heads: int, num_kv_heads: int) -> None:
-    """Refuse head counts of which some query heads would have no KV head, or more than 64 the same."""
-    require_range("num_kv_heads", num_kv_heads, 1)
-    require_range("num_query_heads", num_query_heads, 1)
-    if num_query_heads % num_kv_heads:
-        raise ContractError(f"{num_query_heads=} must be a multiple of {num_kv_heads=}")
-    require_range("num_queries_per_kv", num_query_heads // num_kv_heads, 1, MAX_QUERIES_PER_KV)
-
-
-def check_batch(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, block_table: torch.Tensor) -> None:
-    """Refuse int32 metadata `[num_seqs + 1]`, `[num_seqs]`, `[num_seqs or more, max_blocks]` that does not fit."""
-    for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("seqused_k", seqused_k), ("block_table", block_table)):
-        require_dtype(name, tensor, (torch.int32,))
-    require_shape("seqused_k", seqused_k, (None,))
-    require_shape("cu_seqlens_q", cu_seqlens_q, (seqused_k.shape[0] + 1,))
-    require_shape("block_table", block_table, (None, None))
-    require_range("block_table.shape[0]", block_table.shape[0], seqused_k.shape[0])
-    require_unit_stride("seqused_k", seqused_k)
-    require_unit_stride("cu_seqlens_q", cu_seqlens_q)
-    require_unit_stride("block_table", block_table)
-
-
 def check_masking(causal: bool, window_size: tuple[int, int], softmax_scale: float, softcap: float) -> None:
     """Refuse host numbers outside of their ranges."""
     if causal is not True:
@@ -97,14 +55,6 @@ def check_masking(causal: bool, window_size: tuple[int, int], softmax_scale: flo
     require_finite("softcap", softcap)
     if softcap < 0:
         raise ContractError(f"{softcap=} must be at least 0")
-
-
-def check_head_vector(name: str, tensor: torch.Tensor | None, num_query_heads: int) -> None:
-    """Refuse slopes or sinks that are not one float for each query head."""
-    if tensor is not None:
-        require_dtype(name, tensor, BIAS_DTYPES)
-        require_shape(name, tensor, (num_query_heads,))
-        require_unit_stride(name, tensor)
 
 
 def check_qq_bias(qq_bias: torch.Tensor | None, max_seqlen_q: int) -> None:
@@ -126,25 +76,19 @@ def check_scales(
     output_scale: torch.Tensor | None,
 ) -> None:
     """Refuse scales that are not one float32, and scales that would be ignored or are missing."""
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "output_scale": output_scale}
-    for name, scale in scales.items():
+    for name, scale in {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}.items():
         if scale is not None:
             require_one_element(name, scale)
     if q_descale is not None and q.dtype not in FP8_DTYPES:
         raise ContractError(f"q_descale must be None for q of dtype {dtype_name(q.dtype)}: it belongs to an fp8 q")
-    if (output_scale is not None) != (out.dtype in FP8_DTYPES):
-        wanted = "None" if output_scale is not None else "given"
-        raise ContractError(f"output_scale must be {wanted} for out of dtype {dtype_name(out.dtype)}")
+    check_output_scale(("output_scale", "out"), output_scale, out)
 
 
 def check_hints(q: torch.Tensor, num_segments: int | None, tile_size: int | None) -> None:
     """Refuse launch hints outside of their ranges."""
     if num_segments is not None:
         require_range("num_segments", num_segments, 0, MAX_SEGMENTS)
-    if tile_size is not None:
-        require_range("tile_size", tile_size, smallest_dot_size(q.dtype), MAX_TILE_SIZE)
-        if tile_size & (tile_size - 1):
-            raise ContractError(f"{tile_size=} must be a power of two")
+    check_tile_size(tile_size, q.dtype)
 
 
 def check_unified(
@@ -192,9 +136,9 @@ def check_unified(
             "output_scale": output_scale,
         },
     )
-    check_queries(q, out)
+    check_queries(("q", "out"), q, out, FLOAT_DTYPES + FP8_DTYPES)
     check_caches(q, k, v)
-    check_batch(cu_seqlens_q, seqused_k, block_table)
+    check_batch(("cu_seqlens_q", "seqused_k", "block_table"), cu_seqlens_q, seqused_k, block_table)
     require_range("max_seqlen_q", max_seqlen_q, 0)
     require_range("max_seqlen_k", max_seqlen_k, 0)
     check_masking(causal, window_size, softmax_scale, softcap)

@@ -49,9 +49,9 @@ def batches(
     """Return a strategy of batches; shrinks towards one sequence of one token without a context.
 
     Prefill, decode, chunked prefill with a context, all of them mixed, empty sequences anywhere (where the domain
-    allows them), none at all, many tiny sequences, one long one. Lengths up to 17 are all likely, longer ones lie
-    around multiples of the page, the tiles, the q-block and the segments. :mod:`fuzz_attn.strategies.budgets` bounds
-    what a batch costs.
+    allows them), none at all, many tiny sequences, one long one; one query token each for a paged kernel that does not
+    leave others alone. Lengths up to 17 are all likely, longer ones lie around multiples of the page, the tiles, the
+    q-block and the segments. :mod:`fuzz_attn.strategies.budgets` bounds what a batch costs.
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
@@ -60,14 +60,16 @@ def batches(
 
 @composite
 def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
-    kind = draw(_kinds(key.qq_bias, key.launch.path == "3d", domain.decode_only))
+    single = key.abi == "paged" and not key.leaves_others
+    kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single or domain.decode_only))
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, large=kind in ("crowd", "long"))
-    queries, contexts = _lengths(key, domain, kind)
+    queries, contexts = _lengths(key, single or domain.decode_only, domain.tile_sizes, kind)
     total = draw(_BOOLEANS)
-    steps = _steps(kind, domain.allows("empty_sequences"))
+    empty = domain.allows("empty_sequences") and not single
+    steps = _steps(kind, empty)
     sequences: list[Sequence] = []
-    step = draw(_opening(domain.allows("empty_sequences")))
+    step = draw(_opening(empty))
     most = MAX_CROWD if kind == "crowd" else MAX_SEQUENCES
     while step != _Step.STOP:
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
@@ -101,10 +103,12 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _kinds(qq_bias: bool, segments: bool, decode_only: bool) -> st.SearchStrategy[Kind]:
+def _kinds(qq_bias: bool, window: bool, segments: bool, decode_only: bool) -> st.SearchStrategy[Kind]:
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1}
     if segments:
         weights |= {"decode": 12, "long": 2}
+    if window:  # whose edge differs from row to row
+        weights |= {"decode": 5, "prefill": 7, "mixed": 12}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12}
     if decode_only:
@@ -124,18 +128,20 @@ def _steps(kind: Kind, empty: bool) -> st.SearchStrategy[_Step]:
 
 
 @lru_cache(maxsize=4096)
-def _lengths(key: CompileKey, domain: Domain, kind: Kind) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _lengths(
+    key: CompileKey, decode_only: bool, tile_sizes: tuple[int, ...], kind: Kind
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tables of query lengths and of context lengths (or whole lengths) of a kind of batch."""
-    tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
+    tiles = (key.launch.tile_size,) if key.launch.tile_size else tile_sizes
     edges = multiples(key.block_size, *tiles, times=(1, 2, 3, 4))
     if kind == "crowd":
-        return ((1,) if domain.decode_only else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
+        return ((1,) if decode_only else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
     if kind == "long":
-        return ((1,) if domain.decode_only else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
+        return ((1,) if decode_only else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
     return _queries(key, edges), _contexts(key, edges, tiles)
 
 

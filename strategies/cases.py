@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase, CompileKey, Scales, Strides
+from fuzz_attn.case import LARGEST_FIRST_BLOCK, AttentionCase, CompileKey, Scales, Strides, is_fp8, page_elements
 from fuzz_attn.domain import Domain
+from fuzz_attn.families import FEATURES
 from fuzz_attn.strategies.alibi_slopes import alibi_slopes
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -15,7 +16,7 @@ from fuzz_attn.strategies.draws import composite
 from fuzz_attn.strategies.dtypes import one_byte_operands
 from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.memory_layouts import memory_layouts
-from fuzz_attn.strategies.pages import page_layouts
+from fuzz_attn.strategies.pages import FAR_ELEMENTS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.qq_biases import qq_biases
 from fuzz_attn.strategies.scales import scales, softmax_scales
@@ -29,28 +30,38 @@ _ALIBI_SLOPES = alibi_slopes()
 _QQ_BIASES = qq_biases()
 _SINKS = sinks()
 _POISONS = poisons()
-_MEMORY_LAYOUTS = memory_layouts()
+_MEMORY_LAYOUTS = {abi: memory_layouts(abi=abi) for abi in FEATURES}
 _PADDED_TOKENS = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
+_HELPED = st.sampled_from((False,) + (True,) * 31)
+"""Nearly all cases are calm and marked, since one that hides its keys tells little; the others show recipes alone."""
+_BYTES = st.sampled_from((False, False, True))
+_STALE = st.booleans()
 _SEEDS = st.sampled_from(range(2**12))
 _DENSE = Strides()
 _ONE = Scales()
+_FAR = st.sampled_from((0,) * 38 + FAR_ELEMENTS)
 
 
 def cases(
     domain: Domain = Domain(),  # noqa: B008 (frozen)
     *,
     keys: Iterable[CompileKey] | None = None,
+    layouts: Iterable[Strides] | None = None,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can
-    spend many cases on few keys. Raises InvalidArgument for keys outside of the domain.
+    spend many cases on few keys; likewise strided cases take one of ``layouts`` where given. Raises InvalidArgument for
+    keys outside of the domain.
     """
-    return _cases(domain, compile_keys(domain=domain, keys=keys))
+    strides = _MEMORY_LAYOUTS[domain.abi] if layouts is None else memory_layouts(abi=domain.abi, layouts=layouts)
+    return _cases(domain, compile_keys(domain=domain, keys=keys), strides)
 
 
 @composite
-def _cases(draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey]) -> AttentionCase:
+def _cases(
+    draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey], strides: st.SearchStrategy[Strides]
+) -> AttentionCase:
     key = draw(keys)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
     sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=domain))
@@ -59,12 +70,19 @@ def _cases(draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey])
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
     softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(_ALIBI_SLOPES), draw(_QQ_BIASES), draw(_SINKS)
     one_byte = one_byte_operands(key.dtypes)
+    layout = draw(strides) if domain.allows("strides") else _DENSE
+    far = draw(_FAR) if domain.allows("far_pages") else 0
+    page = page_elements(key.abi, heads, key.block_size, layout)[1]
+    first_block = 0 if layout.cache == "kv_first" else min(-(-far // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
         abi=key.abi,
         heads=heads,
         dtypes=key.dtypes,
         launch=key.launch,
+        leaves_others=key.leaves_others,
+        uint8_cache=domain.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES),
+        stale_cache=domain.allows("stale_cache") and draw(_STALE),
         window=window if key.window else 0,
         softcap=softcap if key.softcap else 0.0,
         alibi=alibi if key.alibi else None,
@@ -73,11 +91,13 @@ def _cases(draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey])
         softmax_scale=draw(softmax_scales(head_size=key.head_size)),
         scores=draw(score_recipes(window=key.window, softcap=key.softcap, one_byte=one_byte)),
         values=draw(value_recipes()),
-        pages=draw(page_layouts(block_size=key.block_size)),
+        pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
+        calm=draw(_HELPED),
+        marks=draw(_HELPED),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,
         seed=draw(_SEEDS),
-        strides=draw(_MEMORY_LAYOUTS) if domain.allows("strides") else _DENSE,
+        strides=layout,
         scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales)),
         overrides=draw(overrides(sequences=sequences, heads=heads)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,18 +11,22 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import CompileKey, DTypes, LaunchHints
-from fuzz_attn.domain import Domain, Feature, within
+from fuzz_attn.domain import Domain, within
+from fuzz_attn.families import Feature
 from fuzz_attn.strategies.covering_arrays import pairwise
 from fuzz_attn.strategies.draws import composite
 from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
-from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_sizes
+from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
 from fuzz_attn.strategies.lattices import draw_index, indices
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
 
-FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks")
+FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks", "leaves_others")
 
 Values: TypeAlias = dict[str, Any]
+
+_DTYPES, _HEAD_SIZE = 0, 1
+"""Places of the two axes that restrict each other in split caches."""
 
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
@@ -46,13 +50,13 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
     """Return the compile keys that cases of a domain use, from the simplest to the most complex.
 
     Every pair of values of any two of these occurs in some key: dtypes, group, head size, block size, window, softcap,
-    ALiBi, qq-bias, sinks, path with segments, tile. The keys without fp8 cover all their pairs on their own, since
-    their error bounds are the tightest. Depends on nothing but the domain.
+    ALiBi, qq-bias, sinks, leaving others alone, path with segments, tile. The keys without fp8 cover all their pairs on
+    their own, since their error bounds are the tightest. Depends on nothing but the domain.
     """
     axes = _axes(domain)
-    keys = set(_covering(axes, plain_dtypes(domain)))
+    keys = set(_covering(axes, plain_dtypes(domain), domain))
     if fp8_dtypes(domain):
-        keys.update(_covering(axes, fp8_dtypes(domain)))
+        keys.update(_covering(axes, fp8_dtypes(domain), domain))
     return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
 
 
@@ -83,7 +87,9 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
     known = {
         "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain)),
         "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
-        "head_size": within(key.head_size, domain.head_sizes),
+        "abi": key.abi == domain.abi,
+        "head_size": within(key.head_size, domain.head_sizes)
+        and head_allowed(key.head_size, dtypes=key.dtypes, domain=domain),
         "block_size": within(key.block_size, domain.block_sizes),
         "launch": launch in launch_paths(domain=domain)
         and key.launch.tile_size in tile_sizes(domain=domain)
@@ -112,7 +118,8 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
     simpler = axis.simpler(values[axis.name])
     if choice >= len(simpler):
         return key
-    return _key(values | {axis.name: simpler[choice]})
+    values |= {axis.name: simpler[choice]}
+    return _key(values, domain) if _splits(values["head_size"], values["dtypes"], domain) else key
 
 
 @lru_cache(maxsize=64)
@@ -151,17 +158,26 @@ def _axis(
     return Axis(name, values, weight, simpler)
 
 
-def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...]) -> Iterable[CompileKey]:
+def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain) -> Iterable[CompileKey]:
     tiles = [tile for tile in axes[-1].values if any(_fits(tile, combination) for combination in dtypes)]
-    columns = [dtypes, *(axis.values for axis in axes[1:-1]), tiles]
+    heads = [size for size in axes[_HEAD_SIZE].values if any(_splits(size, each, domain) for each in dtypes)]
+    columns: list[Sequence[Any]] = [dtypes, heads, *(axis.values for axis in axes[_HEAD_SIZE + 1 : -1]), tiles]
     last = len(columns) - 1
 
     def allowed(axis: int, value: int, other: int, other_value: int) -> bool:
-        return (axis, other) != (0, last) or _fits(tiles[other_value], dtypes[value])
+        if axis != _DTYPES:
+            return True
+        if other == _HEAD_SIZE:
+            return _splits(heads[other_value], dtypes[value], domain)
+        return other != last or _fits(tiles[other_value], dtypes[value])
 
     weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
     for row in pairwise(weights, allowed=allowed):
-        yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)})
+        yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)}, domain)
+
+
+def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:
+    return head_allowed(head_size, dtypes=dtypes, domain=domain)
 
 
 def _fits(tile: int, dtypes: DTypes) -> bool:
@@ -173,8 +189,8 @@ def _values(key: CompileKey) -> Values:
     return {**msgspec.structs.asdict(key), "launch": launch, "tile_size": key.launch.tile_size}
 
 
-def _key(values: Mapping[str, Any]) -> CompileKey:
-    fields = dict(values)
+def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
+    fields = {**values, "abi": domain.abi}
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile)
     return CompileKey(launch=hints, **fields)

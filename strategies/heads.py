@@ -7,12 +7,16 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import HeadLayout
+from fuzz_attn.case import ITEM_BYTES, DTypes, HeadLayout, piece_size
 from fuzz_attn.domain import Domain
+from fuzz_attn.families import SPLIT_CACHES
 from fuzz_attn.strategies.lattices import lattice
 
 HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 112, 120, 128, 160, 192, 256)
 """The sizes that models use, the powers of two that a kernel pads to, and their neighbours."""
+
+SPLIT_HEAD_SIZES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 256)
+"""The same for split caches, which cut a head into pieces of 4, 8 or 16 elements."""
 
 GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 32, 33, 64)
 """Query heads for each KV head: MHA, the ratios of published models, and both sides of 16 rows."""
@@ -23,6 +27,7 @@ SIMPLER_HEAD_SIZES = (16, 8, 24, 32)
 SIMPLER_GROUP_SIZES = (1, 2, 3, 17)
 """What a group shrinks to first: none, even, odd, more than 16 rows."""
 
+SMALLEST_PIECE = min(piece_size(dtype) for dtype in ITEM_BYTES)
 MAX_QUERY_HEADS = 64
 MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
@@ -30,7 +35,17 @@ KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the head sizes worth trying in a domain, the simplest first."""
-    return lattice(HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
+    split = domain.abi in SPLIT_CACHES
+    chosen = lattice(SPLIT_HEAD_SIZES if split else HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
+    sizes = tuple(size for size in chosen if not split or size % SMALLEST_PIECE == 0)
+    if not sizes:
+        raise InvalidArgument(f"{domain.head_sizes=} must name a multiple of {SMALLEST_PIECE} for {domain.abi=}")
+    return sizes
+
+
+def head_allowed(head_size: int, *, dtypes: DTypes, domain: Domain) -> bool:
+    """Return whether the domain's caches can hold heads of a size: split ones are cut into whole pieces."""
+    return domain.abi not in SPLIT_CACHES or head_size % piece_size(dtypes.kv) == 0
 
 
 def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)

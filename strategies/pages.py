@@ -7,7 +7,7 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import PageLayout
+from fuzz_attn.case import LARGEST_FIRST_BLOCK, PageLayout
 from fuzz_attn.domain import Domain
 from fuzz_attn.strategies.draws import composite
 from fuzz_attn.strategies.lattices import lattice
@@ -17,6 +17,9 @@ BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 96, 128, 272, 544)
 
 SIMPLER_BLOCK_SIZES = (16, 8, 24, 64)
 """What a page shrinks to first: a tile, less, no power of two, more."""
+
+FAR_ELEMENTS = (2**31, 2**32)
+"""How far into its cache a far page begins at least: beyond what 32-bit offsets can say, with a sign and without."""
 
 _BOOLEANS = st.booleans()
 _SHARED = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
@@ -30,20 +33,25 @@ def block_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 
     return lattice(BLOCK_SIZES, bounds=domain.block_sizes, simplest=16)
 
 
-def page_layouts(*, block_size: int = 16) -> st.SearchStrategy[PageLayout]:
-    """Return a strategy of layouts of pages of one size; shrinks towards pages in order, with nothing around them."""
+def page_layouts(*, block_size: int = 16, first_block: int = 0) -> st.SearchStrategy[PageLayout]:
+    """Return a strategy of layouts of pages of one size; shrinks towards pages in order, with nothing around them.
+
+    The lowest page number is ``first_block``.
+    """
     if block_size < 1:
         raise InvalidArgument(f"{block_size=} must be at least 1")
-    return _cached_page_layouts(block_size)
+    if not 0 <= first_block <= LARGEST_FIRST_BLOCK:
+        raise InvalidArgument(f"{first_block=} must be between 0 and {LARGEST_FIRST_BLOCK}")
+    return _cached_page_layouts(block_size, first_block)
 
 
 @lru_cache(maxsize=1024)
-def _cached_page_layouts(block_size: int) -> st.SearchStrategy[PageLayout]:
-    return _page_layouts(block_size)
+def _cached_page_layouts(block_size: int, first_block: int) -> st.SearchStrategy[PageLayout]:
+    return _page_layouts(block_size, first_block)
 
 
 @composite
-def _page_layouts(draw: st.DrawFn, block_size: int) -> PageLayout:
+def _page_layouts(draw: st.DrawFn, block_size: int, first_block: int) -> PageLayout:
     return PageLayout(
         block_size=block_size,
         permuted=draw(_BOOLEANS),
@@ -51,4 +59,5 @@ def _page_layouts(draw: st.DrawFn, block_size: int) -> PageLayout:
         repeated=draw(_RARELY),
         spare_blocks=draw(_SPARE),
         extra_columns=draw(_EXTRA),
+        first_block=first_block,
     )

@@ -57,10 +57,10 @@ WINDOWED: tuple[ScoreRecipe, ...] = (NeedleScores(place="outside_left"),) * 5
 """The key just left of the window weighs far more than all that may be read."""
 
 EXTREME: tuple[ScoreRecipe, ...] = (
-    *(LevelScores(level=-110.0),) * 4,
+    *(LevelScores(level=-110.0),) * 7,
     LevelScores(level=80.0),
     LevelScores(level=110.0),
-    LevelScores(level=-20000.0),
+    *(LevelScores(level=-20000.0),) * 3,
     NeedleScores(place="boundary", strength=30.0),
     DenormalScores(),
 )

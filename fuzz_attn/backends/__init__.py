@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final, Literal
 
 from fuzz_attn.backends.base import Backend
 from fuzz_attn.errors import BackendError
 
-BackendName = Literal["auto", "simulator", "interpreter"]
-BACKEND_NAMES: Final[tuple[BackendName, ...]] = ("auto", "simulator", "interpreter")
+BackendName = Literal["auto", "simulator", "interpreter", "cuda"]
+BACKEND_NAMES: Final[tuple[BackendName, ...]] = ("auto", "simulator", "interpreter", "cuda")
 
 
 def backend_named(name: str) -> Backend:
-    """Return the backend of that name; ``auto`` is the best one that this machine can run.
+    """Return the backend of that name; ``auto`` is ``cuda`` where torch sees a GPU, ``simulator`` elsewhere.
 
-    Raises :class:`BackendError` for a name that does not exist.
+    Where ``TRITON_INTERPRET=1`` asks for the CPU, ``auto`` stays there. Raises :class:`BackendError` for a name that
+    does not exist.
     """
-    if name in ("auto", "simulator"):
+    if name == "auto":
+        name = "cuda" if _sees_gpu() else "simulator"
+    if name == "cuda":
+        from fuzz_attn.backends.cuda import CudaBackend  # noqa: PLC0415 - beside the others
+
+        return CudaBackend()
+    if name == "simulator":
         from fuzz_attn.backends.simulated import SimulatorBackend  # noqa: PLC0415 - imports torch
 
         return SimulatorBackend()
@@ -25,3 +33,11 @@ def backend_named(name: str) -> Backend:
 
         return InterpreterBackend()
     raise BackendError(f"backend={name!r} must be one of: {', '.join(BACKEND_NAMES)}")
+
+
+def _sees_gpu() -> bool:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return False
+    import torch  # noqa: PLC0415 - the command line lists the names without it
+
+    return torch.cuda.is_available()

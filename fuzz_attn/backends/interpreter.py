@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fuzz_attn.backends.base import Watch
+from fuzz_attn.backends.base import Kernels, Watch
 from fuzz_attn.backends.quiet import quiet
+from fuzz_attn.coverage import Mask
 from fuzz_attn.errors import BackendError
 
 
@@ -18,6 +19,8 @@ class InterpreterBackend:
     name = "interpreter"
     device = "cpu"
     sanitizers = False
+    tensor_core_slack = 1.0
+    forks_first = False
 
     def __init__(self) -> None:
         self._shims: tuple[str, ...] = ()
@@ -27,6 +30,13 @@ class InterpreterBackend:
         if os.environ.get("TRITON_INTERPRET") != "1" and "fuzz_attn.kernels.unified_attention" in sys.modules:
             raise BackendError("backend='interpreter' must be prepared before any kernel is imported")
         os.environ["TRITON_INTERPRET"] = "1"
+
+    def start(self) -> None:
+        """Do nothing: a CPU is awake."""
+
+    def new_kernels(self) -> Kernels:
+        """Return none: nothing is compiled for the CPU."""
+        return Kernels()
 
     def preflight(self) -> tuple[str, ...]:
         """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""
@@ -43,8 +53,21 @@ class InterpreterBackend:
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
-        """Apply the shims; numpy's warnings on Inf and NaN are what kernels do by design."""
+        """Apply the shims, poison scratch; numpy's warnings on Inf and NaN are what kernels do by design."""
         from fuzz_attn.backends import shims  # noqa: PLC0415 - imports Triton, so only once prepared
+        from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
 
-        with quiet(), shims.quick_device_calls(), shims.applied(self._shims):
-            yield Watch()
+        watch, scratch = Watch(), PoisonedScratch()
+        with quiet(), shims.quick_device_calls(), shims.applied(self._shims), scratch:
+            yield watch
+        watch.observations.extend(scratch.observations())
+
+    def reaches_far_pages(self) -> bool:
+        """Return whether the machine gives out so many addresses, which cost nothing."""
+        from fuzz_attn.memory import reaches_far_pages  # noqa: PLC0415 - imports torch
+
+        return reaches_far_pages()
+
+    def new_masks(self) -> tuple[Mask, ...]:
+        """Return nothing: a program at a time passes by, and nobody looks at its masks."""
+        return ()

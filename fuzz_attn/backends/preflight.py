@@ -8,11 +8,12 @@ Import this module only after the backend is prepared: its kernels are decorated
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 import triton.language as tl
+from triton.compiler.errors import CompilationError
 
 SIZE = 16
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,14 +43,22 @@ def _dot_kernel(a_ptr, b_ptr, target_ptr, size: tl.constexpr):
 def defects(device: str) -> Iterator[str]:
     """Yield the name of each defect found: ``cast:float32->bfloat16``, ``add:bfloat16``, ``dot:bfloat16``."""
     for source, target in _casts():
-        if not _cast_is_right(source, target, device):
+        if not _holds(_cast_is_right, source, target, device):
             yield f"cast:{_name(source)}->{_name(target)}"
     for dtype in _FLOATS:
-        if not _add_is_right(dtype, device):
+        if not _holds(_add_is_right, dtype, device):
             yield f"add:{_name(dtype)}"
     for dtype in _FLOATS:
-        if not _dot_is_right(dtype, device):
+        if not _holds(_dot_is_right, dtype, device):
             yield f"dot:{_name(dtype)}"
+
+
+def _holds(probe: Callable[..., bool], *arguments: object) -> bool:
+    """Return whether a probe compiles, and finds its operation right: a GPU may lack a type altogether."""
+    try:
+        return probe(*arguments)
+    except CompilationError:
+        return False
 
 
 def _casts() -> Iterator[tuple[torch.dtype, torch.dtype]]:

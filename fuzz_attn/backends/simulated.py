@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.backends.base import Observation, Watch
+from fuzz_attn.backends.base import Kernels, Observation, Watch
 from fuzz_attn.backends.quiet import quiet
 from fuzz_attn.backends.simulator import (
+    MASKS,
     Finding,
     FindingKind,
     LoopLimitError,
@@ -18,6 +21,10 @@ from fuzz_attn.backends.simulator import (
     SimulatorError,
     simulate,
 )
+from fuzz_attn.backends.simulator.coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+from fuzz_attn.backends.simulator.rewrites import Rewrite
+from fuzz_attn.backends.simulator.tree import Function
+from fuzz_attn.coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, UnsupportedByBackendError
 from fuzz_attn.verdict import Kind
 
@@ -44,10 +51,25 @@ class SimulatorBackend:
     name = "simulator"
     device = "cpu"
     sanitizers = True
+    tensor_core_slack = 1.0
+    forks_first = False
+
+    def __init__(self) -> None:
+        self._told: list[int] = []
+        self._options = Options(coverage=True, cache_dir=cache_folder())
+        self.parsed: list[Function] = []
+        """The kernels of the last launch before they were rewritten; empty without a rewrite."""
 
     def prepare(self) -> None:
         """Let Triton decorate kernels as for a GPU: the simulator lowers them itself."""
         os.environ.pop("TRITON_INTERPRET", None)
+
+    def start(self) -> None:
+        """Do nothing: a CPU is awake."""
+
+    def new_kernels(self) -> Kernels:
+        """Return none: nothing is compiled for the CPU."""
+        return Kernels()
 
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` where the simulator computes wrongly."""
@@ -55,6 +77,7 @@ class SimulatorBackend:
 
         with self.running():
             found = tuple(preflight.defects(self.device))
+        self.new_masks()  # what the preflight's own kernels showed is nobody's business
         if found:
             raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
         return ()
@@ -69,15 +92,40 @@ class SimulatorBackend:
         watch = Watch()
         with quiet():
             try:
-                with simulate(Options(cache_dir=cache_folder())) as session:
+                with simulate(self._options) as session:
                     yield watch
             except LoopLimitError as error:
                 watch.observations.append(Observation("timeout", str(error)))
             except SimulatorError as error:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:
+                self.parsed = session.parsed
                 watch.observations.extend(_observed(finding) for finding in session.findings)
+
+    def rewrite(self, rewrite: Rewrite) -> None:
+        """From now on change each kernel before it runs, for an audit; masks are not looked at any more."""
+        self._options = Options(cache_dir=cache_folder(), rewrite=rewrite)
+
+    def reaches_far_pages(self) -> bool:
+        """Return whether the machine gives out so many addresses, which cost nothing."""
+        from fuzz_attn.memory import reaches_far_pages  # noqa: PLC0415 - imports torch
+
+        return reaches_far_pages()
+
+    def new_masks(self) -> tuple[Mask, ...]:
+        """Return the masks that showed something new since the last call, with all that they showed so far."""
+        if MASKS.seen == self._told:
+            return ()
+        told, self._told = self._told, MASKS.seen.copy()
+        before = chain(told, repeat(-1))
+        return tuple(_mask(site, bits) for (site, bits), old in zip(MASKS.items(), before, strict=False) if bits != old)
 
 
 def _observed(finding: Finding) -> Observation:
     return Observation(_KINDS[finding.kind], str(finding))
+
+
+def _mask(site: Site, bits: int) -> Mask:
+    seen = tuple(outcome for outcome, bit in zip(OUTCOMES, (ALL_TRUE, ALL_FALSE, MIXED), strict=True) if bits & bit)
+    text = linecache.getline(site.file, site.line).strip()
+    return Mask(site.file, site.line, site.kernel, site.kind, site.ordinal, text, bool(bits & SEVERAL), seen)

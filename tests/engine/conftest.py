@@ -19,9 +19,10 @@ Judge = Callable[[Order], Answer]
 
 def spec_of_target(name: str) -> str:
     """Return how the command line names a function of tests/targets."""
-    torch_attention = TARGETS / "torch_attention.py"
-    found = re.search(rf"^(def )?{name}\b", torch_attention.read_text(), re.MULTILINE)
-    return f"{torch_attention if found else TARGETS / 'misbehaving.py'}:{name}"
+    for path in (TARGETS / "torch_attention.py", TARGETS / "breaking.py"):
+        if re.search(rf"^(def )?{name}\b", path.read_text(), re.MULTILINE):
+            return f"{path}:{name}"
+    return f"{TARGETS / 'misbehaving.py'}:{name}"
 
 
 @pytest.fixture(scope="session")

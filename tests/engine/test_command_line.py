@@ -1,5 +1,6 @@
 """The command line: what each command prints, where it writes, and its exit status: 0, 1 or 2."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,15 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from fuzz_attn import counterexample
+from fuzz_attn import counterexample, run
 from fuzz_attn.case import AttentionCase
 from fuzz_attn.cli import main
+from fuzz_attn.families import Abi
 from fuzz_attn.verdict import Verdict
 
 TARGETS = Path(__file__).parents[1] / "targets"
@@ -88,6 +91,31 @@ def test_run_on_a_right_target(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["reports"]
 
 
+def test_several_targets_share_the_budget(folder: Path) -> None:
+    right, wrong = (f"torch_attention.py:{name}" for name in ("unified_attention", "last_row_unwritten"))
+    command = [SCRIPT, "run", "--target", wrong, "--target", right, "--max-cases", "61", "--workers", "1", "--out", "o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.findall(r"^Summary of (\S+)$", done.stdout, re.MULTILINE) == [wrong, right]
+    files = {path.parent.name: json.loads(path.read_text()) for path in (folder / "o").rglob("summary.json")}
+    assert {name: found["target"] for name, found in files.items()} == {
+        "torch_attention.py-last_row_unwritten": wrong,
+        "torch_attention.py-unified_attention": right,
+    }
+    assert files["torch_attention.py-unified_attention"]["cases"] == 30
+
+
+def test_without_a_target_all_families_are_fuzzed() -> None:
+    names = get_args(Abi)
+    asked = run.Request(names, None, "auto", 60.0, 10, 1, 2, None)
+    parts = list(run.parts(asked))
+    assert [part.targets for part in parts] == [(name,) for name in names]
+    assert sum(part.max_cases or 0 for part in parts) == 10
+    assert [part.max_time for part in parts] == [15.0] * 4
+    few = list(run.parts(dataclasses.replace(asked, max_cases=2)))
+    assert [part.max_cases for part in few] == [1, 1]
+
+
 def test_run_on_a_wrong_target_puts_everything_below_out(folder: Path) -> None:
     arguments = [
         "--target",
@@ -150,7 +178,10 @@ def test_run_on_a_bad_target_is_told_in_one_line(target: str, message: str, call
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--abi", "paged"], "Invalid value for '--abi': 'paged' is not 'unified'."),
+        (
+            ["run", "--abi", "split"],
+            "Invalid value for '--abi': 'split' is not one of 'unified', 'paged', 'context', '",
+        ),
         (["run", "--backend", "gpu"], "Invalid value for '--backend': 'gpu' is not one of 'auto', '"),
         (["run", "--max-time", "0"], "Invalid value for '--max-time': '0' must be a finite number above 0"),
         (["run", "--max-time", "nan"], "Invalid value for '--max-time': 'nan' must be a finite number above 0"),

@@ -150,7 +150,7 @@ def test_a_digest_is_given_without_a_launch(worker: IsolatedWorker) -> None:
 
 
 def test_a_failure_of_the_harness_is_not_blamed_on_the_target(worker: IsolatedWorker) -> None:
-    with pytest.raises(FuzzAttnError, match=r"property='speed' must be one of"):
+    with pytest.raises(FuzzAttnError, match=r"relation='speed' must be one of"):
         worker.judge(Order(SHORT, relation="speed"))
 
 

@@ -143,7 +143,7 @@ def test_nothing_is_left_and_nothing_printed_where_nothing_is_fuzzed(folder: Pat
         ("--fuzz-max-cases=-3", "argument --fuzz-max-cases: -3 must be above 0"),
         ("--fuzz-workers=0", "argument --fuzz-workers: 0 must be above 0"),
         ("--fuzz-seed=x", "argument --fuzz-seed: invalid int value: 'x'"),
-        ("--fuzz-abi=paged", "argument --fuzz-abi: invalid choice: 'paged' (choose from "),
+        ("--fuzz-abi=split", "argument --fuzz-abi: invalid choice: 'split' (choose from "),
         ("--fuzz-backend=gpu", "argument --fuzz-backend: invalid choice: 'gpu' (choose from "),
     ],
 )
@@ -161,7 +161,7 @@ MISTAKES = {
     ),
     "lambda": ("fuzz(lambda: None)", "must be a function that its file holds under its own name"),
     "no budget": ('fuzz("unified", max_cases=0)', "max_cases=0 must be above 0"),
-    "ABI": ('fuzz("unified", abi="paged")', "abi='paged' must be one of: unified"),
+    "ABI": ('fuzz("unified", abi="split")', "abi='split' must be one of: unified, paged, context, chunked"),
     "backend": ('fuzz("unified", backend="gpu")', "backend='gpu' must be one of: auto, "),
     "no marker": ("None\ndef test_mine(fuzz_attn_shard): pass", "test_mine[shard0] takes fuzz_attn_shard without"),
 }

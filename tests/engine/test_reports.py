@@ -101,11 +101,20 @@ def shard(**changes: object) -> Statistics:
         "cases": 100,
         "compile_keys": {1: 60, 2: 40},
         "features": {"window": 30, PLAIN: 20, "sinks": 40},
-        "relations": {"determinism": 5},
+        "relations": {"determinism": 5, "page_permutation": 7},
         "ratios": {"float32": 0.25, "bfloat16": 0.5},
         "state": "done",
     }
     return Statistics(**{**fields, **changes})  # type: ignore[arg-type] # a table of any fields
+
+
+def test_kernels_are_told_where_some_were_compiled() -> None:
+    assert "kernels compiled" not in text_of(summary.render(shard()))
+    compiled = text_of(summary.render(shard(cases=100, shrinking=20, kernels_compiled=10)))
+    assert "kernels compiled     10, 12.0 cases each" in compiled
+    together = merged([shard(cases=100, kernels_compiled=10, kernels_loaded=5), shard(cases=50, kernels_loaded=10)])
+    assert together is not None
+    assert "10, 15 more were in Triton's cache, 6.0 cases each" in text_of(summary.render(together))
 
 
 def test_shards_merge_into_one() -> None:
@@ -131,7 +140,9 @@ def test_a_summary_without_failures() -> None:
         " compile keys         2, 50.0 cases each",
         " failures             0",
         " features             sinks 40%, window 30%, none of these 20%",
+        " relations            12 cases: page permutation 7, determinism 5",
         " largest err / bound  bfloat16 0.500, float32 0.250",
+        " semantic coverage    none: the simulator alone sees masks, and only those of Triton kernels",
         " no failure in        100 cases: at most 0.03 failures a case with 95% confidence (3/n)",
     ]
 

@@ -11,19 +11,21 @@ import pytest
 import torch
 
 from fuzz_attn import fuzz, targets
-from fuzz_attn.abi import _SCRATCH, signature_of, unified_arguments, unified_domain
-from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, LaunchHints, Scales, Sequence, replace
-from fuzz_attn.domain import ALL_FEATURES, Domain
+from fuzz_attn.abis import FAMILIES
+from fuzz_attn.abis.family import signature_of
+from fuzz_attn.abis.unified import _SCRATCH, UNIFIED
+from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, LaunchHints, Scales, Sequence, replace
 from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.families import FEATURES, Abi
 from fuzz_attn.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.targets import ENTRY_POINT_GROUP, Target, as_target, load_target, slug_of, target_names
+from fuzz_attn.targets import BUILT_IN_NAMES, ENTRY_POINT_GROUP, Target, as_target, load_target, slug_of, target_names
 from fuzz_attn.tensors import materialise
 from fuzz_attn.testing import MARKER, spec_of
 
 FOLDER = Path(__file__).parents[1] / "targets"
 TORCH, MISBEHAVING = FOLDER / "torch_attention.py", FOLDER / "misbehaving.py"
 
-DERIVED = ALL_FEATURES - {"fp8_q"}
+DERIVED = FEATURES["unified"] - {"fp8_q"}
 """What a signature can promise; fp8 queries have to be declared."""
 
 BAD_SPECS = {
@@ -41,9 +43,9 @@ BAD_SPECS = {
     f"{FOLDER / 'broken_import.py'}:attend": "does not import: RuntimeError: no GPU here",
     f"{MISBEHAVING}:not_callable": "must be callable, and is a int",
     f"{MISBEHAVING}:of_another_family": "has a signature that fits no ABI (unified: lacks block_table, cu_seqlens_q, ",
-    f"{MISBEHAVING}:positional_only": "has a signature that fits no ABI (unified: requires k, q, v by position alone)",
+    f"{MISBEHAVING}:positional_only": "has a signature that fits no ABI (unified: requires k, q, v by position alone; ",
     f"{MISBEHAVING}:with_a_surprise": (
-        "has a signature that fits no ABI (unified: requires workspace, which the ABI does not know)"
+        "has a signature that fits no ABI (unified: requires workspace, which the ABI does not know; "
     ),
 }
 
@@ -130,11 +132,10 @@ def test_features_without_an_argument_leave_the_domain(parameters: str, left_out
 
 def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
     signature = signature_of(with_signature(PUBLISHED + f"{', '.join(_SCRATCH)}, alibi_slopes=None"))
-    assert unified_domain(signature).paths == ("2d", "3d")
-    tensors = materialise(case)
-    on_2d = unified_arguments(signature, replace(case, launch=LaunchHints(path="2d")), tensors)
+    assert UNIFIED.domain(signature).paths == ("2d", "3d")
+    on_2d = UNIFIED.arguments_for(signature, materialise(replace(case, launch=LaunchHints(path="2d"))))
     assert [on_2d[name] for name in _SCRATCH] == [None] * 5
-    on_3d = unified_arguments(signature, replace(case, launch=LaunchHints(path="3d", num_segments=3)), tensors)
+    on_3d = UNIFIED.arguments_for(signature, materialise(replace(case, launch=LaunchHints(path="3d", num_segments=3))))
     threshold, segments, output, largest, total = (on_3d[name] for name in _SCRATCH)
     assert (threshold >= len(case.sequences), segments) == (True, 3)
     assert output.shape == (6, 4, 3, 8)
@@ -144,8 +145,8 @@ def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
 
 def test_nothing_is_passed_that_the_signature_lacks(case: AttentionCase) -> None:
     tensors = materialise(case)
-    assert set(unified_arguments(signature_of(with_signature(LEAST)), case, tensors)) == set(LEAST.split(", "))
-    to_anything = set(unified_arguments(signature_of(with_signature("**given")), case, tensors))
+    assert set(UNIFIED.arguments_for(signature_of(with_signature(LEAST)), tensors)) == set(LEAST.split(", "))
+    to_anything = set(UNIFIED.arguments_for(signature_of(with_signature("**given")), tensors))
     assert to_anything == set((PUBLISHED + "alibi_slopes, qq_bias, sinks, output_scale").split(", "))
 
 
@@ -161,7 +162,7 @@ def test_arguments_mean_what_the_published_ones_mean() -> None:
         qq_bias=QQBiasRecipe(),
         sinks=SinkRecipe(),
     )
-    arguments = unified_arguments(signature_of(with_signature("kv_quant_mode, **given")), case, materialise(case))
+    arguments = UNIFIED.arguments_for(signature_of(with_signature("kv_quant_mode, **given")), materialise(case))
     assert arguments["cu_seqlens_q"].tolist() == [0, 2, 3]
     assert arguments["seqused_k"].tolist() == [5, 1]
     assert (arguments["max_seqlen_q"], arguments["max_seqlen_k"]) == (2, 5)
@@ -171,10 +172,18 @@ def test_arguments_mean_what_the_published_ones_mean() -> None:
     assert [arguments[name].shape for name in ("alibi_slopes", "sinks")] == [(2,), (2,)]
     assert arguments["kv_quant_mode"] == 1
     plain = replace(case, dtypes=DTypes(), scales=Scales(), window=0, alibi=None)
-    arguments = unified_arguments(signature_of(with_signature("kv_quant_mode, **given")), plain, materialise(plain))
+    arguments = UNIFIED.arguments_for(signature_of(with_signature("kv_quant_mode, **given")), materialise(plain))
     assert arguments["window_size"] == (-1, -1)
     assert arguments["kv_quant_mode"] == 0
     assert [arguments[name] for name in ("k_descale", "v_descale", "output_scale", "alibi_slopes")] == [None] * 4
+
+
+@pytest.mark.parametrize(("scale", "given"), [(1.0, None), (0.5, [0.5])])
+def test_a_scale_of_q_is_passed_where_it_changes_something(scale: float, given: list[float] | None) -> None:
+    dtypes = DTypes(q="float8_e4m3fn", kv="float8_e4m3fn", out="bfloat16")
+    tensors = materialise(AttentionCase(sequences=(Sequence(1),), dtypes=dtypes, scales=Scales(q=scale)))
+    passed = UNIFIED.arguments_for(signature_of(with_signature("**given")), tensors)["q_descale"]
+    assert (passed if passed is None else passed.tolist()) == given
 
 
 def point(name: str, value: str) -> EntryPoint:
@@ -193,13 +202,13 @@ def test_entry_points_are_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(
         targets, "entry_points", lambda group: tuple(points.values()) if group == ENTRY_POINT_GROUP else ()
     )
-    assert target_names() == ("unified", "theirs", "gone", "renamed", "number")
+    assert target_names() == (*BUILT_IN_NAMES, "theirs", "gone", "renamed", "number")
     assert load_target("theirs").name == "theirs"
     for name, message in {
         "gone": r"target='gone' \(entry point package_that_is_gone:attend\) does not load: No module named",
         "renamed": r"target='renamed' \(entry point package_with_a_kernel:other\) does not load: module .* has no attr",
         "number": r"target='number' must be callable, and is a int",
-        "unknown": r"or one of: unified, theirs, gone, renamed, number",
+        "unknown": r"or one of: unified, paged, context, chunked, theirs, gone, renamed, number",
     }.items():
         with pytest.raises(TargetError, match=message):
             load_target(name)
@@ -274,5 +283,80 @@ def test_a_fuzz_test_carries_its_arguments() -> None:
     }
 
 
-def test_the_built_in_target_takes_every_feature() -> None:
-    assert load_target("unified").domain == Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+@pytest.mark.parametrize("name", BUILT_IN_NAMES)
+def test_the_built_in_targets_take_every_feature_of_their_family(name: str) -> None:
+    target = load_target(name)
+    assert (target.name, target.abi) == (name, name)
+    assert all(target.domain.allows(feature) for feature in FEATURES[target.abi])
+    assert FAMILIES[target.abi].fits(target.signature) == ""
+
+
+PAGED = "query, output, key_cache, value_cache, block_table, seq_lens"
+CONTEXT = "q, k, v, o, k_cache, v_cache, b_loc, b_start_loc, b_seq_len"
+CHUNKED = "query, key, value, output, key_cache, value_cache, block_table, query_start_loc, seq_lens"
+SPLIT = ", kv_cache_dtype=None, k_scale=None, v_scale=None, alibi_slopes=None, sliding_window=None"
+SPLIT += ", sm_scale=None, sinks=None"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "abi", "left_out"),
+    [
+        (PAGED + SPLIT + ", query_start_loc=None, filter_by_query_len=False, output_scale=None", "paged", set()),
+        (PAGED + SPLIT, "paged", {"leaves_others", "fp8_out"}),
+        (PAGED, "paged", {"leaves_others", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache"}),
+        (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0, skip_decode=False, fp8_out_scale=None", "context", set()),
+        (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0", "context", {"leaves_others", "fp8_out"}),
+        (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, output_scale=None", "chunked", set()),
+        (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, is_block_table_ptr=False", "chunked", {"fp8_out"}),
+    ],
+)
+def test_split_families_are_known_by_their_signatures(parameters: str, abi: Abi, left_out: set[str]) -> None:
+    target = as_target(with_signature(parameters), "some")
+    assert target.abi == abi
+    assert target.domain.features == FEATURES[abi] - left_out
+
+
+def test_arguments_of_split_families_mean_what_the_published_ones_mean() -> None:
+    case = AttentionCase(
+        sequences=(Sequence(2, 3), Sequence(1)),
+        abi="context",
+        heads=HeadLayout(1, 2, 16),
+        dtypes=DTypes(q="bfloat16", kv="float8_e5m2", out="float8_e4m3fn"),
+        scales=Scales(k=0.5, v=2.0, out=4.0),
+        window=4,
+        alibi=AlibiRecipe(),
+        sinks=SinkRecipe(),
+        leaves_others=True,
+        uint8_cache=True,
+    )
+    anything = signature_of(with_signature("**given"))
+    arguments = FAMILIES["context"].arguments_for(anything, materialise(case))
+    assert arguments["b_start_loc"].tolist() == [0, 2, 3]
+    assert arguments["b_seq_len"].tolist() == [5, 1]
+    assert (arguments["max_input_len"], arguments["max_seq_len"]) == (2, 5)
+    assert (arguments["sliding_window"], arguments["sm_scale"], arguments["skip_decode"]) == (4, 1.0, True)
+    assert arguments["kv_cache_dtype"] == "fp8_e5m2"
+    assert [arguments[name].tolist() for name in ("k_scale", "v_scale", "fp8_out_scale")] == [[0.5], [2.0], [4.0]]
+    assert arguments["k"].shape == arguments["v"].shape == (3, 1, 16)
+    plain = replace(
+        case, abi="paged", sequences=(Sequence(1, 3),), dtypes=DTypes(), scales=Scales(), window=0, alibi=None,
+        leaves_others=False, uint8_cache=False,
+    )  # fmt: skip
+    arguments = FAMILIES["paged"].arguments_for(anything, materialise(plain))
+    assert (arguments["sliding_window"], arguments["alibi_slopes"], arguments["output_scale"]) == (None, None, None)
+    assert (arguments["kv_cache_dtype"], arguments["filter_by_query_len"]) == ("auto", False)
+    assert [arguments[name].tolist() for name in ("k_scale", "v_scale")] == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("kv", "as_bytes", "word"),
+    [
+        ("float8_e4m3fn", True, "fp8"),
+        ("float8_e4m3fn", False, "fp8_e4m3"),
+        ("float8_e5m2", True, "fp8_e5m2"),
+        ("float32", False, "auto"),
+    ],
+)
+def test_the_cache_s_type_is_named_as_serving_does(kv: DTypeName, as_bytes: bool, word: str) -> None:
+    case = AttentionCase((Sequence(1),), abi="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
+    assert FAMILIES["chunked"].arguments(materialise(case))["kv_cache_dtype"] == word

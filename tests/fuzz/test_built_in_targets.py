@@ -1,5 +1,8 @@
-"""The harness on this project's own kernels: a short campaign at every run of the suite."""
+"""The harness on this project's own kernels: a short campaign of each family at every run of the suite."""
 
 from fuzz_attn import fuzz
 
 test_unified = fuzz("unified", max_cases=300)
+test_paged = fuzz("paged", max_cases=200)
+test_context = fuzz("context", max_cases=200)
+test_chunked = fuzz("chunked", max_cases=200)

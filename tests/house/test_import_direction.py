@@ -15,11 +15,12 @@ STRATEGIES_MAY_USE = {
     "fuzz_attn.case",
     "fuzz_attn.domain",
     "fuzz_attn.errors",
+    "fuzz_attn.families",
     "fuzz_attn.recipes",
     "fuzz_attn.strategies",
 }
 STRATEGIES_NEVER_USE = {"torch", "triton"}
-CORE_REACHES_ROOMS_FROM = {"fuzz_attn.campaign", "fuzz_attn.plugin", "fuzz_attn.targets"}
+CORE_REACHES_ROOMS_FROM = {"fuzz_attn.rounds", "fuzz_attn.targets"}
 ROOMS = {"fuzz_attn.kernels", "fuzz_attn.strategies"}
 
 

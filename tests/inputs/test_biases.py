@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.biases import alibi_slopes, qq_bias, sinks, standard_slopes
-from fuzz_attn.case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.case import AttentionCase, HeadLayout, Sequence, replace
 from fuzz_attn.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.tensors import materialise
 
@@ -56,6 +56,14 @@ def test_kinds_of_slopes(scale: float) -> None:
     assert (arbitrary < 0).any()
     assert (arbitrary > 0).any()
     assert len(np.unique(arbitrary)) == 40
+
+
+def test_calm_divides_the_slopes_of_most_heads() -> None:
+    case = case_of(heads=200)
+    slopes, calm = (alibi_slopes(AlibiRecipe("arbitrary"), replace(case, calm=on)) for on in (False, True))
+    divided = calm == slopes / 16  # the next power of two above the longest sequence, of 10 keys
+    assert (divided | (calm == slopes)).all()
+    assert 0.85 < divided.mean() < 1.0
 
 
 @pytest.mark.parametrize("heads", [1, 5, 64])

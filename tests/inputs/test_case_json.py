@@ -40,6 +40,7 @@ from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 WIDE = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+ANY = st.sampled_from((WIDE, Domain(abi="paged"), Domain(abi="context"), Domain(abi="chunked"))).flatmap(cases)
 STRUCTS = sorted(
     {
         member
@@ -55,7 +56,9 @@ FULL = AttentionCase(
     abi="unified",
     heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=3, head_size=24),
     dtypes=DTypes(q="bfloat16", kv="float8_e4m3fn", out="float8_e5m2"),
-    pages=PageLayout(block_size=8, permuted=True, shared_prefix=1, repeated=True, spare_blocks=2, extra_columns=3),
+    pages=PageLayout(
+        block_size=8, permuted=True, shared_prefix=1, repeated=True, spare_blocks=2, extra_columns=3, first_block=9
+    ),
     softmax_scale=0.125,
     window=7,
     softcap=30.0,
@@ -65,8 +68,21 @@ FULL = AttentionCase(
     scales=Scales(k=0.5, v=1.7, out=0.3),
     scores=NeedleScores(place="outside_left", strength=9.0),
     values=OutlierValues(factor=32.0),
+    calm=True,
+    marks=True,
     overrides=(Override(tensor="v", sequence=1, position=2, head=1, column=4, value=-16.0),),
-    strides=Strides(q_token=1, q_head=2, out_token=3, out_head=4, cache="blocks_first", cache_slot=5, block_table=6),
+    strides=Strides(
+        q_token=1,
+        q_head=2,
+        out_token=3,
+        out_head=4,
+        cache="blocks_first",
+        cache_slot=5,
+        block_table=6,
+        new_token=7,
+        new_head=8,
+        value_slot=9,
+    ),
     padded_tokens=2,
     poison=PoisonRecipe(keys="huge", values="negative_inf", table="zero", out=1),
     launch=LaunchHints(path="3d", num_segments=5, tile_size=32),
@@ -77,7 +93,7 @@ GOLDEN = (
     '{"sequences":[{"query_len":3,"context_len":5},{"query_len":0}],'
     '"heads":{"num_kv_heads":2,"num_queries_per_kv":3,"head_size":24},'
     '"dtypes":{"q":"bfloat16","kv":"float8_e4m3fn","out":"float8_e5m2"},'
-    '"pages":{"block_size":8,"permuted":true,"shared_prefix":1,"repeated":true,"spare_blocks":2,"extra_columns":3},'
+    '"pages":{"block_size":8,"permuted":true,"shared_prefix":1,"repeated":true,"spare_blocks":2,"extra_columns":3,"first_block":9},'
     '"softmax_scale":0.125,"window":7,"softcap":30.0,'
     '"alibi":{"kind":"negative","scale":2.0},'
     '"qq_bias":{"kind":"tree","extra_rows":1,"extra_columns":-2,"row_padding":4,"scale":0.5},'
@@ -85,12 +101,26 @@ GOLDEN = (
     '"scales":{"k":0.5,"v":1.7,"out":0.3},'
     '"scores":{"type":"needle","place":"outside_left","strength":9.0},'
     '"values":{"type":"outlier","factor":32.0},'
+    '"calm":true,"marks":true,'
     '"overrides":[{"tensor":"v","sequence":1,"position":2,"head":1,"column":4,"value":-16.0}],'
-    '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6},'
+    '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9},'
     '"padded_tokens":2,'
     '"poison":{"keys":"huge","values":"negative_inf","table":"zero","out":1},'
     '"launch":{"path":"3d","num_segments":5,"tile_size":32},'
     '"seed":9007199254740991}'
+)
+
+SPLIT = AttentionCase(
+    sequences=(Sequence(query_len=3, context_len=5),),
+    abi="context",
+    dtypes=DTypes(kv="float8_e5m2"),
+    leaves_others=True,
+    uint8_cache=True,
+    stale_cache=True,
+)
+SPLIT_GOLDEN = (
+    '{"sequences":[{"query_len":3,"context_len":5}],"abi":"context","dtypes":{"kv":"float8_e5m2"},'
+    '"leaves_others":true,"uint8_cache":true,"stale_cache":true}'
 )
 """Schema version 1. Where it must change, files saved before would mean something else: raise ``SCHEMA``."""
 
@@ -107,6 +137,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "repeated": False,
             "spare_blocks": 0,
             "extra_columns": 0,
+            "first_block": 0,
         },
         "softmax_scale": 1.0,
         "window": 0,
@@ -117,6 +148,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "scales": {"q": 1.0, "k": 1.0, "v": 1.0, "out": 1.0},
         "scores": {"type": "normal", "spread": 1.0},
         "values": {"type": "normal"},
+        "calm": False,
+        "marks": False,
         "overrides": [],
         "strides": {
             "q_token": 0,
@@ -126,10 +159,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "cache": "separate",
             "cache_slot": 0,
             "block_table": 0,
+            "new_token": 0,
+            "new_head": 0,
+            "value_slot": 0,
         },
         "padded_tokens": 0,
         "poison": {"keys": "nan", "values": "nan", "table": "one_past", "out": 0},
         "launch": {"path": "auto", "num_segments": 0, "tile_size": 0},
+        "leaves_others": False,
+        "uint8_cache": False,
+        "stale_cache": False,
         "seed": 0,
     },
     "ConstantValues": {"type": "constant", "value": 1.0},
@@ -175,7 +214,7 @@ def spelled(value: object) -> Any:
 
 
 @settings(QUIET, max_examples=300)
-@given(cases(WIDE))
+@given(ANY)
 def test_json_round_trip_is_lossless(case: AttentionCase) -> None:
     text = msgspec.json.encode(case)
     again = decode(text)
@@ -223,10 +262,12 @@ def test_case_without_features_is_short() -> None:
 def test_golden_text_of_schema_version_1() -> None:
     assert msgspec.json.encode(FULL).decode() == GOLDEN
     assert decode(GOLDEN) == FULL
+    assert msgspec.json.encode(SPLIT).decode() == SPLIT_GOLDEN
+    assert decode(SPLIT_GOLDEN) == SPLIT
 
 
 def test_golden_text_sets_every_field() -> None:
-    # q's scale and abi have one legal value here, so they cannot be set to anything else.
+    # q's scale and abi have one legal value here, and so has what split caches alone can have.
     def unset(value: object, path: str) -> list[str]:
         if isinstance(value, tuple):
             return [name for part in value[:1] for name in unset(part, path)]
@@ -236,7 +277,9 @@ def test_golden_text_sets_every_field() -> None:
         absent = [f"{path}.{name}" for name in value.__struct_fields__ if name not in present]
         return absent + [name for field in value.__struct_fields__ for name in unset(getattr(value, field), field)]
 
-    assert unset(FULL, "case") == ["case.abi", "scales.q"]
+    families = ["case.leaves_others", "case.uint8_cache", "case.stale_cache"]
+    assert unset(FULL, "case") == ["case.abi", *families, "scales.q"]
+    assert not set(families) & set(unset(SPLIT, "case"))
 
 
 def test_replace_checks_like_a_new_case() -> None:

@@ -65,6 +65,8 @@ qq-bias: tree times 0.5, 1 row more than the longest query, 2 columns fewer than
 a slice of a matrix 4 columns wider
 sinks: -4 give or take 0.25, bfloat16
 numbers: scores needle (place outside left, strength 9), values one-hot, seed 12
+calm: the queries of most rows divided by 64, the slopes of most heads by 16
+marks: every other column of V marks the keys
 v: -16 set by hand at sequence 1, position 2, head 1, column 4
 memory: K and V in one allocation [num_blocks, 2, ...], gap of 1 after each q token, gap of 2 after each q head, \
 gap of 3 after each out token, gap of 4 after each out head, gap of 5 after each cache row, \
@@ -96,6 +98,8 @@ def test_richest_case() -> None:
         sinks=SinkRecipe(-4.0, 0.25, "bfloat16"),
         scores=NeedleScores("outside_left", 9.0),
         values=OneHotValues(),
+        calm=True,
+        marks=True,
         overrides=(Override("v", 1, 2, 1, 4, -16.0),),
         strides=Strides(1, 2, 3, 4, "blocks_first", 5, 6),
         padded_tokens=2,

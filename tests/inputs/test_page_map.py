@@ -47,7 +47,7 @@ def test_every_key_lies_in_its_page(case: AttentionCase) -> None:
             expected = pages.block_table[number, position // size] * size + position % size
             assert pages.slots[key] == expected
             key += 1
-    assert len(pages.slots) == len(pages.visible) == key
+    assert len(pages.slots) == len(pages.held) == key
     assert ((pages.slots >= 0) & (pages.slots < pages.num_blocks * size)).all()
 
 
@@ -115,7 +115,7 @@ def test_visible_keys_are_those_that_some_row_sees(case: AttentionCase) -> None:
             first = max(0, position - case.window + 1) if case.window else 0
             seen[first : position + 1] = True
         expected += seen.tolist()
-    assert page_map(case).visible.tolist() == expected
+    assert page_map(case).held.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_visible_keys_are_those_that_some_row_sees(case: AttentionCase) -> None:
 )
 def test_window_hides_keys_by_hand(window: int, expected: str) -> None:
     case = AttentionCase(sequences=(Sequence(2, 3),), window=window)
-    assert "".join(str(int(seen)) for seen in page_map(case).visible) == expected
+    assert "".join(str(int(seen)) for seen in page_map(case).held) == expected
 
 
 def test_pages_in_order_by_hand() -> None:

@@ -25,7 +25,7 @@ from fuzz_attn.recipes import (
     UniformScores,
 )
 from fuzz_attn.tensors import materialise
-from fuzz_attn.values import LIMIT, numbers_of
+from fuzz_attn.values import CALM, LIMIT, numbers_of
 
 Doubles = npt.NDArray[np.float64]
 
@@ -288,3 +288,15 @@ def test_dequantised_keys_are_finite_in_float16(recipe: ScoreRecipe, kv: DTypeNa
     stored = torch_doubles(rounded(numbers_of(case).keys, kv, scale).reshape(-1).view(np.uint8), kv)
     assert np.isfinite(stored).all()
     assert (np.abs(stored * scale) <= 65504.0).all()
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, NormalScores(64.0)], ids=repr)
+def test_calm_divides_the_queries_of_most_rows_and_nothing_else(recipe: ScoreRecipe) -> None:
+    lively, calm = (numbers_of(case_of(recipe, 16, sequences=(Sequence(90, 3),), calm=on)) for on in (False, True))
+    divided = (calm.queries == lively.queries * CALM).all(-1)
+    kept = (calm.queries == lively.queries).all(-1)
+    assert (divided | kept).all()
+    assert np.array_equal(calm.keys, lively.keys)
+    assert np.array_equal(calm.values, lively.values)
+    if lively.queries.any():
+        assert 0.8 < divided.mean() < 0.95

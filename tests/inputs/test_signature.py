@@ -101,8 +101,8 @@ def test_signature_is_the_name_of_a_file(case: AttentionCase, kind: Any, ratio: 
 @QUIET
 @given(cases(Domain()), cases(Domain()))
 def test_size_and_numbers_are_no_part_of_a_bug(left: AttentionCase, right: AttentionCase) -> None:
-    # Everything from one case but what is drawn with the compile key: shrinking must not rename the bug.
-    kept = ("dtypes", "window", "softcap", "alibi", "qq_bias", "sinks", "launch", "scales")
+    # Everything from one case but its features and what is drawn with them: shrinking must not rename the bug.
+    kept = ("dtypes", "window", "softcap", "alibi", "qq_bias", "sinks", "launch", "scales", "pages", "heads", "strides")
     changed = replace(right, **{name: getattr(left, name) for name in kept})
     element = Element(0, 0, 0, 0, 0, "1.0", "2.0", "0.1")
     verdict = Verdict("oracle", "mismatch", "far off", 12.0, "tail_rows", 1, 9, (element,))

@@ -25,7 +25,7 @@ from fuzz_attn.recipes import (
     ValueRecipe,
 )
 from fuzz_attn.streams import Floats
-from fuzz_attn.values import LIMIT, numbers_of
+from fuzz_attn.values import LIMIT, MARK, numbers_of
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 BATCH = (Sequence(4, 46), Sequence(0, 6), Sequence(3), Sequence(1, 130))
@@ -195,3 +195,25 @@ def test_override_sets_its_element_or_nothing(override: Override) -> None:
 def test_later_override_wins() -> None:
     overrides = tuple(Override("v", value=value) for value in (3.0, 5.0))
     assert values_of(NormalValues(), overrides=overrides)[0, 0, 0] == 5.0
+
+
+@pytest.mark.parametrize("out", [1.0, 0.3, 32.0])
+def test_marks_give_each_key_a_column_and_leave_the_others_to_the_recipe(out: float) -> None:
+    changes = {"dtypes": DTypes(out="float8_e4m3fn"), "scales": Scales(out=out)}
+    alone, marked = (values_of(NormalValues(), marks=marks, **changes) for marks in (False, True))
+    assert np.array_equal(marked[..., 0::2], alone[..., 0::2])
+    marks = marked[..., 1::2]
+    assert set(np.abs(marks[marks != 0]).tolist()) == {float(MARK * np.float32(out))}
+    assert (np.count_nonzero(marks, axis=-1) == 1).all()
+
+
+@pytest.mark.parametrize("head_size", [2, 3, 16, 40])
+def test_marks_that_share_a_column_cancel_wherever_a_row_begins_and_ends(head_size: int) -> None:
+    values = values_of(NormalValues(), marks=True, heads=HeadLayout(2, 3, head_size))[-131:, :, 1::2]
+    sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
+    assert np.ptp(sums, axis=0).max() == MARK
+
+
+def test_a_head_of_one_column_has_no_room_for_marks() -> None:
+    changes = {"heads": HeadLayout(2, 3, 1)}
+    assert np.array_equal(values_of(NormalValues(), marks=True, **changes), values_of(NormalValues(), **changes))

@@ -1,4 +1,4 @@
-"""A program for a process of its own: lowers the unified kernels to TTIR for Hopper and prints facts about it as JSON.
+"""A program for a process of its own: lowers the kernels to TTIR for Hopper and prints facts about it as JSON.
 
 It catches Triton's launches, so the launcher's own arguments are what is lowered. No GPU takes part. Triton must not
 have been imported with TRITON_INTERPRET set, hence the process.
@@ -6,6 +6,7 @@ have been imported with TRITON_INTERPRET set, hence the process.
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, mangle_type
 
+from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
+from fuzz_attn.kernels.context_attention import context_attention_fwd
+from fuzz_attn.kernels.paged_attention import paged_attention_decode
 from fuzz_attn.kernels.unified_attention import unified_attention
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -33,6 +37,34 @@ CASES: dict[str, dict[str, Any]] = {
     "large": {"head_size": 256, "num_query_heads": 128, "block_size": 544, "tile_size": 128},
     "other_numbers": FEATURES
     | {"window": 130, "softcap": 7.5, "num_seqs": 1, "block_table_width": 1, "qq_bias_cols": 16},
+}
+
+SPLIT_FEATURES = {"window": 7, "alibi": True, "sinks": True}
+
+DECODE_CASES: dict[str, dict[str, Any]] = {
+    "decode_plain": {},
+    "decode_filtered": {"filtered": True},
+    "decode_features": SPLIT_FEATURES | {"filtered": True},
+    "decode_bfloat16": {"q_dtype": torch.bfloat16, "tile_size": 16, "head_size": 16},
+    "decode_float32": {"q_dtype": torch.float32, "head_size": 80, "x": 4},
+    "decode_fp8_cache": SPLIT_FEATURES | {"q_dtype": torch.bfloat16, "kv_dtype": E4M3, "out_dtype": E4M3, "x": 16},
+    "decode_e5m2_bytes": {"kv_dtype": torch.uint8, "kv_cache_dtype": "fp8_e5m2", "out_dtype": E5M2, "x": 16},
+    "decode_odd_sizes": SPLIT_FEATURES | {"head_size": 1, "x": 1, "num_query_heads": 34, "block_size": 3},
+    "decode_large": {"head_size": 256, "num_query_heads": 128, "block_size": 544, "tile_size": 128},
+    "decode_other_numbers": SPLIT_FEATURES | {"filtered": True, "window": 130, "num_seqs": 1, "block_table_width": 1},
+}
+
+CONTEXT_CASES: dict[str, dict[str, Any]] = {
+    "context_plain": {},
+    "context_skipping": {"skipping": True},
+    "context_features": SPLIT_FEATURES | {"skipping": True},
+    "context_bfloat16": {"q_dtype": torch.bfloat16, "tile_size": 16, "head_size": 16, "query_len": 90},
+    "context_float32": {"q_dtype": torch.float32, "head_size": 80, "x": 4},
+    "context_fp8_cache": SPLIT_FEATURES | {"q_dtype": torch.bfloat16, "kv_dtype": E4M3, "out_dtype": E4M3, "x": 16},
+    "context_e5m2_bytes": {"kv_dtype": torch.uint8, "kv_cache_dtype": "fp8_e5m2", "out_dtype": E5M2, "x": 16},
+    "context_odd_sizes": SPLIT_FEATURES | {"head_size": 1, "x": 1, "num_query_heads": 34, "block_size": 3},
+    "context_large": {"head_size": 256, "block_size": 544, "tile_size": 128, "query_len": 64},
+    "context_other_numbers": SPLIT_FEATURES | {"skipping": True, "window": 130, "num_seqs": 1, "block_table_width": 1},
 }
 
 lowered: dict[str, dict[str, Any]] = {}
@@ -121,14 +153,140 @@ def launch(
     )
 
 
+def split_tensors(
+    *,
+    q_dtype: torch.dtype = torch.float16,
+    kv_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    num_tokens: int = 2,
+    num_query_heads: int = 8,
+    num_kv_heads: int = 2,
+    head_size: int = 128,
+    block_size: int = 16,
+    x: int = 8,
+) -> tuple[torch.Tensor, ...]:
+    """Query, output, key cache and value cache of the given kind; their values do not matter."""
+    return (
+        torch.zeros(num_tokens, num_query_heads, head_size, dtype=q_dtype),
+        torch.zeros(num_tokens, num_query_heads, head_size, dtype=out_dtype or q_dtype),
+        torch.zeros(8, num_kv_heads, head_size // x, block_size, x, dtype=kv_dtype or q_dtype),
+        torch.zeros(8, num_kv_heads, head_size, block_size, dtype=kv_dtype or q_dtype),
+    )
+
+
+def launch_decode(
+    *,
+    num_seqs: int = 2,
+    block_table_width: int = 8,
+    window: int = 0,
+    alibi: bool = False,
+    sinks: bool = False,
+    filtered: bool = False,
+    tile_size: int | None = None,
+    kv_cache_dtype: str = "auto",
+    **kind: Any,
+) -> None:
+    """Call the launcher of paged decode on tensors of the given kind."""
+    query, output, key_cache, value_cache = split_tensors(num_tokens=num_seqs, **kind)
+    paged_attention_decode(
+        query,
+        output,
+        key_cache,
+        value_cache,
+        torch.zeros(num_seqs, block_table_width, dtype=torch.int32),
+        torch.arange(0, num_seqs + 1, dtype=torch.int32) if filtered else None,
+        torch.full((num_seqs,), 60, dtype=torch.int32),
+        torch.ones(1) if key_cache.itemsize == 1 else None,
+        torch.ones(1) if key_cache.itemsize == 1 else None,
+        alibi_slopes=torch.zeros(query.shape[1]) if alibi else None,
+        sliding_window=window,
+        output_scale=torch.ones(1) if output.itemsize == 1 else None,
+        sinks=torch.zeros(query.shape[1], dtype=torch.bfloat16) if sinks else None,
+        kv_cache_dtype=kv_cache_dtype,
+        filter_by_query_len=filtered,
+        tile_size=tile_size,
+    )
+
+
+def launch_context(
+    *,
+    query_len: int = 5,
+    num_seqs: int = 2,
+    block_table_width: int = 8,
+    window: int = 0,
+    alibi: bool = False,
+    sinks: bool = False,
+    skipping: bool = False,
+    tile_size: int | None = None,
+    kv_cache_dtype: str = "auto",
+    **kind: Any,
+) -> None:
+    """Call the launcher of context attention on tensors of the given kind."""
+    query, output, key_cache, value_cache = split_tensors(num_tokens=num_seqs * query_len, **kind)
+    new = torch.zeros(query.shape[0], key_cache.shape[1], query.shape[2], dtype=query.dtype)
+    context_attention_fwd(
+        query,
+        new,
+        new.clone(),
+        output,
+        kv_cache_dtype,
+        key_cache,
+        value_cache,
+        torch.zeros(num_seqs, block_table_width, dtype=torch.int32),
+        torch.arange(0, query.shape[0] + 1, query_len, dtype=torch.int32),
+        torch.full((num_seqs,), 95, dtype=torch.int32),
+        95,
+        query_len,
+        torch.ones(1) if key_cache.itemsize == 1 else None,
+        torch.ones(1) if key_cache.itemsize == 1 else None,
+        alibi_slopes=torch.zeros(query.shape[1]) if alibi else None,
+        sliding_window=window,
+        skip_decode=skipping,
+        fp8_out_scale=torch.ones(1) if output.itemsize == 1 else None,
+        sinks=torch.zeros(query.shape[1], dtype=torch.bfloat16) if sinks else None,
+        tile_size=tile_size,
+    )
+
+
+def launch_chunked(*, query_len: int) -> None:
+    """Call the launcher of mixed batches."""
+    query, output, key_cache, value_cache = split_tensors(num_tokens=2 * query_len)
+    new = torch.zeros(query.shape[0], key_cache.shape[1], query.shape[2], dtype=query.dtype)
+    chunked_prefill_paged_decode(
+        query,
+        new,
+        new.clone(),
+        output,
+        "auto",
+        key_cache,
+        value_cache,
+        torch.zeros(2, 8, dtype=torch.int32),
+        torch.arange(0, 2 * query_len + 1, query_len, dtype=torch.int32),
+        torch.full((2,), 60, dtype=torch.int32),
+        60,
+        query_len,
+        None,
+        None,
+    )
+
+
+LAUNCHES: tuple[tuple[Callable[..., None], dict[str, dict[str, Any]]], ...] = (
+    (launch, CASES),
+    (launch_decode, DECODE_CASES),
+    (launch_context, CONTEXT_CASES),
+    (launch_chunked, {"chunked": {"query_len": 5}, "chunked_decode": {"query_len": 1}}),
+)
+
+
 def main() -> None:
     """Lower every case."""
     JITFunction.run = lower
     results: dict[str, Any] = {}
-    for name, case in CASES.items():
-        lowered.clear()
-        launch(**case)
-        results[name] = dict(lowered)
+    for launcher, cases in LAUNCHES:
+        for name, case in cases.items():
+            lowered.clear()
+            launcher(**case)
+            results[name] = dict(lowered)
     json.dump(results, sys.stdout)
 
 

@@ -24,6 +24,9 @@ def lowered() -> dict[str, dict[str, Any]]:
 
 TWO = ["kernel_unified_attention_2d"]
 THREE = ["kernel_unified_attention_3d", "reduce_segments"]
+DECODE = ["kernel_paged_attention_2d"]
+CONTEXT = ["kernel_context_attention"]
+DOTS = {"reduce_segments": 0, "kernel_context_attention": 4}
 
 
 @pytest.mark.parametrize(
@@ -40,16 +43,49 @@ THREE = ["kernel_unified_attention_3d", "reduce_segments"]
         ("odd_sizes", TWO),
         ("large", TWO),
         ("other_numbers", TWO),
+        ("decode_plain", DECODE),
+        ("decode_filtered", DECODE),
+        ("decode_features", DECODE),
+        ("decode_bfloat16", DECODE),
+        ("decode_float32", DECODE),
+        ("decode_fp8_cache", DECODE),
+        ("decode_e5m2_bytes", DECODE),
+        ("decode_odd_sizes", DECODE),
+        ("decode_large", DECODE),
+        ("decode_other_numbers", DECODE),
+        ("context_plain", CONTEXT),
+        ("context_skipping", CONTEXT),
+        ("context_features", CONTEXT),
+        ("context_bfloat16", CONTEXT),
+        ("context_float32", CONTEXT),
+        ("context_fp8_cache", CONTEXT),
+        ("context_e5m2_bytes", CONTEXT),
+        ("context_odd_sizes", CONTEXT),
+        ("context_large", CONTEXT),
+        ("context_other_numbers", CONTEXT),
+        ("chunked", CONTEXT + DECODE),
+        ("chunked_decode", DECODE),
     ],
 )
 def test_case_lowers_to_verified_ir(lowered: dict[str, dict[str, Any]], case: str, kernels: list[str]) -> None:
     assert list(lowered[case]) == kernels
     for kernel, facts in lowered[case].items():
         assert facts["verified"]
-        assert facts["dots"] == (0 if kernel == "reduce_segments" else 2)
+        assert facts["dots"] == DOTS.get(kernel, 2)
 
 
-def test_runtime_numbers_do_not_multiply_compile_keys(lowered: dict[str, dict[str, Any]]) -> None:
-    (kernel,) = TWO
-    assert lowered["other_numbers"][kernel]["key"] == lowered["features"][kernel]["key"]
-    assert lowered["plain"][kernel]["key"] != lowered["features"][kernel]["key"]
+@pytest.mark.parametrize(
+    ("kernels", "other", "same", "different"),
+    [
+        (TWO, "other_numbers", "features", "plain"),
+        (DECODE, "decode_other_numbers", "decode_features", "decode_filtered"),
+        (CONTEXT, "context_other_numbers", "context_features", "context_skipping"),
+    ],
+    ids=["unified", "decode", "context"],
+)
+def test_runtime_numbers_do_not_multiply_compile_keys(
+    lowered: dict[str, dict[str, Any]], kernels: list[str], other: str, same: str, different: str
+) -> None:
+    (kernel,) = kernels
+    assert lowered[other][kernel]["key"] == lowered[same][kernel]["key"]
+    assert lowered[different][kernel]["key"] != lowered[same][kernel]["key"]

@@ -7,19 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz_attn.kernels.unified_launch import (
+from fuzz_attn.kernels.launch import (
     MAX_TILE_SIZE,
     block_m_for,
-    block_q_for,
     compiler_options,
     head_size_padded_for,
     next_power_of_two,
+    smallest_dot_size,
+    tile_size_for,
+)
+from fuzz_attn.kernels.unified_launch import (
+    block_q_for,
     num_segments_for,
     plan_launch,
     q_blocks_for,
     segments_padded_for,
-    smallest_dot_size,
-    tile_size_for,
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -134,6 +136,6 @@ def test_compiler_options_are_in_range(head_size: int, q_dtype: torch.dtype, til
         max_seqlen_k=90,
         tile_size=tile_size,
     )
-    options = compiler_options(plan, q_dtype)
+    options = compiler_options(plan.block_m, plan.head_size_padded, plan.tile_size, q_dtype)
     assert options["num_warps"] in (4, 8)
     assert options["num_stages"] in (1, 2, 3)

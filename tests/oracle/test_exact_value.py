@@ -13,6 +13,7 @@ from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, PageLayout, Scales
 from fuzz_attn.oracle import attend
 from fuzz_attn.recipes import (
     AlibiRecipe,
+    ConstantValues,
     DenormalScores,
     DenormalValues,
     LevelScores,
@@ -113,3 +114,11 @@ def test_agrees_with_the_row_by_row_form(
     tensors = materialise(replace(BASE, **changes))
     reference = attend(tensors)
     assert bool(((plainly(tensors) - reference.expected).abs() <= 0.01 * reference.bound).all())
+
+
+@pytest.mark.parametrize("level", [-20000.0, -110.0, 110.0, 20000.0])
+def test_weights_sum_to_one_however_large_the_logits(level: float) -> None:
+    """Found by the property value_shift: the sum was off by 1e-12, more than a value of exactly 0 allows."""
+    case = replace(BASE, scores=LevelScores(level=level), values=ConstantValues(1.0))
+    expected = attend(materialise(case)).expected
+    torch.testing.assert_close(expected, torch.ones_like(expected), rtol=0.0, atol=2.0**-50)

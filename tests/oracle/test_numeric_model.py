@@ -12,6 +12,7 @@ from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequenc
 from fuzz_attn.numeric_model import NumericModel
 from fuzz_attn.oracle import attend
 from fuzz_attn.recipes import NormalScores
+from fuzz_attn.targets import Target
 from fuzz_attn.tensors import materialise
 
 SEQUENCES = (Sequence(2, 40), Sequence(1, 9))
@@ -29,6 +30,8 @@ COARSER: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
     ("P in fp8", "bfloat16", "bfloat16", NumericModel(probability="float8_e4m3fn")),
     ("sums in half", "float16", "float16", NumericModel(accumulate="float16")),
     ("truncating dots", "float32", "float32", NumericModel(accumulate_slack=2.0)),
+    ("tensor cores", "bfloat16", "bfloat16", NumericModel(tensor_core_slack=2.0)),
+    ("tensor cores on widened fp8", "float8_e4m3fn", "float8_e4m3fn", NumericModel(tensor_core_slack=2.0)),
     ("imprecise fp8 dots", "float8_e4m3fn", "float8_e4m3fn", NumericModel(fp8_dot_slack=2.0**11)),
     ("smaller tiles", "float32", "float32", NumericModel(tile_size=1)),
     ("unrounded K and V", "bfloat16", "float8_e5m2", NumericModel(rounds_dequantised=False)),
@@ -47,6 +50,7 @@ def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
 
 INDIFFERENT: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
     ("tf32 of half operands", "bfloat16", "bfloat16", NumericModel(tf32=True)),
+    ("tensor cores without tf32", "float32", "float32", NumericModel(tensor_core_slack=2.0)),
     ("fp8 dots of wide operands", "float32", "float32", NumericModel(fp8_dot_slack=2.0**11)),
     ("unrounded K and V of a wide cache", "float16", "float16", NumericModel(rounds_dequantised=False)),
     ("a finer P than the type of q", "float16", "float16", NumericModel(probability="float16")),
@@ -71,6 +75,18 @@ def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeNam
 )
 def test_p_takes_the_type_of_q_or_bfloat16_for_fp8(q: DTypeName, kv: DTypeName, expected: str) -> None:
     assert str(probability_dtype(materialise(case_of(q, kv)), NumericModel())) == f"torch.{expected}"
+
+
+def test_tensor_cores_sum_tf32_operands() -> None:
+    tensors = materialise(case_of("float32", "float32"))
+    plain, truncating = (attend(tensors, NumericModel(tf32=True, tensor_core_slack=slack)) for slack in (1.0, 2.0))
+    assert bool((truncating.bound > plain.bound).all())
+
+
+def test_a_device_makes_a_targets_model_coarser_never_finer() -> None:
+    target = Target("made here", print, model=NumericModel(tf32=True, tensor_core_slack=1.5))
+    assert target.on_device(2.0).model == NumericModel(tf32=True, tensor_core_slack=2.0)
+    assert target.on_device(1.0) == target
 
 
 def test_models_travel_as_json() -> None:

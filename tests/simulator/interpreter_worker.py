@@ -43,11 +43,11 @@ class InterpreterWorker:
     def launch(
         self, path: str, kernel: str, grid: tuple[int, ...], *arguments: Any, **keywords: Any
     ) -> tuple[list[Any], float]:
-        """The arguments after a launch of `kernel` in the file `path`, and the seconds that it took."""
+        """The arguments after a launch of `kernel` in the file `path`, and its CPU time in seconds."""
         return self._ask(("launch", path, kernel, grid, arguments, keywords))
 
     def call(self, name: str, **keywords: Any) -> tuple[list[Any], float]:
-        """The keyword arguments' values after a call of the function `module:name`, and the seconds that it took."""
+        """The keyword arguments' values after a call of the function `module:name`, and its CPU time in seconds."""
         return self._ask(("call", name, "", (), (), keywords))
 
     def _ask(self, request: tuple[Any, ...]) -> tuple[list[Any], float]:
@@ -88,9 +88,9 @@ def _answer(request: tuple[Any, ...], known: dict[str, ModuleType]) -> tuple[lis
     else:
         module, _, attribute = name.partition(":")
         function = getattr(importlib.import_module(module), attribute)
-    start = time.perf_counter()
+    start = time.process_time()
     function(*arguments, **keywords)
-    return [*arguments, *keywords.values()], time.perf_counter() - start
+    return [*arguments, *keywords.values()], time.process_time() - start
 
 
 def _serve(source: BinaryIO, sink: BinaryIO) -> None:

@@ -141,3 +141,11 @@ def masked_page_kernel(cache_ptr, pages_ptr, out_ptr, limit, PAGE_STRIDE: tl.con
 @triton.jit
 def assert_kernel(x_ptr):
     tl.device_assert(tl.load(x_ptr + tl.program_id(0)) > 0, "must be positive")
+
+
+@triton.jit
+def every_few_kernel(in_ptr, out_ptr, STEP: tl.constexpr, SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    columns = offsets[:, None] * 4 + tl.arange(0, 4)[None, :] * 3
+    values = tl.load(in_ptr + columns, mask=(columns % STEP) == 0, other=-1.0)
+    tl.store(out_ptr + offsets[:, None] * 4 + tl.arange(0, 4)[None, :], values)

@@ -206,3 +206,20 @@ def test_an_empty_tensor_has_no_elements() -> None:
         kernels.copy_kernel[(5,)](torch.zeros(0, 12), 12, out, 12, HEAD_SIZE=12, PADDED=16, MASKED=True, SHIFT=0)
     finding = _only(session.findings)
     assert (finding.kind, finding.bounds) == (FindingKind.OUT_OF_BOUNDS_LOAD, (0, 0))
+
+
+@pytest.mark.parametrize("step", [2, 3, 5, 16, 1000])
+@pytest.mark.parametrize("missing", [0, 20])
+def test_a_mask_of_any_density_is_followed_exactly(step: int, missing: int) -> None:
+    columns = torch.arange(32)[:, None] * 4 + torch.arange(4)[None, :] * 3
+    wanted = columns % step == 0
+    source = torch.arange(140.0 - missing).to(torch.float16)
+    out = torch.zeros(32, 4)
+    with simulate() as session:
+        kernels.every_few_kernel[(2,)](source, out, STEP=step, SIZE=16)
+    inside = wanted & (columns < source.numel())
+    expected = torch.where(inside, source[columns.clamp(max=source.numel() - 1)].float(), -1.0)
+    assert torch.equal(out, expected)
+    outside = int((wanted & ~inside).sum())
+    assert [finding.count for finding in session.findings] == ([outside] if outside else [])
+    assert all(finding.kind is FindingKind.OUT_OF_BOUNDS_LOAD for finding in session.findings)

@@ -1,64 +1,90 @@
-"""Coverage of masks and branches: what a launch adds, what merges, what is still missing."""
+"""Coverage of masks and branches: what a launch adds, and what the bits mean."""
 
 from __future__ import annotations
 
 import inspect
-import json
 
+import numpy as np
+import pytest
 import torch
 
-from fuzz_attn.backends.simulator import Coverage, Options, simulate
-from fuzz_attn.backends.simulator.coverage import ALL_FALSE, ALL_TRUE, MIXED
+from fuzz_attn.backends.simulator import Masks, Options, codegen, session, simulate
+from fuzz_attn.backends.simulator.coverage import ALL_FALSE, ALL_TRUE, COMPLETE, COMPLETE_SINGLE, MIXED, SEVERAL, cover
 from tests.simulator.operation_kernels import control_kernel
 from tests.simulator.sample_kernels import add_kernel
 
 RECORD = Options(coverage=True)
 
 
-def _added(sizes: list[int], programs: int = 4) -> Coverage:
-    coverage = Coverage()
-    for size in sizes:
-        with simulate(RECORD) as session:
-            add_kernel[(programs,)](torch.ones(size), torch.ones(size), torch.zeros(size), size, BLOCK=16)
-        coverage = coverage + session.coverage
-    return coverage
+@pytest.fixture(autouse=True)
+def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
+    """What the masks showed in this test alone."""
+    fresh = Masks()
+    monkeypatch.setattr(codegen, "MASKS", fresh)
+    monkeypatch.setattr(session, "_PROGRAMS", {})
+    return fresh
 
 
-def _bits(coverage: Coverage) -> dict[str, int]:
-    return {site.kind: bits for site, bits in coverage.outcomes.items()}
+def _add(size: int, programs: int = 4) -> None:
+    with simulate(RECORD):
+        add_kernel[(programs,)](torch.ones(size), torch.ones(size), torch.zeros(size), size, BLOCK=16)
 
 
-def test_outcomes_are_those_of_single_programs() -> None:
+def _bits(masks: Masks) -> dict[str, int]:
+    return {site.kind: bits for site, bits in masks.items()}
+
+
+def test_outcomes_are_those_of_single_programs(masks: Masks) -> None:
     # 64 elements fill four programs; 40 leave one full twice, one mixed and one empty.
-    assert _bits(_added([64]))["store"] & MIXED == 0
-    assert _bits(_added([40])) == {"load": ALL_TRUE | ALL_FALSE | MIXED, "store": ALL_TRUE | ALL_FALSE | MIXED}
+    _add(64)
+    assert _bits(masks) == {"load": ALL_TRUE | SEVERAL, "store": ALL_TRUE | SEVERAL}
+    _add(40)
+    assert _bits(masks) == {"load": COMPLETE | SEVERAL, "store": COMPLETE | SEVERAL}
 
 
-def test_sites_name_their_source_line() -> None:
+def test_all_compilations_of_a_kernel_count_together(masks: Masks) -> None:
+    _add(16, programs=1)
+    with simulate(RECORD):
+        add_kernel[(1,)](torch.ones(5), torch.ones(5), torch.zeros(5), 5, BLOCK=32)
+    assert _bits(masks) == {"load": ALL_TRUE | MIXED | SEVERAL, "store": ALL_TRUE | MIXED | SEVERAL}
+
+
+def test_sites_name_their_source_line(masks: Masks) -> None:
+    _add(40)
     lines, first = inspect.getsourcelines(add_kernel.fn)
     store = first + next(index for index, line in enumerate(lines) if "tl.store" in line)
-    sites = [site for site in _added([40]).outcomes if site.kind == "store"]
+    sites = [site for site, _ in masks.items() if site.kind == "store"]
     assert [(site.kernel, site.line) for site in sites] == [("add_kernel", store)]
 
 
-def test_merging_and_json_lose_nothing() -> None:
-    left, right = _added([64]), _added([40])
-    merged = left + right
-    assert all(bits == left.outcomes[site] | right.outcomes[site] for site, bits in merged.outcomes.items())
-    assert Coverage.from_json(json.loads(json.dumps(merged.to_json()))) == merged
+def _control(limits: list[int], masks: Masks) -> list[int]:
+    """Return the bits of the branches of a kernel with two early returns, after a launch with these limits."""
+    limit = torch.tensor(limits, dtype=torch.int32)
+    with simulate(RECORD):
+        control_kernel[(len(limits),)](torch.zeros_like(limit), limit, OPERATION="early_return")
+    return [bits for site, bits in masks.items() if site.kind == "branch"]
 
 
-def test_what_is_missing_is_named() -> None:
-    with simulate(RECORD) as session:
-        control_kernel[(3,)](
-            torch.zeros(3, dtype=torch.int32), torch.tensor([9, 9, 9], dtype=torch.int32), OPERATION="early_return"
-        )
-    branches = [names for site, names in session.coverage.missing().items() if site.kind == "branch"]
-    # The first branch went one way only, the second was never reached.
-    assert [len(names) for names in branches] == [1, 2]
+def test_a_branch_that_was_not_reached_saw_nothing(masks: Masks) -> None:
+    first, second = _control([9, 9, 9], masks)
+    assert first in (ALL_TRUE, ALL_FALSE)
+    assert second == 0
 
 
-def test_nothing_is_recorded_unless_asked_for() -> None:
-    with simulate() as session:
+def test_a_condition_of_one_element_cannot_be_mixed(masks: Masks) -> None:
+    assert _control([9, 0, 0], masks) == [COMPLETE_SINGLE, COMPLETE_SINGLE]
+
+
+@pytest.mark.parametrize("known", range(8))
+def test_what_is_known_is_kept_and_what_is_new_is_added(known: int) -> None:
+    rows = {ALL_TRUE: [True, True], ALL_FALSE: [False, False], MIXED: [True, False]}
+    for bits in range(1, 8):
+        seen = [0, known]
+        cover(seen, 1, np.array([row for bit, row in rows.items() if bit & bits]))
+        assert seen == [0, known | bits]
+
+
+def test_nothing_is_recorded_unless_asked_for(masks: Masks) -> None:
+    with simulate():
         add_kernel[(1,)](torch.ones(4), torch.ones(4), torch.zeros(4), 4, BLOCK=16)
-    assert session.coverage == Coverage()
+    assert _bits(masks) == {}

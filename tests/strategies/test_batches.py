@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import CompileKey, LaunchHints, Sequence
-from fuzz_attn.domain import ALL_FEATURES, Domain
+from fuzz_attn.domain import Domain
+from fuzz_attn.families import ALL_FEATURES
 from fuzz_attn.strategies.batches import MAX_CROWD, batches
 from fuzz_attn.strategies.budgets import (
     MAX_CACHE_ELEMENTS,

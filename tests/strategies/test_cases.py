@@ -9,13 +9,25 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import AttentionCase, CompileKey, HeadLayout, Sequence, Strides, is_fp8, replace
-from fuzz_attn.domain import ALL_FEATURES, Domain, within
+from fuzz_attn.case import (
+    AttentionCase,
+    CompileKey,
+    HeadLayout,
+    PageLayout,
+    Sequence,
+    Strides,
+    is_fp8,
+    page_elements,
+    replace,
+)
+from fuzz_attn.domain import Domain, within
+from fuzz_attn.families import ALL_FEATURES, FEATURES, Abi
 from fuzz_attn.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+RARE = "far_pages"
 SIMPLEST = AttentionCase(sequences=(Sequence(1),), softmax_scale=0.25)
 
 DOMAINS = [
@@ -27,6 +39,10 @@ DOMAINS = [
     Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
     *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
     *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
+    *(Domain(abi=abi) for abi in FEATURES),
+    Domain(abi="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
+    Domain(abi="paged", dtypes=("float16",), features=FEATURES["paged"] - {"leaves_others", "fp8_out"}),
+    Domain(abi="context", decode_only=True, features=frozenset({"stale_cache"})),
 ]
 
 
@@ -43,6 +59,10 @@ def features(case: AttentionCase) -> set[str]:
         "strides": case.strides != Strides(),
         "empty_sequences": not case.sequences or any(not sequence.query_len for sequence in case.sequences),
         "padded_tokens": case.padded_tokens > 0,
+        "leaves_others": case.leaves_others,
+        "uint8_cache": case.uint8_cache,
+        "stale_cache": case.stale_cache,
+        "far_pages": case.pages.first_block > 0,
     }
     return {name for name, on in found.items() if on}
 
@@ -75,10 +95,17 @@ def test_every_case_lies_within_its_domain(sample: Any, domain: Domain) -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("feature", sorted(ALL_FEATURES))
+@pytest.mark.parametrize("feature", sorted(FEATURES["unified"] - {RARE}))
 def test_every_feature_is_on_in_a_decent_share_and_off_in_more(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
     assert 0.1 < share < 0.6
+
+
+@pytest.mark.parametrize("abi", sorted(FEATURES.keys() - {"unified"}))
+def test_every_feature_of_a_split_family_too(sample: Any, abi: Abi) -> None:
+    drawn = [features(case) for case in sample(cases(Domain(abi=abi)), 600)]
+    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FEATURES[abi] - {RARE}}
+    assert {name for name, share in shares.items() if not 0.05 < share < 0.6} == set(), shares
 
 
 @pytest.mark.parametrize(
@@ -122,7 +149,7 @@ def test_nearly_all_cases_have_a_key_of_the_pool(drawn_cases: list[AttentionCase
 def test_given_keys_are_kept(sample: Any) -> None:
     chosen = key_pool(FULL)[300:303]
     drawn = sample(cases(FULL, keys=chosen), 800)
-    assert sum(case.compile_key in chosen for case in drawn) > 0.93 * len(drawn)
+    assert sum(case.compile_key in chosen for case in drawn) > 0.9 * len(drawn)
     assert {case.compile_key for case in drawn} >= set(chosen)
 
 
@@ -182,6 +209,11 @@ def test_cases_travel_as_json(drawn_cases: list[AttentionCase]) -> None:
             lambda c: c.poison.values == "huge", replace(SIMPLEST, poison=PoisonRecipe(values="huge")), id="poison"
         ),
         pytest.param(lambda c: c.strides.cache_slot, replace(SIMPLEST, strides=Strides(cache_slot=1)), id="strides"),
+        pytest.param(
+            lambda c: c.pages.first_block, replace(SIMPLEST, pages=PageLayout(first_block=2**31 // 256)), id="far pages"
+        ),
+        pytest.param(lambda c: c.calm, replace(SIMPLEST, calm=True), id="calm"),
+        pytest.param(lambda c: c.marks, replace(SIMPLEST, marks=True), id="marks"),
         pytest.param(lambda c: c.padded_tokens > 1, replace(SIMPLEST, padded_tokens=2), id="padded tokens"),
         pytest.param(
             lambda c: getattr(c.scores, "level", 0.0) == -110.0,
@@ -206,3 +238,15 @@ def test_shrinks_from_a_given_key_to_the_simplest_case(minimal: Any) -> None:
 def test_keys_outside_of_the_domain_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"key\.sinks=True lies outside"):
         cases(Domain(features=frozenset()), keys=[CompileKey(sinks=True)])
+
+
+def test_few_cases_lie_far_into_their_caches(drawn_cases: list[AttentionCase]) -> None:
+    far = [case for case in drawn_cases if case.pages.first_block]
+    assert 0.02 < len(far) / len(drawn_cases) < 0.08
+    reaches = [
+        case.pages.first_block * page_elements(case.abi, case.heads, case.pages.block_size, case.strides)[1]
+        for case in far
+    ]
+    assert any(2**31 <= reach < 2**32 for reach in reaches)
+    assert any(reach >= 2**32 for reach in reaches)
+    assert {case.strides.cache for case in far} == {"separate", "blocks_first", "heads_first"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, get_args
 
 import pytest
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.domain import Domain
+from fuzz_attn.families import Abi
 from fuzz_attn.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -24,10 +26,11 @@ from fuzz_attn.strategies.alibi_slopes import alibi_slopes
 from fuzz_attn.strategies.dtypes import dtypes
 from fuzz_attn.strategies.heads import head_layouts, head_sizes
 from fuzz_attn.strategies.launches import launch_hints
-from fuzz_attn.strategies.memory_layouts import memory_layouts
+from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.qq_biases import qq_biases
+from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices
 from fuzz_attn.strategies.scales import scales, softmax_scales
 from fuzz_attn.strategies.sinks import sinks
 from fuzz_attn.strategies.soft_caps import soft_caps
@@ -36,6 +39,7 @@ from fuzz_attn.strategies.windows import HUGE, windows
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 FP8 = DTypes(q="float8_e5m2", kv="float8_e5m2", out="float8_e5m2")
+PADDED = Strides(q_token=3, cache="kv_first")
 BATCH = (Sequence(5, 40), Sequence(0, 9), Sequence(3))
 
 
@@ -51,6 +55,7 @@ BATCH = (Sequence(5, 40), Sequence(0, 9), Sequence(3))
         (page_layouts(block_size=24), PageLayout(block_size=24)),
         (poisons(), PoisonRecipe()),
         (qq_biases(), QQBiasRecipe()),
+        (relation_choices(), None),
         (scales(), Scales()),
         (scales(dtypes=FP8), Scales()),
         (softmax_scales(head_size=64), 0.125),
@@ -78,17 +83,20 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (head_layouts(num_queries_per_kv=17, head_size=256), lambda heads: heads.num_kv_heads == 2),
         (memory_layouts(), lambda strides: strides.cache == "heads_first" and strides.cache_slot),
         (memory_layouts(), lambda strides: strides.q_token and strides.out_head and strides.block_table),
+        (memory_layouts(layouts=[PADDED]), lambda strides: strides == PADDED),
+        (memory_layouts(layouts=[PADDED]), lambda strides: strides == Strides(q_token=3)),
         (page_layouts(), lambda pages: pages.permuted and pages.shared_prefix and pages.repeated),
         (page_layouts(), lambda pages: pages.spare_blocks and pages.extra_columns),
         (poisons(), lambda poison: (poison.keys, poison.values, poison.table) == ("huge", "inf", "zero")),
         (poisons(), lambda poison: poison.out == 1 and poison.table == "negative"),
         (qq_biases(), lambda recipe: recipe.kind == "tree" and recipe.extra_columns < 0),
         (qq_biases(), lambda recipe: recipe.row_padding and recipe.extra_columns > 0 and recipe.extra_rows),
+        (relation_choices(), lambda choice: choice is not None and choice > 4000),
         (scales(dtypes=FP8), lambda values: values.k / values.v >= 2**10),
         (scales(dtypes=FP8), lambda values: values.q != 1 and values.k != 1 and values.out not in (1, values.k)),
         (softmax_scales(), lambda scale: scale == 1.0),
         (sinks(), lambda recipe: recipe.level <= -1e4),
-        (sinks(), lambda recipe: recipe.level >= 30),
+        (sinks(), lambda recipe: recipe.level + 2 * recipe.spread >= 30),
         (sinks(), lambda recipe: recipe.dtype == "bfloat16"),
         (soft_caps(), lambda cap: 88 * cap < 64),
         (score_recipes(), lambda recipe: isinstance(recipe, LevelScores) and recipe.level < -10000),
@@ -132,6 +140,13 @@ def test_always(sample: Any, strategy: st.SearchStrategy[object], condition: Any
     assert all(condition(value) for value in sample(strategy, 300))
 
 
+def test_two_cases_of_five_are_asked_a_relation_and_the_choices_are_even(sample: Any) -> None:
+    drawn = sample(relation_choices(), 1000)
+    asked = [choice for choice in drawn if choice is not None]
+    assert 300 < len(asked) < 500
+    assert 0.4 < sum(choice < NUM_CHOICES // 2 for choice in asked) / len(asked) < 0.6
+
+
 def test_half_of_the_windows_cut_something_off(sample: Any) -> None:
     drawn = sample(windows(sequences=(Sequence(4, 60),)), 400)
     assert sum(window < 64 for window in drawn) > len(drawn) / 2
@@ -163,6 +178,7 @@ def test_block_sizes_hold_the_bounds_of_the_domain() -> None:
         (head_layouts, {"head_size": 0}, "head_size=0"),
         (page_layouts, {"block_size": 0}, "block_size=0 must be at least 1"),
         (softmax_scales, {"head_size": 0}, "head_size=0 must be at least 1"),
+        (memory_layouts, {"layouts": ()}, r"layouts=\(\) must hold"),
         (windows, {"block_size": 0}, "block_size=0"),
         (windows, {"tile_sizes": (0, 16)}, r"tile_sizes=\(0, 16\)"),
         (dtypes, {"domain": Domain(dtypes=("float8_e5m2",))}, "must name one of"),
@@ -171,3 +187,14 @@ def test_block_sizes_hold_the_bounds_of_the_domain() -> None:
 def test_bad_arguments_are_refused(strategy: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         strategy(**arguments)
+
+
+@pytest.mark.parametrize("abi", get_args(Abi))
+def test_layouts_that_are_dear_cover_every_pair_of_paddings(abi: Abi) -> None:
+    pool = layout_pool(abi=abi)
+    assert Strides() not in pool
+    assert len(set(pool)) == len(pool) < 60
+    named = [field for field in Strides.__struct_fields__ if len({getattr(layout, field) for layout in pool}) > 1]
+    for one, other in itertools.combinations(named, 2):
+        pairs = {(getattr(layout, one), getattr(layout, other)) for layout in (*pool, Strides())}
+        assert len(pairs) == len({pair[0] for pair in pairs}) * len({pair[1] for pair in pairs})

@@ -130,8 +130,8 @@ def _flip_another_bit(out: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -
 
 
 def _peek(out: torch.Tensor, cu_seqlens_q: torch.Tensor, k: torch.Tensor, **_: Any) -> None:
-    """Flip a bit if the last page of the cache is full of NaN, that is, if it belongs to nobody."""
-    if bool(k[-1].float().isnan().all()):
+    """Flip a bit if a slot of the cache that nobody may read holds NaN."""
+    if bool(k.float().isnan().any()):
         _flip(out, cu_seqlens_q, 0)
 
 

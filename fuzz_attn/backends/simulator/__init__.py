@@ -2,13 +2,13 @@
 
     with simulate(Options(coverage=True)) as session:
         target(**tensors)
-    session.findings, session.coverage, session.unsupported
+    session.findings, session.unsupported, dict(MASKS.items())
 
 A launch goes through `launch` (caught), `binding` (arguments, key), `lowering` (TTIR), `parser` (tree), `codegen` with
 the `emit_*` modules (numpy source over the whole grid), `run` (execution) and, for each access, `memory` and `checks`.
 """
 
-from .coverage import Coverage
+from .coverage import MASKS, Masks
 from .errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOperation
 from .findings import Finding, FindingKind, Location
 from .launch import simulate
@@ -16,12 +16,13 @@ from .session import Options, Session
 from .virtual import VirtualTensor, virtual_tensor
 
 __all__ = [
-    "Coverage",
+    "MASKS",
     "Finding",
     "FindingKind",
     "Location",
     "LoopLimitError",
     "LoweringError",
+    "Masks",
     "Options",
     "Session",
     "SimulatorError",

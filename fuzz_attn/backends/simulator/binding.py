@@ -34,10 +34,10 @@ class Binder:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self._names: list[str] = list(kernel.arg_names)
-        self._parameters = {
-            parameter.name: (bool(parameter.is_constexpr), _annotation(parameter), bool(parameter.is_const))
+        self._parameters = [
+            (parameter.name, bool(parameter.is_constexpr), _annotation(parameter), "*k" if parameter.is_const else "*")
             for parameter in kernel.params
-        }
+        ]
         signature = kernel.signature.parameters
         self._defaults = {
             name: parameter.default for name, parameter in signature.items() if parameter.default is not parameter.empty
@@ -45,28 +45,21 @@ class Binder:
 
     def bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
         """Return the bound arguments; keywords that are no parameters are launch options and are ignored."""
-        values = dict(zip(self._names, arguments, strict=False))
+        given = {**self._defaults, **keywords, **dict(zip(self._names, arguments, strict=False))}
+        values: dict[str, Any] = {}
         signature: dict[str, str] = {}
         key: list[object] = []
-        ordered: dict[str, Any] = {}
-        for name in self._names:
-            if name in values:
-                value = values[name]
-            elif name in keywords:
-                value = keywords[name]
-            elif name in self._defaults:
-                value = self._defaults[name]
-            else:
+        for name, constant, annotation, pointer in self._parameters:
+            if name not in given:
                 raise TypeError(f"{self.kernel.__name__}() misses the argument {name!r}")
-            ordered[name] = value
-            constant, annotation, const = self._parameters[name]
+            value = values[name] = given[name]
             if constant or value is None:
                 signature[name] = "constexpr"
                 key.append((type(value), _hashable(value)))
             else:
-                type_ = signature[name] = _argument_type(name, value, annotation, const)
+                type_ = signature[name] = _argument_type(name, value, annotation, pointer)
                 key.append(type_)
-        return Bound(ordered, signature, tuple(key))
+        return Bound(values, signature, tuple(key))
 
 
 def _annotation(parameter: Any) -> str:
@@ -82,16 +75,16 @@ def _hashable(value: Any) -> object:
     return value
 
 
-def _argument_type(name: str, value: Any, annotation: str, const: bool) -> str:
+def _argument_type(name: str, value: Any, annotation: str, pointer: str) -> str:
+    if isinstance(value, (bool, int, float)):
+        return annotation or scalar_type(value)
     if isinstance(value, torch.Tensor):
         known = TORCH_TYPES.get(value.dtype)
         if known is None:
             raise LoweringError(f"argument {name!r} has the type {value.dtype}, which the simulator does not know")
-        return f"*{'k' if const else ''}{known[0]}"
+        return f"{pointer}{known[0]}"
     if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
         return f"*{value.dtype}"  # triton.reinterpret's wrapper, with one of Triton's types
-    if isinstance(value, (bool, int, float)):
-        return annotation or scalar_type(value)
     raise UnsupportedOperation(f"argument {name!r} of {type(value).__name__}", Location())
 
 

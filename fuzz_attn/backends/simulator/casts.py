@@ -8,6 +8,7 @@ stays NaN. Casts to bf16 and fp16 overflow to infinity.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -17,8 +18,9 @@ import torch
 
 Array = npt.NDArray[Any]
 
-# Below this many elements numpy's bit arithmetic is faster than torch's conversion kernels.
-_SMALL = {"bf16": 16384, "f16": 4096}
+# Below this many elements numpy's conversions are faster than torch's kernels.
+_SMALL = {"bf16": 16384, "f16": 1536}
+_SMALL_READ = 3072
 _HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
 _FP8 = {"f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn), "f8E5M2": np.dtype(ml_dtypes.float8_e5m2)}
 _LARGEST = {"f8E4M3FN": np.float32(448.0), "f8E5M2": np.float32(57344.0)}
@@ -50,12 +52,8 @@ def round_bf16(values: Array) -> Array:
     """float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
     if values.size > _SMALL["bf16"]:
         return _through_torch(values, torch.bfloat16)
-    bits = values.view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
-    nan = np.isnan(values)
-    if nan.any():
-        rounded = np.where(nan, (bits | np.uint32(0x00400000)) & np.uint32(0xFFFF0000), rounded)
-    return rounded.view(np.float32)
+    rounded: Array = values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return rounded
 
 
 def round_f16(values: Array) -> Array:
@@ -73,14 +71,29 @@ def _through_torch(values: Array, dtype: torch.dtype) -> Array:
 
 def round_fp8(values: Array, element: str) -> Array:
     """float32 values rounded to an fp8 format, to nearest even, saturating at its largest finite value."""
-    rounded: Array = _DECODE[element].take(_encode_fp8(values, element))
+    rounded: Array = _fp8_tables(element)[0].take(_upper_halves(values))
     return rounded
 
 
-def _encode_fp8(values: Array, element: str) -> Array:
+def _upper_halves(values: Array) -> Array:
+    """Return the upper 16 bits of float32 values, the last one set where any of the lower ones is.
+
+    They round to fp8 as the values do: the numbers between which fp8 rounds have fewer bits than these keep.
+    """
+    bits = values.view(np.uint32)
+    upper = bits >> np.uint32(16)
+    upper |= (bits & np.uint32(0xFFFF)) != 0
+    return upper
+
+
+@functools.lru_cache(maxsize=2)
+def _fp8_tables(element: str) -> tuple[Array, Array]:
+    """Return what each upper half rounds to, saturating, and the bits of those that the format can represent."""
+    values = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
     largest = _LARGEST[element]
-    clipped = np.clip(values, -largest, largest)
-    return clipped.astype(_FP8[element]).view(np.uint8)
+    with np.errstate(all="ignore"):
+        rounded = np.clip(values, -largest, largest).astype(_FP8[element]).view(np.uint8)
+        return _DECODE[element].take(rounded), values.astype(_FP8[element]).view(np.uint8)
 
 
 def round_to(values: Array, element: str) -> Array:
@@ -126,7 +139,7 @@ def from_bits(bits: Array, element: str) -> Array:
         return wide
     if element == "f16":
         half = bits.view(np.float16)
-        if half.size > _SMALL["f16"] and half.flags.writeable:
+        if half.size > _SMALL_READ and half.flags.writeable:
             result: Array = torch.from_numpy(half).to(torch.float32).numpy()
             return result
         return half.astype(np.float32)
@@ -141,7 +154,8 @@ def to_bits(values: Array, element: str) -> Array:
     if element == "f16":
         return values.astype(np.float16).view(np.uint16)
     if element in _FP8:
-        return values.astype(_FP8[element]).view(np.uint8)
+        bits: Array = _fp8_tables(element)[1].take(_upper_halves(values))
+        return bits
     return values
 
 

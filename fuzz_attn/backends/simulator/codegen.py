@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import linecache
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
 
 from . import arithmetic, atomics, casts, lanes, ranges, tiles
-from .coverage import cover
+from .coverage import MASKS, cover
 from .emit_blocks import emit_blocks
 from .emitter import Emitter
 from .findings import Location
@@ -24,31 +26,38 @@ from .tree import Block, Function, Operation, Type, Value
 class Program:
     """A kernel ready to run: source, the source lines its numbers stand for, and what it does to its arguments.
 
-    `parameters` are the types of the arguments that are not constexprs, in order; `seen` has a bit set of {all
-    true, all false, mixed} for each of `coverage_sites`; `elements` is the size of its largest tile.
+    `parameters` are the types of the arguments that are not constexprs, in order; `coverage_sites` are its
+    masks: kind, line, and whether the mask has several elements; `elements` is the size of its largest tile.
     """
 
     name: str
     source: str
     sites: list[Location]
-    coverage_sites: list[tuple[str, Location]]
+    coverage_sites: list[tuple[str, Location, bool]]
     parameters: list[tuple[str, Type]]
     stored: frozenset[str]
     loaded: frozenset[str]
     elements: int
     sequential: bool
-    seen: list[int] = field(default_factory=list)
+    code: CodeType | None = None
     function: Callable[..., None] | None = None
 
+    def compiled(self) -> CodeType:
+        """Return the code object of the source."""
+        if self.code is None:
+            digest = hashlib.sha256(self.source.encode()).hexdigest()
+            self.code = compile(self.source, f"<simulated {self.name} {digest[:16]}>", "exec")
+        return self.code
+
     def ready(self) -> Callable[..., None]:
-        """Return the compiled function."""
+        """Return the function that runs programs of a grid."""
         if self.function is None:
-            self.seen = self.seen or [0] * len(self.coverage_sites)
-            filename = f"<simulated {self.name} {id(self):x}>"
+            code = self.compiled()
+            filename = code.co_filename
             linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
             module = dict(NAMESPACE)
-            module["seen"] = self.seen
-            exec(compile(self.source, filename, "exec"), module)  # noqa: S102 - running generated code is what this is for
+            module["seen"], module["slots"] = MASKS.seen, MASKS.slots(self.name, self.coverage_sites)
+            exec(code, module)  # noqa: S102 - running generated code is what this is for
             self.function = module["kernel"]
         return self.function
 

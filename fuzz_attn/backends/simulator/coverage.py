@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from .findings import Location
 
-ALL_TRUE, ALL_FALSE, MIXED = 1, 2, 4
-COMPLETE = ALL_TRUE | ALL_FALSE | MIXED
+ALL_TRUE, ALL_FALSE, MIXED, SEVERAL = 1, 2, 4, 8
+"""Outcomes, and whether the mask has several elements: one alone is never mixed."""
+COMPLETE_SINGLE = ALL_TRUE | ALL_FALSE
+COMPLETE = COMPLETE_SINGLE | MIXED
 
 
-def cover(seen: list[int], index: int, mask: npt.NDArray[Any]) -> None:
-    """Add the outcomes of a mask, one for each program (row), to the bits of its site."""
-    flat = mask.reshape(mask.shape[0], -1)
-    every, some = flat.all(axis=1), flat.any(axis=1)
-    if every.any():
-        seen[index] |= ALL_TRUE
-    if not some.all():
-        seen[index] |= ALL_FALSE
-    if bool((some & ~every).any()):
-        seen[index] |= MIXED
+def cover(seen: list[int], slot: int, mask: npt.NDArray[Any]) -> None:
+    """Add the outcomes of a mask, one for each program (row), to its slot; look only for what is missing."""
+    bits, flat = seen[slot], mask.reshape(mask.shape[0], -1)
+    lacks_mixed = not bits & MIXED
+    every = flat.all(axis=1) if lacks_mixed or not bits & ALL_TRUE else None
+    some = flat.any(axis=1) if lacks_mixed or not bits & ALL_FALSE else None
+    if every is not None and every.any():
+        bits |= ALL_TRUE
+    if some is not None and not some.all():
+        bits |= ALL_FALSE
+    if every is not None and some is not None and bool((some != every).any()):
+        bits |= MIXED
+    seen[slot] = bits
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:
-    """A mask or condition of a kernel: `kind` is load, store, select, branch, while or an atomic."""
+    """A mask or condition of a kernel: `kind` is load, store, select, branch, while or an atomic.
+
+    Those of one kind and line are told apart by their order in the compiled kernel. What is decided when a kernel is
+    compiled is no mask of that compilation.
+    """
 
     kernel: str
     file: str
@@ -37,46 +46,35 @@ class Site:
     ordinal: int = 0
 
 
-@dataclass(slots=True)
-class Coverage:
-    """Outcomes seen at each site, as bits of ALL_TRUE, ALL_FALSE and MIXED. Adding two merges them.
+class Masks:
+    """The masks of all kernels that were run with coverage, and what each showed in any compilation of its kernel.
 
-    A condition of one element is complete without MIXED.
+    `seen` holds the bits of each mask: ALL_TRUE, ALL_FALSE, MIXED, and SEVERAL where it can be mixed. A complete mask
+    is not looked at again.
     """
 
-    outcomes: dict[Site, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._slots: dict[Site, int] = {}
 
-    def record(self, kernel: str, sites: Iterable[tuple[str, Location]], seen: Iterable[int]) -> None:
-        """Take over the bits of one compiled kernel; masks of one kind and line are told apart by their order."""
+    def slots(self, kernel: str, sites: Iterable[tuple[str, Location, bool]]) -> list[int]:
+        """Return where in `seen` the masks of one compiled kernel are."""
         ordinals: dict[tuple[str, int, str], int] = {}
-        for (kind, location), bits in zip(sites, seen, strict=True):
+        slots = []
+        for kind, location, several in sites:
             key = (location.file, location.line, kind)
             ordinal = ordinals[key] = ordinals.get(key, -1) + 1
-            site = Site(kernel, location.file, location.line, kind, ordinal)
-            self.outcomes[site] = self.outcomes.get(site, 0) | bits
+            slot = self._slots.setdefault(Site(kernel, location.file, location.line, kind, ordinal), len(self.seen))
+            if slot == len(self.seen):
+                self.seen.append(0)
+            self.seen[slot] |= SEVERAL * several
+            slots.append(slot)
+        return slots
 
-    def __add__(self, other: Coverage) -> Coverage:
-        merged = dict(self.outcomes)
-        for site, bits in other.outcomes.items():
-            merged[site] = merged.get(site, 0) | bits
-        return Coverage(merged)
+    def items(self) -> Iterator[tuple[Site, int]]:
+        """Yield each mask with its bits, in the order of `seen`."""
+        return zip(self._slots, self.seen, strict=True)
 
-    def missing(self) -> dict[Site, list[str]]:
-        """Return the outcomes that no program has shown yet, for each site that lacks any."""
-        names = {ALL_TRUE: "all true", ALL_FALSE: "all false", MIXED: "mixed"}
-        result = {}
-        for site, bits in sorted(self.outcomes.items()):
-            wanted = ALL_TRUE | ALL_FALSE if site.kind in ("branch", "while") else COMPLETE
-            lacking = [name for bit, name in names.items() if wanted & bit and not bits & bit]
-            if lacking:
-                result[site] = lacking
-        return result
 
-    def to_json(self) -> list[list[object]]:
-        """Return rows of [kernel, file, line, kind, ordinal, bits], for merging the results of workers."""
-        return [[s.kernel, s.file, s.line, s.kind, s.ordinal, bits] for s, bits in sorted(self.outcomes.items())]
-
-    @classmethod
-    def from_json(cls, rows: Iterable[Any]) -> Coverage:
-        """Return the inverse of `to_json`."""
-        return cls({Site(*row[:5]): int(row[5]) for row in rows})
+MASKS = Masks()
+"""Those of this process, since programs outlive sessions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from .coverage import COMPLETE, COMPLETE_SINGLE
 from .emitter import Emitter
 from .terms import Term, broadcast_shape
 from .tree import Operation, Value
@@ -52,12 +53,18 @@ def predicate_of(operation: Operation) -> str:
 
 
 def cover(emitter: Emitter, kind: str, mask: Term) -> None:
-    """Emit the record of a mask for the coverage of kernel semantics, while it is not yet complete."""
-    index = len(emitter.coverage_sites)
-    emitter.coverage_sites.append((kind, emitter.location))
-    if mask.literal is None:
-        region = emitter.place([mask])
-        region.lines.append(f"if seen[{index}] != 7: cover(seen, {index}, {emitter.name(mask, region)})")
+    """Emit the record of a mask for the coverage of kernel semantics, while it is not yet complete.
+
+    It stands where the mask is used: a mask that is known before a loop says nothing if the loop never runs. What is
+    decided when the kernel is compiled is no mask.
+    """
+    if mask.literal is not None:
+        return
+    index, several = len(emitter.coverage_sites), not mask.scalar
+    emitter.coverage_sites.append((kind, emitter.location, several))
+    complete = COMPLETE if several else COMPLETE_SINGLE
+    slot = f"slots[{index}]"
+    emitter.line(f"if seen[{slot}] & {complete} != {complete}: cover(seen, {slot}, {emitter.name(mask)})")
 
 
 _AXIS = re.compile(r"axis = (\d+)")

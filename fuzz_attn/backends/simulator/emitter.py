@@ -30,7 +30,7 @@ class Emitter:
         self.tracked = tracked
         self.coverage = coverage
         self.sites: list[Location] = []
-        self.coverage_sites: list[tuple[str, Location]] = []
+        self.coverage_sites: list[tuple[str, Location, bool]] = []
         self.memories: dict[str, int] = {}
         self.location = Location()
         self.operation: Operation | None = None

@@ -7,8 +7,12 @@ A kernel that needs the constant 1 to compile (a shape, a `static_assert`) raise
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
+import gc
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
+from triton.runtime.jit import JITFunction
 
 from .errors import LoweringError
 
@@ -73,6 +78,10 @@ def scalar_type(value: object) -> str:
     raise LoweringError(f"{value!r} of {type(value)} is not an argument that the simulator can pass to a kernel")
 
 
+_TREES: dict[str, ast.Module] = {}
+"""Syntax trees of functions by their source."""
+
+
 @functools.lru_cache(maxsize=1)
 def _backend() -> tuple[Any, Any, Any]:
     target = GPUTarget(*_TARGET)
@@ -96,7 +105,8 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     source = ASTSource(function, signature=signature, constexprs=positions)
     implementation = backend.get_codegen_implementation(options)
     try:
-        module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
+        with _functions_parsed_once():
+            module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
     except Exception as error:
         raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
     stages: dict[str, Any] = {}
@@ -104,3 +114,40 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     module = stages["ttir"](module, {})
     text: str = module.str() if hasattr(module, "str") else str(module)
     return text
+
+
+@contextlib.contextmanager
+def garbage_left_alone() -> Iterator[None]:
+    """Keep Python's collector from looking through all of torch and Triton while a program is made.
+
+    The front end and the generator make many small objects in a few milliseconds and keep nearly all of them.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _functions_parsed_once() -> Iterator[None]:
+    """Let the front end take a function's syntax tree from the last time, as it never changes it.
+
+    By itself it parses the source of a device function again for each call with other types or constants, which was a
+    fifth of its time.
+    """
+    original = JITFunction.parse
+
+    def parse(self: Any) -> ast.Module:
+        tree = _TREES.get(self.src)
+        if tree is None:
+            tree = _TREES[self.src] = original(self)
+        return tree
+
+    JITFunction.parse = parse
+    try:
+        yield
+    finally:
+        JITFunction.parse = original

@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
+# A mask that lets less than one in so many elements through is followed element by element.
+_SPARSE = 4
+
+
+def spread_alike(offsets: Array, mask: Array) -> tuple[Array, Array]:
+    """Return both arrays spread to their common shape."""
+    shape = np.broadcast_shapes(offsets.shape, mask.shape)
+    if offsets.shape != shape:
+        offsets = np.broadcast_to(offsets, shape)
+    return offsets, mask if mask.shape == shape else np.broadcast_to(mask, shape)
+
+
 class Memory:
     """The elements of one tensor argument, `flat` counted from its first one, with what the sanitizers know of them.
 
@@ -50,9 +62,12 @@ class Memory:
         """Return the elements at `offsets` where `mask` holds, `other` (0 when None) elsewhere."""
         if mask is not None:
             if mask.shape != offsets.shape:
-                offsets, mask = np.broadcast_arrays(offsets, mask)
-            if mask.all():
+                offsets, mask = spread_alike(offsets, mask)
+            active = int(np.count_nonzero(mask))
+            if active == mask.size:
                 mask = None
+            elif active * _SPARSE < mask.size and self.written is None and self.tracker is None:
+                return self._load_few(run, site, lanes, offsets, mask, other)
             else:
                 offsets = np.where(mask, offsets, 0)
         if not self._valid(offsets, 1):
@@ -68,14 +83,26 @@ class Memory:
         values = from_bits(self.flat.take(positions), self.element)
         return values if mask is None else select(mask, values, 0 if other is None else other, self.container)
 
+    def _load_few(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
+        """As `load`, for a mask that lets few elements through: only these are looked at."""
+        chosen = offsets[mask]
+        if not self._valid(chosen, 1):
+            offsets, mask = discard_outside(self, run, FindingKind.OUT_OF_BOUNDS_LOAD, site, lanes, offsets, mask)
+            chosen = offsets[mask]
+        result = np.zeros(mask.shape, self.container)
+        if other is not None:
+            result[...] = other
+        result[mask] = from_bits(self.flat[self.physical(chosen)], self.element)
+        return result
+
     def load_rows(
         self, run: Run, site: int, lanes: Array, starts: Array, width: int, size: int, mask: Array | None, other: Any
     ) -> Array:
         """Return rows of `size` elements, of which the first `width` are read from `starts` on where `mask` holds."""
         if mask is not None:
             if mask.shape != starts.shape:
-                starts, mask = np.broadcast_arrays(starts, mask)
-            if mask.all():
+                starts, mask = spread_alike(starts, mask)
+            if np.count_nonzero(mask) == mask.size:
                 mask = None
         active = starts if mask is None else starts[mask]
         if not self._valid(active, width):
@@ -107,7 +134,7 @@ class Memory:
         offsets = np.broadcast_to(offsets, shape)
         values = np.broadcast_to(np.asarray(values, self.container), shape)
         if mask is not None:
-            mask = None if mask.all() else np.broadcast_to(mask, shape)
+            mask = None if np.count_nonzero(mask) == mask.size else np.broadcast_to(mask, shape)
         active = offsets.reshape(-1) if mask is None else offsets[mask]
         if not self._valid(active, 1):
             kind = FindingKind.OUT_OF_BOUNDS_STORE
@@ -136,7 +163,7 @@ class Memory:
             starts = np.broadcast_to(starts, shape)
             mask = None if mask is None else np.broadcast_to(mask, shape)
             values = np.broadcast_to(values, (*shape, values.shape[-1]))
-        if mask is not None and mask.all():
+        if mask is not None and np.count_nonzero(mask) == mask.size:
             mask = None
         active = starts.reshape(-1) if mask is None else starts[mask]
         if not active.size or not width:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .casts import read_as_tf32
 from .codegen import Program
@@ -38,7 +39,8 @@ class Run:
         total = self.grid[0] * self.grid[1] * self.grid[2]
         self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
         chunk = 1 if self.program.sequential else max(1, _CHUNK_ELEMENTS // self.program.elements)
-        with np.errstate(all="ignore"):
+        # What generated code asks of torch is none of the session's business, and each call would pass through Python.
+        with np.errstate(all="ignore"), torch._C._DisableTorchDispatch():
             for start in range(0, total, chunk):
                 function(self, np.arange(start, min(start + chunk, total)), *arguments)
 

@@ -1,4 +1,4 @@
-"""A session: launches of Triton kernels caught and run on the CPU, with what the sanitizers and the coverage saw."""
+"""A session: launches of Triton kernels caught and run on the CPU, with what the sanitizers saw."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .binding import Binder, Bound, grid_of
 from .cache import DiskCache, key_of
 from .casts import STORAGE
 from .codegen import Program, generate
-from .coverage import Coverage
 from .errors import SimulatorError, UnsupportedOperation
 from .findings import Finding, FindingKind
 from .interpreted import front_end_takes_interpreted
 from .layout import Layout
-from .lowering import SCALAR_TYPES, TORCH_TYPES, lower
+from .lowering import SCALAR_TYPES, TORCH_TYPES, garbage_left_alone, lower
 from .memory import Memory
 from .parser import parse_module
 from .races import RaceTracker
+from .rewrites import Rewrite, rewritten
 from .run import Run
 from .shadow import EmptyWatcher, Shadows
+from .tree import Function
 from .virtual import VirtualMemory, VirtualTensor
 
 
@@ -34,7 +35,8 @@ class Options:
 
     Bounds are always checked, for nothing may be read or written outside of a tensor; `out_of_bounds` says
     whether that is reported. `tf32` cuts float32 operands of dot products to tf32 where the IR allows it.
-    `cache_dir` keeps generated programs.
+    `coverage` adds what masks show to `MASKS`. `cache_dir` keeps generated programs.
+    `rewrite` changes each parsed kernel before code is made of it; what comes of it is never kept on disk.
     """
 
     out_of_bounds: bool = True
@@ -44,6 +46,7 @@ class Options:
     tf32: bool = False
     coverage: bool = False
     cache_dir: Path | None = None
+    rewrite: Rewrite | None = None
 
 
 _REPORTED = {
@@ -73,19 +76,8 @@ class Session:
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
     launches: int = 0
     benign_races: int = 0
+    parsed: list[Function] = field(default_factory=list, repr=False)
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
-    _programs: dict[int, Program] = field(default_factory=dict, repr=False)
-
-    @property
-    def coverage(self) -> Coverage:
-        """The outcomes of all masks of the kernels that this session launched; empty unless the options ask for it.
-
-        They are those of all launches of these programs in this process: what is complete is not looked at again.
-        """
-        coverage = Coverage()
-        for program in self._programs.values():
-            coverage.record(program.name, program.coverage_sites, program.seen)
-        return coverage
 
     def watcher(self) -> EmptyWatcher | None:
         """Return the mode that watches `torch.empty`, if uninitialised reads are looked for."""
@@ -109,17 +101,24 @@ class Session:
         passed = [self._argument(name, value, bound.signature[name]) for name, value in values]
         self._watch(program, values, passed)
         self.launches += 1
-        self._programs[id(program)] = program
         try:
             run.execute(passed)
         finally:
             self._collect(run)
 
     def _program(self, kernel: Any, bound: Bound) -> Program:
-        key = (kernel.cache_key, bound.key, self.options.coverage)
+        if self.options.rewrite is not None:
+            return self._rewritten(kernel, bound, self.options.rewrite)
+        key = (_identity(kernel), bound.key, self.options.coverage)
         program = _PROGRAMS.get(key)
         if program is None:
             program = _PROGRAMS[key] = self._load_program(kernel, bound)
+        return program
+
+    def _rewritten(self, kernel: Any, bound: Bound, rewrite: Rewrite) -> Program:
+        key = (kernel.cache_key, bound.key)
+        parsed, program = rewritten(key, lambda: self._parse(kernel, bound), rewrite, self.options.coverage)
+        self.parsed.append(parsed)
         return program
 
     def _load_program(self, kernel: Any, bound: Bound) -> Program:
@@ -128,7 +127,10 @@ class Session:
             return self._generate(kernel, bound)
         disk = DiskCache(folder)
         key = key_of(
-            kernel.cache_key, sorted(bound.signature.items()), sorted(bound.constants().items()), self.options.coverage
+            *_identity(kernel),
+            sorted(bound.signature.items()),
+            sorted(bound.constants().items()),
+            self.options.coverage,
         )
         program = disk.get(key)
         if program is None:
@@ -137,9 +139,12 @@ class Session:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
+        with garbage_left_alone():
+            return generate(self._parse(kernel, bound), self.options.coverage)
+
+    def _parse(self, kernel: Any, bound: Bound) -> Function:
         with front_end_takes_interpreted():
-            text = lower(kernel, bound.signature, bound.constants())
-        return generate(parse_module(text), self.options.coverage)
+            return parse_module(lower(kernel, bound.signature, bound.constants()))
 
     def _argument(self, name: str, value: Any, type_: str) -> Any:
         if not type_.startswith("*"):
@@ -154,7 +159,7 @@ class Session:
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
         if tensor.device.type != "cpu":
             raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
-        layout = _layout(tuple(tensor.shape), tuple(tensor.stride()))
+        layout = _layout(tensor.shape, tensor.stride())
         element = TORCH_TYPES[tensor.dtype][1]
         memory = Memory(name, _flat(tensor, layout, element), element, layout)
         if self.options.uninitialised and self._shadows:
@@ -194,6 +199,11 @@ class Session:
                 self.findings[index] = replace(old, count=old.count + finding.count)
 
 
+def _identity(kernel: Any) -> tuple[str, str]:
+    """Return what a kernel's program depends on: its source, and the file, which findings and coverage name."""
+    return kernel.cache_key, kernel.fn.__code__.co_filename
+
+
 def _binder(kernel: Any) -> Binder:
     binder = _BINDERS.get(id(kernel))
     if binder is None or binder.kernel is not kernel:
@@ -203,7 +213,7 @@ def _binder(kernel: Any) -> Binder:
 
 @functools.lru_cache(maxsize=4096)
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    return Layout(shape, strides)
+    return Layout(tuple(shape), tuple(strides))
 
 
 class _Exposed:

@@ -12,7 +12,7 @@ import torch
 Array = npt.NDArray[Any]
 
 # Above this size torch's vectorised maximum is several times faster than numpy's along a contiguous axis.
-_LARGE = 16384
+_LARGE = 1536
 _TORCH = {"fmax": torch.amax, "fmin": torch.amin}
 
 

@@ -1,0 +1,68 @@
+"""Absent features: a feature that is on and does nothing gives what the same case without it gives.
+
+Not bit for bit: a kernel compiled for the feature may round in other places, and be right. The launch with the feature
+is held to its own error bound around the exact answer without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from fuzz_attn.experiment import Experiment
+from fuzz_attn.oracle import attend
+from fuzz_attn.properties.comparisons import judged
+from fuzz_attn.variants import constant, in_float32
+from fuzz_attn.verdict import Verdict
+
+WIDEST: Final = 2**20
+"""The widest window that a case may have."""
+
+
+def wide_window(experiment: Experiment) -> Verdict:
+    """Windows as long as the longest sequence, or longer, hide nothing."""
+    longest = experiment.case.max_seq_len
+    window = (longest, longest + 1, WIDEST)[experiment.case.seed % 3]
+    return _with(experiment, "wide_window", f"a launch with a window of {window}", window=window)
+
+
+def zero_slopes(experiment: Experiment) -> Verdict:
+    """ALiBi slopes of 0 are no ALiBi."""
+    heads = experiment.case.heads.num_query_heads
+    slopes = constant(experiment.fresh(), (heads,), 0.0)
+    return _with(experiment, "zero_slopes", "a launch with ALiBi slopes of 0", alibi_slopes=slopes)
+
+
+def zero_bias(experiment: Experiment) -> Verdict:
+    """Query-query biases of 0 are no biases."""
+    longest = experiment.case.max_query_len
+    bias = constant(experiment.fresh(), (longest, longest), 0.0)
+    return _with(experiment, "zero_bias", "a launch with a query-query bias of 0", qq_bias=bias)
+
+
+def absent_sinks(experiment: Experiment) -> Verdict:
+    """Sinks of -inf are no sinks."""
+    heads = experiment.case.heads.num_query_heads
+    sinks = constant(experiment.fresh(), (heads,), -float("inf"))
+    return _with(experiment, "absent_sinks", "a launch with sinks of -inf", sinks=sinks)
+
+
+def unit_scales(experiment: Experiment) -> Verdict:
+    """Scales of 1 scale nothing: fp8 numbers are then what they are in float32, and other caches ignore the scales."""
+    tensors = experiment.fresh()
+    one = constant(tensors, (1,), 1.0)
+    scaled = dataclasses.replace(
+        tensors,
+        q_scale=None if tensors.q_scale is None else one,
+        k_scale=one,
+        v_scale=one,
+        out_scale=None if tensors.out_scale is None else one,
+    )
+    other = experiment.launch_tensors(scaled)
+    exact = attend(in_float32(other.tensors), experiment.target.model)
+    return judged(experiment, "unit_scales", other, "a launch with all scales 1", exact)
+
+
+def _with(experiment: Experiment, name: str, change: str, **feature: Any) -> Verdict:
+    other = experiment.launch_tensors(dataclasses.replace(experiment.fresh(), **feature))
+    return judged(experiment, name, other, change, experiment.reference)

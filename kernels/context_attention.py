@@ -1,0 +1,131 @@
+"""The launcher of context attention: new tokens, given densely, after a context that is cached in the split layout."""
+
+import torch
+
+from fuzz_attn.kernels.context_2d import kernel_context_attention
+from fuzz_attn.kernels.launch import block_m_for, ceil_div
+from fuzz_attn.kernels.split_arguments import split_arguments
+from fuzz_attn.kernels.split_call import SplitCall
+from fuzz_attn.kernels.split_contract import check_split_call
+
+NAMES = {
+    "query": "q",
+    "output": "o",
+    "new_keys": "k",
+    "new_values": "v",
+    "key_cache": "k_cache",
+    "value_cache": "v_cache",
+    "block_table": "b_loc",
+    "query_start_loc": "b_start_loc",
+    "seq_lens": "b_seq_len",
+    "max_query_len": "max_input_len",
+    "output_scale": "fp8_out_scale",
+}
+
+
+def context_attention_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    kv_cache_dtype: str,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    b_loc: torch.Tensor,
+    b_start_loc: torch.Tensor,
+    b_seq_len: torch.Tensor,
+    max_seq_len: int,
+    max_input_len: int,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    sm_scale: float | None = None,
+    skip_decode: bool = False,
+    fp8_out_scale: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    tile_size: int | None = None,
+) -> None:
+    """Return nothing; write the attention of every new token over context and new tokens into `o`.
+
+    Shapes: num_tokens T, num_query_heads Hq, num_kv_heads Hkv, head_size D (1 to 256), num_seqs B; Hq / Hkv is an
+    integer from 1 to 64; x divides D. The last dimension of every tensor has stride 1, all other strides are free.
+
+    Args:
+        q: `[T, Hq, D]` float32, float16 or bfloat16. Sequence i owns tokens `[b_start_loc[i], b_start_loc[i + 1])`;
+            rows past `b_start_loc[B]` are padding.
+        k: keys of the same tokens, `[T or more, Hkv, D]` of q's dtype. The cache need not hold them yet: they are never
+            read from there. Rows of padding are not read.
+        v: values, as k.
+        o: `[T or more, Hq, D]` float32, float16, bfloat16, or fp8 with `fp8_out_scale`. Padding rows are not written.
+        kv_cache_dtype: "auto" (the caches' own dtype says it), "fp8" or "fp8_e4m3", "fp8_e5m2". A cache of uint8 holds
+            the bytes of the fp8 type that is named here.
+        k_cache: keys of the context, `[num_blocks, Hkv, D // x, block_size, x]` of q's dtype, fp8, or uint8.
+        v_cache: `[num_blocks, Hkv, D, block_size]`, dtype as `k_cache`.
+        b_loc: `[B or more, max_blocks]` int32; context key j of sequence i is in page `b_loc[i, j // block_size]`.
+            Entries past the last page of the context, and before the window, are not read.
+        b_start_loc: `[B + 1]` int32, prefix sums of the query lengths, beginning with 0. Length 0 is legal.
+        b_seq_len: `[B]` int32, length of each whole sequence, its new tokens included.
+        max_seq_len: the longest sequence, in tokens. Not needed; part of the published signature.
+        max_input_len: the most new tokens of one sequence; tokens from there on are not answered.
+        k_scale: one float32 element, may be expanded: what a stored fp8 one is worth. None is 1. Read only for an fp8
+            cache; keys are scaled in float32 and rounded to q's dtype.
+        v_scale: the same for values.
+        alibi_slopes: `[Hq]` float; adds slope * (key position - context length).
+        sliding_window: a query sees itself and `sliding_window - 1` keys before; None, 0 and -1 are no window.
+        sm_scale: factor on the dot products; None is D ** -0.5.
+        skip_decode: leave alone sequences with one new token.
+        fp8_out_scale: one float32 element; fp8 output is divided by it, then clamped to the finite range.
+        sinks: `[Hq]` float; exp(sink) joins each row's denominator.
+        tile_size: keys in a tile, a power of two from 16 to 128. None lets a heuristic choose.
+
+    Raises:
+        ContractError: an argument is outside of the above, as far as the host can see.
+
+    """
+    call = SplitCall(
+        query=q,
+        output=o,
+        new_keys=k,
+        new_values=v,
+        key_cache=k_cache,
+        value_cache=v_cache,
+        block_table=b_loc,
+        query_start_loc=b_start_loc,
+        seq_lens=b_seq_len,
+        max_seq_len=max_seq_len,
+        max_query_len=max_input_len,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        kv_cache_dtype=kv_cache_dtype,
+        alibi_slopes=alibi_slopes,
+        sliding_window=sliding_window,
+        sm_scale=sm_scale,
+        output_scale=fp8_out_scale,
+        sinks=sinks,
+        tile_size=tile_size,
+        names=NAMES,
+    )
+    check_split_call(call, needs_starts=True, needs_new_tokens=True)
+    launch_context(call, skip_decode=skip_decode)
+
+
+def launch_context(call: SplitCall, *, skip_decode: bool) -> None:
+    """Return nothing; launch context attention on a call that was checked."""
+    if not call.has_work:
+        return
+    assert call.new_keys is not None
+    assert call.new_values is not None
+    block_m = block_m_for(1, call.max_query_len)
+    grid = (call.num_seqs, call.query.shape[1], ceil_div(call.max_query_len, block_m))
+    kernel_context_attention[grid](
+        **split_arguments(call, block_m=block_m, is_decode=False),
+        new_keys_ptr=call.new_keys,
+        new_keys_stride_token=call.new_keys.stride(0),
+        new_keys_stride_head=call.new_keys.stride(1),
+        new_values_ptr=call.new_values,
+        new_values_stride_token=call.new_values.stride(0),
+        new_values_stride_head=call.new_values.stride(1),
+        SKIP_DECODE=skip_decode,
+    )

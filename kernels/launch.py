@@ -1,0 +1,69 @@
+"""The sizes of blocks and tiles that all families have in common: pure functions of host numbers, as tests may ask.
+
+Everything here trades speed only. Any answer within the documented ranges gives the same result up to rounding.
+"""
+
+import torch
+
+MIN_BLOCK_M = 16
+PREFILL_BLOCK_M = 64
+MAX_TILE_SIZE = 128
+# What a kernel may keep in flight in shared memory, well under Hopper's 227 KiB so that two programs fit.
+PIPELINE_BYTES = 96 * 1024
+
+
+def next_power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not below `number` (at least 1)."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Return number / divisor rounded up."""
+    return -(-number // divisor)
+
+
+def block_m_for(num_queries_per_kv: int, max_seqlen_q: int = 1) -> int:
+    """Return the rows of a q-block: a power of two, at least 16 and at least one token's whole group.
+
+    Prefill takes 64, so that the tensor cores have rows enough; decode and short chunks would leave most of them empty.
+    """
+    smallest = max(MIN_BLOCK_M, next_power_of_two(num_queries_per_kv))
+    if max_seqlen_q * num_queries_per_kv >= PREFILL_BLOCK_M:
+        return max(smallest, PREFILL_BLOCK_M)
+    return smallest
+
+
+def head_size_padded_for(head_size: int, q_dtype: torch.dtype) -> int:
+    """Return the head dimension of the tiles: the next power of two, at least 16, at least 32 for a one-byte q."""
+    return max(smallest_dot_size(q_dtype), next_power_of_two(head_size))
+
+
+def smallest_dot_size(q_dtype: torch.dtype) -> int:
+    """Return the least head dimension and tile size: tensor cores take 16 two-byte or 32 one-byte elements at once."""
+    return 32 if q_dtype.itemsize == 1 else 16
+
+
+def dot_dtypes_for(q_dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Return the operand dtypes of the two dot products, (query and key, weight and value).
+
+    fp8 values are exact in float16 and in bfloat16. Multiplied there, they are summed in full float32, which Hopper's
+    fp8 tensor cores do not do; and weights have bfloat16's range, so that small ones do not vanish from the sum.
+    """
+    if q_dtype.itemsize == 1:
+        return torch.float16, torch.bfloat16
+    return q_dtype, q_dtype
+
+
+def tile_size_for(head_size: int, q_dtype: torch.dtype, is_decode: bool) -> int:
+    """Return the default number of keys in a tile: larger for prefill, smaller where a key takes many bytes."""
+    key_bytes = head_size_padded_for(head_size, q_dtype) * dot_dtypes_for(q_dtype)[0].itemsize
+    if key_bytes > 512:
+        return 16
+    return 32 if is_decode or key_bytes > 256 else 64
+
+
+def compiler_options(block_m: int, head_size_padded: int, tile_size: int, q_dtype: torch.dtype) -> dict[str, int]:
+    """Return num_warps and num_stages: more warps for large accumulators, as many stages as shared memory holds."""
+    num_warps = 8 if block_m * head_size_padded >= 64 * 256 else 4
+    stage_bytes = 2 * tile_size * head_size_padded * dot_dtypes_for(q_dtype)[0].itemsize
+    return {"num_warps": num_warps, "num_stages": max(1, min(3, PIPELINE_BYTES // stage_bytes))}

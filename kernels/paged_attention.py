@@ -1,0 +1,93 @@
+"""The launcher of paged decode: one new token for each sequence, over caches in the split layout."""
+
+import torch
+
+from fuzz_attn.kernels.launch import block_m_for
+from fuzz_attn.kernels.paged_2d import kernel_paged_attention_2d
+from fuzz_attn.kernels.split_arguments import split_arguments
+from fuzz_attn.kernels.split_call import SplitCall
+from fuzz_attn.kernels.split_contract import check_split_call
+
+
+def paged_attention_decode(
+    query: torch.Tensor,
+    output: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor | None,
+    seq_lens: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    sm_scale: float | None = None,
+    output_scale: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    kv_cache_dtype: str = "auto",
+    filter_by_query_len: bool = False,
+    *,
+    tile_size: int | None = None,
+) -> None:
+    """Return nothing; write the attention of each sequence's one query token over its cached keys into `output`.
+
+    Shapes: num_tokens T, num_query_heads Hq, num_kv_heads Hkv, head_size D (1 to 256), num_seqs B; Hq / Hkv is an
+    integer from 1 to 64; x divides D. The last dimension of every tensor has stride 1, all other strides are free.
+
+    Args:
+        query: `[T, Hq, D]` float32, float16 or bfloat16. Without `filter_by_query_len` token i belongs to sequence i,
+            and tokens from B on are padding.
+        output: `[T or more, Hq, D]` float32, float16, bfloat16, or fp8 with `output_scale`. Padding is not written.
+        key_cache: `[num_blocks, Hkv, D // x, block_size, x]` of the query's dtype, fp8, or uint8. Holds the new token.
+        value_cache: `[num_blocks, Hkv, D, block_size]`, dtype as `key_cache`.
+        block_table: `[B or more, max_blocks]` int32; key j of sequence i is in page `block_table[i, j // block_size]`.
+            Entries past a sequence's last page, and before its window, are not read.
+        query_start_loc: `[B + 1]` int32, prefix sums of the query lengths. Read only with `filter_by_query_len`.
+        seq_lens: `[B]` int32, length of each whole sequence, its query token included. A sequence of 0 is left alone.
+        k_scale: one float32 element, may be expanded: what a stored fp8 one is worth. None is 1. Read only for an fp8
+            cache; keys are scaled in float32 and rounded to the query's dtype.
+        v_scale: the same for values.
+        alibi_slopes: `[Hq]` float; adds slope * (key position - context length).
+        sliding_window: a query sees itself and `sliding_window - 1` keys before; None, 0 and -1 are no window.
+        sm_scale: factor on the dot products; None is D ** -0.5.
+        output_scale: one float32 element; fp8 output is divided by it, then clamped to the finite range.
+        sinks: `[Hq]` float; exp(sink) joins each row's denominator.
+        kv_cache_dtype: "auto" (the caches' own dtype says it), "fp8" or "fp8_e4m3", "fp8_e5m2". A cache of uint8 holds
+            the bytes of the fp8 type that is named here.
+        filter_by_query_len: leave alone sequences whose query is not one token long.
+        tile_size: keys in a tile, a power of two from 16 to 128. None lets a heuristic choose.
+
+    Raises:
+        ContractError: an argument is outside of the above, as far as the host can see.
+
+    """
+    call = SplitCall(
+        query=query,
+        output=output,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_table=block_table,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        kv_cache_dtype=kv_cache_dtype,
+        alibi_slopes=alibi_slopes,
+        sliding_window=sliding_window,
+        sm_scale=sm_scale,
+        output_scale=output_scale,
+        sinks=sinks,
+        tile_size=tile_size,
+    )
+    check_split_call(call, needs_starts=filter_by_query_len, needs_new_tokens=False)
+    launch_decode(call, filter_by_query_len=filter_by_query_len)
+
+
+def launch_decode(call: SplitCall, *, filter_by_query_len: bool) -> None:
+    """Return nothing; launch paged decode on a call that was checked."""
+    if not call.has_work:
+        return
+    kernel_paged_attention_2d[call.num_seqs, call.num_kv_heads](
+        **split_arguments(call, block_m=block_m_for(call.num_queries_per_kv), is_decode=True),
+        FILTER_BY_QUERY_LEN=filter_by_query_len,
+    )

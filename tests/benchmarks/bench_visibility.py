@@ -1,0 +1,71 @@
+"""How many of the keys that a default campaign reads it would miss: the share of visible (row, key) pairs.
+
+Run it with ``make bench``, or by hand with the number of cases of each family and the seed. The cases are those of
+``fuzz-attn run --workers 1 --seed SEED``, the bounds those of each family's own model. Not part of a campaign, because
+leaving out each key costs more than all of the oracle.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import get_args
+
+import torch
+
+from fuzz_attn.audit.stream import Stream
+from fuzz_attn.case import AttentionCase
+from fuzz_attn.families import Abi
+from fuzz_attn.recipes import Plain
+from fuzz_attn.targets import built_in
+from fuzz_attn.tensors import materialise
+from fuzz_attn.visibility import Visibility, visible_share
+
+Row = tuple[str, str]
+
+
+def measured(family: Abi, count: int, seed: int) -> dict[Row, Visibility]:
+    """Return the counts of ``count`` cases of one family, each under all rows of the table that it belongs to."""
+    target, found = built_in(family), dict[Row, Visibility]()
+    assert target is not None
+    stream = Stream(target.domain, seed)
+    for number in range(count):
+        case = stream[number].case
+        counts = visible_share(materialise(case), target.model)
+        for row in (("family", family), *_rows(case)):
+            found[row] = found.get(row, Visibility()) + counts
+    return found
+
+
+def _rows(case: AttentionCase) -> Iterator[Row]:
+    yield "scores", _words(case.scores)
+    yield "values", _words(case.values)
+    yield "calm rows, marks", f"{'calm' if case.calm else 'lively'}, {'marks' if case.marks else 'recipe alone'}"
+    yield "alibi", _words(case.alibi)
+    yield "sinks", _words(case.sinks)
+    yield "q, cache, out", f"{case.dtypes.q}, {case.dtypes.kv}, {case.dtypes.out}"
+
+
+def _words(recipe: Plain | None) -> str:
+    return "none" if recipe is None else repr(recipe)
+
+
+def main(count: int, seed: int) -> None:
+    """Print the share of visible pairs and of visible boundary pairs, by what the cases were made of."""
+    torch.set_num_threads(1)
+    found: dict[Row, Visibility] = {}
+    for family in get_args(Abi):
+        for row, counts in measured(family, count, seed).items():
+            found[row] = found.get(row, Visibility()) + counts
+    boundary = sum(counts.boundary_pairs for (what, _), counts in found.items() if what == "family")
+    print(f"{count} cases of each family, seed {seed}: visible (row, key) pairs, and those of keys on a boundary")
+    print(f"{'':64} {'pairs':>9} {'boundary':>9} {'of all':>9}")
+    last = ""
+    for (what, words), counts in sorted(found.items()):
+        if what != last:
+            print(what)
+        last = what
+        pairs, edges = counts.visible / max(1, counts.pairs), counts.boundary_visible / max(1, counts.boundary_pairs)
+        print(f"  {words:62} {pairs:9.1%} {edges:9.1%} {counts.boundary_pairs / boundary:9.1%}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 250, int(sys.argv[2]) if len(sys.argv) > 2 else 1)

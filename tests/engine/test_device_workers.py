@@ -1,0 +1,121 @@
+"""Around a device: who wakes it, what its loss costs, which GPU a worker gets. The device alone is made up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fuzz_attn import isolation
+from fuzz_attn.case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.gpus import gpu_environment, visible_gpus
+from fuzz_attn.isolation import IsolatedWorker
+from fuzz_attn.messages import Order, Setup
+
+Devices = Callable[[str], IsolatedWorker]
+
+SHORT, KILLED, BREAKS = (
+    AttentionCase(sequences=(Sequence(1, length - 1),), heads=HeadLayout(head_size=4)) for length in (1, 11, 16)
+)
+"""What the target ``temperamental`` does to them: nothing, end its process, raise, which breaks the device."""
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Path:
+    return tmp_path / "starts"
+
+
+@pytest.fixture
+def on_device(starts: Path, spec: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Devices:
+    """Return a function from what is wrong with a device to a worker on it."""
+
+    def worker(trouble: str) -> IsolatedWorker:
+        monkeypatch.setenv("FUZZ_ATTN_TEST_DEVICE", trouble)
+        monkeypatch.setenv("FUZZ_ATTN_TEST_STARTS", str(starts))
+        script = Path(__file__).with_name("device_worker.py")
+        monkeypatch.setattr(isolation, "COMMAND", (sys.executable, "-P", str(script)))
+        return IsolatedWorker(Setup(spec("temperamental")))
+
+    return worker
+
+
+def test_a_broken_device_is_a_crash_and_costs_a_start_of_the_device_alone(on_device: Devices, starts: Path) -> None:
+    with on_device("none") as worker:
+        server = worker._process
+        for case in (BREAKS, BREAKS, KILLED):
+            verdict = worker.judge(Order(case)).verdict
+            assert (verdict.property_name, verdict.kind) == ("oracle", "crash")
+            if case == BREAKS:
+                said = "broke the device for its process; it last printed:\nCUDA error: longest=16 must not exceed 8"
+                assert verdict.message.startswith(said)
+            assert worker.judge(Order(SHORT)).verdict.passed
+        assert worker._process is server, "torch and the target would be imported anew"
+        assert worker.deaths == 3
+    # The first fork wakes the device twice: to see whether it can, and as every process that is set up.
+    assert starts.read_text() == "ff" + "fff"
+
+
+def test_where_forks_cannot_wake_the_device_the_process_itself_answers(on_device: Devices, starts: Path) -> None:
+    with on_device("no forks") as worker:
+        assert worker.judge(Order(SHORT)).verdict.passed
+        assert worker.judge(Order(BREAKS)).verdict.message.startswith("broke the device for its process")
+        assert worker.judge(Order(SHORT)).verdict.passed
+        assert worker.deaths == 1
+    assert starts.read_text() == "fs" * 2
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "message"),
+    [
+        ("dead", FuzzAttnError, "^the device does not answer$"),
+        ("cannot add", FuzzAttnError, "^the device cannot add$"),
+        ("dies early", TargetError, "ended its process with status 7 while it was loaded$"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_told_before_the_first_case(
+    trouble: str, error: type[Exception], message: str, on_device: Devices
+) -> None:
+    worker = on_device(trouble)
+    with pytest.raises(error, match=message):
+        worker.__enter__()
+
+
+def test_a_device_that_does_not_come_back_is_not_blamed_on_the_target(on_device: Devices) -> None:
+    with on_device("one start") as worker:
+        assert worker.judge(Order(BREAKS)).verdict.kind == "crash"
+        with pytest.raises(FuzzAttnError, match=r"^the device does not answer$"):
+            worker.judge(Order(SHORT))
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "expected"),
+    [
+        (None, [], []),
+        (None, ["nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"], ["0", "1"]),
+        ("", ["nvidia0", "nvidia1"], []),
+        ("5", [], ["5"]),
+        ("2, 7,GPU-1f", ["nvidia0"], ["2", "7", "GPU-1f"]),
+    ],
+)
+def test_gpus_are_the_callers_or_the_machines(
+    asked: str | None, nodes: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    for name in nodes:
+        (tmp_path / name).touch()
+    assert visible_gpus({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}, tmp_path) == expected
+
+
+def test_workers_take_turns_among_the_gpus(tmp_path: Path) -> None:
+    given = [
+        gpu_environment(index, {"CUDA_VISIBLE_DEVICES": "4,6,7"}, tmp_path)["CUDA_VISIBLE_DEVICES"]
+        for index in range(5)
+    ]
+    assert given == ["4", "6", "7", "4", "6"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "3"}])
+def test_where_there_is_no_choice_nothing_is_said(asked: dict[str, str], tmp_path: Path) -> None:
+    assert gpu_environment(1, asked, tmp_path) == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -1,0 +1,173 @@
+"""Far pages: caches that stretch over many gigabytes of addresses, of which a few kilobytes exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.case import (
+    MAX_FAR_ELEMENTS,
+    AttentionCase,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Sequence,
+    Strides,
+    page_elements,
+)
+from fuzz_attn.description import describe
+from fuzz_attn.errors import CaseError
+from fuzz_attn.experiment import Experiment
+from fuzz_attn.families import SPLIT_CACHES, Abi
+from fuzz_attn.properties.catalogue import relations_of
+from fuzz_attn.properties.check import check
+from fuzz_attn.properties.exact import with_other_strides
+from fuzz_attn.signature import features_of
+from fuzz_attn.targets import Target, built_in
+from fuzz_attn.tensors import AttentionTensors, digest_of, materialise
+from fuzz_attn.translation import translated
+from fuzz_attn.variants import with_pages_reversed
+
+FIRST = 130_000_000
+LAYOUTS = [
+    (abi, cache, dtype)
+    for abi in ("unified", "paged", "context", "chunked")
+    for cache in ("separate", "blocks_first", "heads_first")
+    for dtype in ("float32", "bfloat16", "float8_e4m3fn")
+    if not (abi in SPLIT_CACHES and cache == "heads_first")
+]
+
+
+def case_of(first_block: int, abi: Abi = "unified", cache: Any = "separate", dtype: Any = "float32") -> AttentionCase:
+    return AttentionCase(
+        sequences=(Sequence(1, 9), Sequence(1, 2)),
+        abi=abi,
+        heads=HeadLayout(head_size=16),
+        dtypes=DTypes(kv=dtype, q="bfloat16" if dtype != "float32" else dtype, out="float32"),
+        pages=PageLayout(block_size=1, permuted=True, spare_blocks=2, first_block=first_block),
+        strides=Strides(cache=cache, cache_slot=3, value_slot=2),
+        seed=5,
+    )
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def held_keys(tensors: AttentionTensors) -> torch.Tensor:
+    """Return the keys of the first sequence, as floats, wherever their pages lie."""
+    pages = tensors.block_table[0, :10].long()
+    return tensors.keys_at(pages, torch.zeros_like(pages)).float()
+
+
+@pytest.mark.parametrize(("abi", "cache", "dtype"), LAYOUTS)
+def test_the_same_keys_lie_further_on_and_cost_no_memory(abi: Abi, cache: str, dtype: str) -> None:
+    near, before = materialise(case_of(0, abi, cache, dtype)), resident_bytes()
+    case = case_of(FIRST, abi, cache, dtype)
+    tensors = materialise(case)
+    assert torch.equal(held_keys(near), held_keys(tensors))
+    assert not held_keys(tensors).eq(0).all()
+    assert tensors.block_table[0, :10].min() >= FIRST
+    pages = page_elements(abi, case.heads, 1, case.strides)
+    pairs = ((near.key_cache, tensors.key_cache), (near.value_cache, tensors.value_cache))
+    for (of_near, of_far), page in zip(pairs, pages, strict=True):
+        assert of_far.shape == (FIRST + of_near.shape[0], *of_near.shape[1:])
+        assert of_far.stride() == of_near.stride()
+        assert of_far.stride(0) == page
+        assert of_far.data_ptr() % 16 == of_near.data_ptr() % 16
+        assert of_far.untyped_storage().nbytes() > 2**31
+        assert torch.equal(tensors.memory_of(of_far), near.memory_of(of_near))
+    assert resident_bytes() - before < 2**26
+
+
+def test_digests_tell_how_far_and_what() -> None:
+    cases = case_of(FIRST), case_of(FIRST + 1), msgspec.structs.replace(case_of(FIRST), seed=6), case_of(0)
+    digests = [digest_of(materialise(case)) for case in cases]
+    assert len(set(digests)) == len(cases)
+    assert digests[0] == digest_of(materialise(cases[0]))
+
+
+def test_a_case_says_so() -> None:
+    assert f"numbered from {FIRST} on" in dict(describe(case_of(FIRST)))["pages"]
+    assert "far_pages" in features_of(case_of(FIRST))
+    assert "far_pages" not in features_of(case_of(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strides": Strides(cache="kv_first")}, r"pages.first_block=130000000 must be 0 for strides.cache='kv_first'"),
+        ({"pages": PageLayout(first_block=2**31 - 2)}, "must leave page numbers below 2\\*\\*31"),
+        ({"pages": PageLayout(first_block=2**30)}, "would stretch a cache over"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CaseError, match=message):
+        msgspec.structs.replace(case_of(FIRST), **changes)
+
+
+def test_the_largest_reach_is_allowed() -> None:
+    page = page_elements("unified", HeadLayout(), 16, Strides())[1]
+    pages = PageLayout(first_block=MAX_FAR_ELEMENTS // page - 10)
+    assert materialise(AttentionCase(sequences=(Sequence(1),), pages=pages)).key_cache.numel() > 2**32
+
+
+def test_pages_without_memory_stay_where_they_are() -> None:
+    tensors = materialise(case_of(FIRST))
+    before, table = held_keys(tensors), tensors.block_table.clone()
+    moved = with_pages_reversed(tensors)
+    assert torch.equal(held_keys(moved), before)
+    assert moved.block_table[0, :10].min() >= FIRST
+    assert not torch.equal(moved.block_table, table)
+
+
+@pytest.mark.parametrize("place", [-1, 0, 5000])
+def test_a_change_in_a_far_cache_is_seen(place: int) -> None:
+    def changes(k: torch.Tensor, out: torch.Tensor, **_: Any) -> None:
+        torch.empty(0, dtype=torch.uint8).set_(k.untyped_storage())[FIRST * k.stride(0) * 4 :][place] ^= 1
+
+    verdict = check(Experiment(case_of(FIRST), Target("changes", changes), InterpreterBackend()))
+    assert (verdict.property_name, verdict.kind) == ("inputs_unchanged", "input_changed")
+
+
+@pytest.mark.parametrize("slot", [0, 3, 16, 19])
+@pytest.mark.parametrize("first_block", [2**27, 2**31 - 2**22])
+def test_other_strides_leave_far_pages_about_as_far(slot: int, first_block: int) -> None:
+    case = AttentionCase(
+        sequences=(Sequence(1, 2),),
+        heads=HeadLayout(head_size=1),
+        pages=PageLayout(block_size=1, first_block=first_block // (1 + slot)),
+        strides=Strides(cache_slot=slot),
+    )
+    changed = with_other_strides(case)
+    assert changed.strides.cache_slot != slot
+    before, after = (
+        each.pages.first_block * page_elements(each.abi, each.heads, 1, each.strides)[1] for each in (case, changed)
+    )
+    assert before <= after < before + 2 * (1 + 35)
+
+
+@pytest.mark.parametrize("abi", ["paged", "context", "chunked"])
+def test_a_translation_keeps_far_pages(abi: Abi) -> None:
+    case = case_of(FIRST, abi)
+    there = translated(case, "unified")
+    assert there is not None
+    assert there.pages.first_block * page_elements("unified", there.heads, 1, there.strides)[1] >= 2**31
+    assert translated(there, abi) == case
+
+
+@pytest.mark.parametrize("abi", ["unified", "paged", "context", "chunked"])
+def test_every_relation_leaves_alone_what_has_no_memory(abi: Abi) -> None:
+    target, before = built_in(abi), resident_bytes()
+    assert target is not None
+    experiment = Experiment(case_of(FIRST, abi), target, InterpreterBackend())
+    held = relations_of(experiment.case, target.domain)
+    assert "page_permutation" in held
+    for relation in held:
+        assert check(experiment, relation).passed, relation
+    assert resident_bytes() - before < 2**28

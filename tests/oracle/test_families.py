@@ -1,0 +1,105 @@
+"""The oracle reads each family's tensors as the specification says: the same problem has the same answer in all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, replace
+from fuzz_attn.domain import Domain
+from fuzz_attn.families import Abi
+from fuzz_attn.judge import judge
+from fuzz_attn.oracle import attend
+from fuzz_attn.recipes import NeedleScores
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.tensors import materialise
+from fuzz_attn.translation import translated
+
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=150)
+ABIS: tuple[Abi, ...] = ("unified", "paged", "context", "chunked")
+any_cases = st.sampled_from(ABIS).flatmap(lambda abi: cases(Domain(abi=abi)))
+
+
+@QUIET
+@given(any_cases, st.sampled_from(ABIS))
+def test_a_translated_case_has_the_same_answer(case: AttentionCase, abi: Abi) -> None:
+    other = translated(case, abi)
+    if other is None:
+        return
+    assert other.abi == abi
+    one, two = attend(materialise(case)), attend(materialise(other))
+    assert torch.equal(one.expected, two.expected)
+    torch.testing.assert_close(two.bound, one.bound, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("case", "abi", "possible"),
+    [
+        (AttentionCase((Sequence(1, 4), Sequence(1)), heads=HeadLayout(head_size=8)), "paged", True),
+        (AttentionCase((Sequence(2, 4), Sequence(1)), heads=HeadLayout(head_size=8)), "paged", False),
+        (AttentionCase((Sequence(2, 4), Sequence(1)), heads=HeadLayout(head_size=8)), "context", True),
+        (AttentionCase((Sequence(2, 4),), heads=HeadLayout(head_size=6)), "context", False),
+        (AttentionCase((Sequence(2, 4),), softcap=2.0), "context", False),
+        (AttentionCase((Sequence(2, 4),), pages=PageLayout(shared_prefix=1)), "context", False),
+        (AttentionCase((Sequence(1, 4),), pages=PageLayout(shared_prefix=1)), "chunked", True),
+        (AttentionCase((Sequence(1, 4),), strides=Strides(cache="heads_first")), "paged", True),
+        (AttentionCase((Sequence(2, 4),), abi="context", stale_cache=True), "unified", True),
+        (AttentionCase((Sequence(1, 4), Sequence(2)), abi="paged", leaves_others=True), "unified", False),
+        (AttentionCase((Sequence(2, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", False),
+        (AttentionCase((Sequence(1, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", True),
+    ],
+)
+def test_what_can_be_translated(case: AttentionCase, abi: Abi, possible: bool) -> None:
+    assert (translated(case, abi) is not None) == possible
+
+
+@pytest.mark.parametrize(("abi", "rounds"), [("context", False), ("chunked", False), ("unified", True)])
+def test_new_tokens_are_rounded_by_the_cache_alone(abi: Abi, rounds: bool) -> None:
+    """Each row sees its own key alone, so the output is its value: as packed, or as a cache in fp8 keeps it."""
+    case = AttentionCase(
+        (Sequence(3),),
+        abi=abi,
+        dtypes=DTypes(kv="float8_e5m2"),
+        scales=Scales(v=0.3),
+        scores=NeedleScores(strength=400.0),
+        window=1,
+    )
+    tensors = materialise(case)
+    packed = materialise(replace(case, abi="context")).new_values
+    assert packed is not None
+    expected = attend(tensors).expected[:, 0]
+    assert torch.equal(expected, packed[:, 0].double()) != rounds
+
+
+def test_a_context_in_fp8_is_dequantised_beside_new_tokens_that_are_not() -> None:
+    case = AttentionCase(
+        (Sequence(1, 1),), abi="context", dtypes=DTypes("bfloat16", "float8_e4m3fn", "bfloat16"), scales=Scales(v=1.7)
+    )
+    tensors = materialise(case)
+    assert tensors.new_values is not None
+    tensors.query.zero_()
+    zero = torch.zeros(1, dtype=torch.int64)
+    cached = (tensors.values_at(zero, zero)[0, 0].float() * 1.7).bfloat16().double()
+    both = (cached + tensors.new_values[0, 0].double()) / 2
+    torch.testing.assert_close(attend(tensors).expected[0, 0], both, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("case", [
+    AttentionCase((Sequence(1, 4), Sequence(3, 2), Sequence(1)), abi="paged", leaves_others=True),
+    AttentionCase((Sequence(2, 4), Sequence(1, 2), Sequence(3)), abi="context", leaves_others=True),
+])  # fmt: skip
+def test_rows_left_alone_are_not_judged_and_all_others_are(case: AttentionCase) -> None:
+    tensors = materialise(case)
+    reference = attend(tensors)
+    answered = tensors.answered_tokens
+    assert answered is not None
+    assert 0 < int(answered.sum()) < case.num_tokens
+    assert bool(reference.bound[~answered].isinf().all())
+    tensors.output[: case.num_tokens][answered] = reference.expected[answered].to(tensors.output.dtype)
+    assert judge(tensors, reference).passed
+    first = int(answered.nonzero()[0])
+    tensors.output[first] += 1.0
+    verdict = judge(tensors, reference)
+    assert (verdict.kind, verdict.wrong) == ("mismatch", tensors.output.shape[2])

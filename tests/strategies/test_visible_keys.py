@@ -1,0 +1,26 @@
+"""Whether the drawn cases make their keys count; ``tests/benchmarks/bench_visibility.py`` measures it at length."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from fuzz_attn.audit.stream import Stream
+from fuzz_attn.families import Abi
+from fuzz_attn.targets import built_in
+from fuzz_attn.tensors import materialise
+from fuzz_attn.visibility import Visibility, visible_share
+
+CASES, LEAST = 240, 0.85
+"""A round of each family, whose share scatters by some percent around that of a campaign, which is above 0.9. The
+recipes alone, without calm rows and marks, reach 0.55."""
+
+
+def test_boundary_keys_are_visible() -> None:
+    counts = Visibility()
+    for family in get_args(Abi):
+        target = built_in(family)
+        assert target is not None
+        stream = Stream(target.domain, seed=1)
+        for number in range(CASES):
+            counts += visible_share(materialise(stream[number].case), target.model)
+    assert counts.boundary_visible >= LEAST * counts.boundary_pairs > 0

@@ -1,0 +1,81 @@
+"""Targets that break things on a GPU which a CPU would not notice, or notices otherwise."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from fuzz_attn.kernels.unified_attention import unified_attention
+
+LONG = 8
+"""Keys of a sequence beyond which these targets misbehave."""
+
+
+@triton.jit(do_not_specialize=["offset"])
+def store_kernel(target_ptr, offset):
+    tl.store(target_ptr + offset.to(tl.int64), 0.0)
+
+
+@triton.jit(do_not_specialize=["rounds"])
+def spin_kernel(target_ptr, rounds):
+    """Multiply and add, each waiting for the one before: four seconds for 2^31 rounds."""
+    value = tl.load(target_ptr)
+    for _ in range(rounds):
+        value = value * 1.0000001 + 1e-9
+    tl.store(target_ptr, value)
+
+
+def _after(misbehave: Callable[..., None]) -> Callable[..., None]:
+    """Return the project's own launcher with something done after it, where a sequence is long."""
+
+    @wraps(unified_attention)
+    def variant(**given: Any) -> None:
+        unified_attention(**given)
+        if given["max_seqlen_k"] > LONG:
+            misbehave(**given)
+
+    return variant
+
+
+def _store_nowhere(out: torch.Tensor, **_: Any) -> None:
+    store_kernel[(1,)](out, 2**40)
+
+
+def _store_behind_scratch(out: torch.Tensor, **_: Any) -> None:
+    store_kernel[(1,)](torch.empty(5, device=out.device), 5)
+
+
+def _store_before_output(out: torch.Tensor, **_: Any) -> None:
+    store_kernel[(1,)](out, -3)
+
+
+def _spin(out: torch.Tensor, **_: Any) -> None:
+    scratch = torch.zeros(1, device=out.device)
+    for _again in range(8):
+        spin_kernel[(1,)](scratch, 2**31 - 1)
+
+
+def _read_scratch(out: torch.Tensor, **_: Any) -> None:
+    out[:1] = torch.empty(1, device=out.device).to(out.dtype)
+
+
+stores_nowhere = _after(_store_nowhere)
+stores_behind_scratch = _after(_store_behind_scratch)
+stores_before_output = _after(_store_before_output)
+reads_scratch = _after(_read_scratch)
+spins = _after(_spin)
+
+
+@wraps(unified_attention)
+def window_too_long(**given: Any) -> None:
+    """See one key more than the window admits."""
+    left, right = given["window_size"]
+    unified_attention(**{**given, "window_size": (left + (left >= 0), right)})
