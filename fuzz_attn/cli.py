@@ -157,10 +157,10 @@ def _check_target(target: str, abi: str | None, backend: str) -> None:
 @_backend
 @_guarded
 def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
-    """Replay saved counterexamples; FAILED or FIXED for each, exit 1 if any is not FIXED.
+    """Replay saved counterexamples; FAILED or FIXED for each, exit 1 if any still fails.
 
-    UNSEEN is a failure that only sanitizers see, on a backend without them. Without a file or folder, all of
-    tests/counterexamples.
+    UNSEEN is a failure that only sanitizers see, on a backend without them: it counts as failing while its file is
+    marked open. Without a file or folder, all of tests/counterexamples.
     """
     from fuzz_attn import counterexample  # noqa: PLC0415 - as above
     from fuzz_attn import replay as replaying  # noqa: PLC0415 - as above
@@ -169,19 +169,23 @@ def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int
     if not places and not FIXTURES.is_dir():
         click.echo(f"no counterexamples: {FIXTURES} does not exist")
         return 0
-    console, failed = Console(), 0
+    console, failed, unseen = Console(), 0, 0
     paths = tuple(counterexample.files_in(places or (FIXTURES,)))
     for replayed in replaying.replay(paths, target=target, backend=backend):
         print_out(console, _told(replayed))
-        failed += replayed.status != "FIXED"
-    print_out(console, f"{len(paths)} replayed, {failed} failed")
+        failed += replayed.still_fails
+        unseen += replayed.status == "UNSEEN"
+    print_out(console, f"{len(paths)} replayed, {failed} failed" + f", {unseen} unseen" * bool(unseen))
     return 1 if failed else 0
+
+
+_COLOURS = {"FIXED": "bold green", "FAILED": "bold red", "UNSEEN": "bold yellow"}
 
 
 def _told(replayed: Any) -> RenderableType:
     from fuzz_attn.plain_text import whole  # noqa: PLC0415 - as above
 
-    line = whole("").append(f"{replayed.status:6}", "bold green" if replayed.status == "FIXED" else "bold red")
+    line = whole("").append(f"{replayed.status:6}", _COLOURS[replayed.status])
     said = [replayed.verdict.message] * (not replayed.verdict.passed)
     said += ["only sanitizers can see this failure, and this backend has none"] * (replayed.status == "UNSEEN")
     said += ["its tensors are no longer the bits that it was saved with"] * replayed.drifted

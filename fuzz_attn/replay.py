@@ -38,6 +38,11 @@ class Replayed:
         seen = self.sanitizers or found.property_name != "sanitizers" or found.kind == "written_outside"
         return "FIXED" if seen else "UNSEEN"
 
+    @property
+    def still_fails(self) -> bool:
+        """Whether a reader must act: it fails, or nobody can tell here and its file is not marked fixed."""
+        return self.status == "FAILED" or (self.status == "UNSEEN" and self.found.status == "open")
+
 
 def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto") -> Iterator[Replayed]:
     """Yield each file, replayed on its own target or on another, each target in one child process.

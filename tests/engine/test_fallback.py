@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from fuzz_attn import counterexample
 from fuzz_attn.campaign import Outcome
 from fuzz_attn.case import AttentionCase, Sequence
+from fuzz_attn.cli import main
 from fuzz_attn.errors import BackendError
 from fuzz_attn.isolation import IsolatedWorker
 from fuzz_attn.messages import Order, Setup
@@ -49,6 +52,18 @@ def test_a_sanitizers_finding_is_not_called_fixed_by_a_backend_without_them() ->
     assert counterexample.load(path).verdict.property_name == "sanitizers"
     assert [entry.status for entry in replay((path,))] == ["FIXED"]
     assert [entry.status for entry in replay((path,), backend="interpreter")] == ["UNSEEN"]
+
+
+@pytest.mark.parametrize(("marked", "exit_status"), [("fixed", 0), ("open", 1)])
+def test_what_cannot_be_seen_fails_a_replay_while_its_file_is_open(
+    marked: Literal["open", "fixed"], exit_status: int, tmp_path: Path
+) -> None:
+    known = counterexample.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "store_beyond_head.json")
+    path = tmp_path / "case.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(known, status=marked)))
+    done = CliRunner().invoke(main, ["replay", "--backend", "interpreter", str(path)])
+    assert done.exit_code == exit_status, done.output
+    assert f"1 replayed, {exit_status} failed, 1 unseen" in done.output
 
 
 def test_a_plain_finding_is_fixed_on_either(tmp_path: Path) -> None:
