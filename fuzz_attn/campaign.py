@@ -1,4 +1,4 @@
-"""Campaign: one shard of a fuzz test. Hypothesis draws cases, an isolated worker judges them, a failure is shrunk.
+"""Campaign: one shard of a fuzz test. Cases are drawn, an isolated worker judges them, a failure is shrunk.
 
 Rounds follow each other until the budget of time or cases is spent or a failure is found. A shard ends with its first
 failure, shrunk within what is left of the time; what it has by then is saved. While it shrinks, another kind of failure
@@ -65,7 +65,7 @@ class Outcome:
 
 
 class BudgetSpentError(BaseException):
-    """Ends a round at once: a BaseException, because Hypothesis would take an Exception for a failure to shrink."""
+    """Ends a round at once: a BaseException, because an Exception would be taken for a failure to shrink."""
 
 
 class FoundError(Exception):
@@ -116,7 +116,7 @@ class Campaign:
         return self._best is not None or self.plan.max_cases is None or self.tally.cases < self.plan.max_cases
 
     def _round(self, number: int) -> None:
-        """Run Hypothesis once; returns when its examples or the budget are spent, or a failure is shrunk."""
+        """Try the cases of one round; returns when they or the budget are spent, or a failure is shrunk."""
         ready = self.worker.ready
         size = ON_CPU if ready.device == "cpu" else ON_GPU
         ahead = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.tally.cases

@@ -1,23 +1,24 @@
 """Rounds: what a campaign draws, with no word on what becomes of it.
 
-Hypothesis runs in rounds, each with its own seed and its own sample of compile keys; a round's data tree would
-otherwise grow for as long as a night. As long as nothing fails, a round depends on domain and seed alone, so that
-others than a campaign can walk through the same cases.
+Cases are drawn in rounds, each with its own seed and its own sample of compile keys. As long as nothing fails, a round
+depends on domain and seed alone, so that others than a campaign can walk through the same cases. Once one fails,
+Hypothesis takes its choices over and shrinks it (:mod:`fuzz_attn.shrinking`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from random import Random
 from typing import Final, NamedTuple, TypeAlias
-
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
 from fuzz_attn.case import AttentionCase, CompileKey, Strides
 from fuzz_attn.domain import Domain
 from fuzz_attn.properties.catalogue import RELATIONS, chosen
+from fuzz_attn.shrinking import shrink
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.streams import Stream
@@ -46,7 +47,7 @@ cuts off has compiled most of its kernels and made few of its cases.
 """
 
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
-"""What is done with each case and the relation asked of it; whatever it raises is a failure to Hypothesis."""
+"""What is done with each case and the relation asked of it; whatever exception it raises is a failure."""
 
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
@@ -54,27 +55,24 @@ _RELATIONS: Final = 33
 
 
 def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size: Size = ON_CPU) -> None:
-    """Draw ``examples`` cases of one round and hand each to ``attempt``; shrink what it fails on."""
+    """Draw ``examples`` cases of one round and hand each to ``attempt``; the first that it raises on is shrunk."""
     keys, layouts = keys_of_round(domain, round_seed, size.keys), layouts_of_round(domain, round_seed, size.layouts)
     relations = relations_of_round(round_seed, size.compiling)
+    strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
+    random = Random(round_seed)  # noqa: S311 (nothing secret)
 
-    @seed(round_seed)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-        report_multiple_bugs=False,
-        print_blob=False,
-    )
-    @given(drawn=with_choices(cases(domain, keys=keys, layouts=layouts)))
-    def body(drawn: tuple[AttentionCase, int | None]) -> None:
+    def tried(drawn: tuple[AttentionCase, int | None]) -> None:
         case, choice = drawn
         attempt(case, None if choice is None else chosen(choice, case, domain, relations))
 
-    body()
+    for _ in range(examples):
+        sample = Sample(random)
+        drawn = sample.draw(strategy)
+        try:
+            tried(drawn)
+        except Exception:
+            shrink(strategy, sample.choices, tried)
+            raise
 
 
 def keys_of_round(domain: Domain, round_seed: int, count: int) -> tuple[CompileKey, ...]:

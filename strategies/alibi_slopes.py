@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from fuzz_attn.recipes import AlibiRecipe
+from fuzz_attn.strategies.draws import sampled_from
 
 ALIBI_RECIPES = (
     AlibiRecipe(),
@@ -21,4 +22,4 @@ ALIBI_RECIPES = (
 
 def alibi_slopes() -> st.SearchStrategy[AlibiRecipe]:
     """Return a strategy of slope recipes; shrinks towards the standard slopes."""
-    return st.sampled_from(ALIBI_RECIPES)
+    return sampled_from(ALIBI_RECIPES)

@@ -13,7 +13,7 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case import CompileKey, Sequence
 from fuzz_attn.domain import Domain
 from fuzz_attn.strategies.budgets import MAX_TOKENS, Budget, budget_for, smallest_block_q
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.lattices import around, indices, ladder, multiples
 
 Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long"]
@@ -36,7 +36,7 @@ class _Step(Enum):
 _OPENING = (_Step.SEQUENCE,) * 56 + (_Step.EMPTY,) * 7 + (_Step.STOP,)
 _NEXT = (_Step.STOP,) * 9 + (_Step.SEQUENCE,) * 15 + (_Step.EMPTY,) * 2
 _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
-_BOOLEANS = st.booleans()
+_BOOLEANS = sampled_from((False, True))
 _QUERIES_OF_CROWD = (1, 1, 1, 1, 1, 1, 2, 3)
 
 
@@ -113,18 +113,18 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, decode_only: bool) -> st
         weights |= {"decode": 2, "prefill": 7, "mixed": 12}
     if decode_only:
         weights |= {"prefill": 0, "mixed": 0}
-    return st.sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
+    return sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
 
 
 @lru_cache(maxsize=4)
 def _opening(empty: bool) -> st.SearchStrategy[_Step]:
-    return st.sampled_from(_OPENING if empty else (_Step.SEQUENCE,))
+    return sampled_from(_OPENING if empty else (_Step.SEQUENCE,))
 
 
 @lru_cache(maxsize=16)
 def _steps(kind: Kind, empty: bool) -> st.SearchStrategy[_Step]:
     table = _NEXT_IN_CROWD if kind == "crowd" else _NEXT
-    return st.sampled_from(table if empty else [step for step in table if step != _Step.EMPTY])
+    return sampled_from(table if empty else [step for step in table if step != _Step.EMPTY])
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import FP8_DTYPES, DTypeName, DTypes, is_fp8
 from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.draws import sampled_from
 
 SIMPLEST_FIRST: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
 """The types that queries have without a scale."""
@@ -65,4 +66,4 @@ def one_byte_operands(dtypes: DTypes) -> bool:
 
 def dtypes(*, domain: Domain = Domain()) -> st.SearchStrategy[DTypes]:  # noqa: B008 (frozen)
     """Return a strategy of all combinations of the domain; shrinks towards float32 everywhere, then fewer fp8 types."""
-    return st.sampled_from((*plain_dtypes(domain), *fp8_dtypes(domain)))
+    return sampled_from((*plain_dtypes(domain), *fp8_dtypes(domain)))

@@ -10,6 +10,7 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case import ITEM_BYTES, DTypes, HeadLayout, piece_size
 from fuzz_attn.domain import Domain
 from fuzz_attn.families import SPLIT_CACHES
+from fuzz_attn.strategies.draws import sampled_from
 from fuzz_attn.strategies.lattices import lattice
 
 HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 112, 120, 128, 160, 192, 256)
@@ -68,6 +69,6 @@ def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.Sear
 def _head_layouts(group: int, head_size: int) -> st.SearchStrategy[HeadLayout]:
     most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
     counts = [count for count in KV_HEADS if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
-    return st.sampled_from(
+    return sampled_from(
         [HeadLayout(num_kv_heads=count, num_queries_per_kv=group, head_size=head_size) for count in counts]
     )

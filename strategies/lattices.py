@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 
+from fuzz_attn.strategies.draws import sampled_from
+
 DENSE = 18
 """Lengths below this stand in every table once each, so that small lengths mean the same under every compile key."""
 
@@ -52,7 +54,7 @@ def indices(size: int) -> st.SearchStrategy[int]:
 
     Not ``integers``, which prefers the ends of a range longer than 127.
     """
-    return st.sampled_from(range(size))
+    return sampled_from(range(size))
 
 
 def draw_index(draw: st.DrawFn, size: int) -> int:

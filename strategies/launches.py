@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case import LaunchHints
 from fuzz_attn.domain import Domain
+from fuzz_attn.strategies.draws import sampled_from
 
 SEGMENTS = (2, 1, 3, 4, 7, 8, 16)
 """Segments of the 3D path, the simplest count that has something to merge first."""
@@ -34,7 +35,7 @@ def tile_allowed(tile_size: int, *, one_byte: bool) -> bool:
 def launch_hints(*, domain: Domain = Domain(), one_byte: bool = False) -> st.SearchStrategy[LaunchHints]:  # noqa: B008
     """Return a strategy of launch hints of the domain; shrinks towards the launcher's own choice of everything."""
     tiles = [tile for tile in tile_sizes(domain=domain) if tile_allowed(tile, one_byte=one_byte)]
-    return st.sampled_from(
+    return sampled_from(
         [
             LaunchHints(path=path.path, num_segments=path.num_segments, tile_size=tile)
             for path in launch_paths(domain=domain)

@@ -13,17 +13,17 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case import Strides
 from fuzz_attn.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.lattices import draw_index, indices
 
-_STRIDED = st.sampled_from((False, False, False, True, True))
-_PADDING = st.sampled_from((0, 0, 1, 3, 8, 16))
+_STRIDED = sampled_from((False, False, False, True, True))
+_PADDING = sampled_from((0, 0, 1, 3, 8, 16))
 Cache: TypeAlias = Literal["separate", "kv_first", "blocks_first", "heads_first"]
 _SPLIT: tuple[Cache, ...] = ("separate", "kv_first", "blocks_first")
 _ALL_CACHES: tuple[Cache, ...] = (*_SPLIT, "heads_first")
 _CACHES: dict[bool, st.SearchStrategy[Cache]] = {
-    True: st.sampled_from(_SPLIT),
-    False: st.sampled_from(_ALL_CACHES),
+    True: sampled_from(_SPLIT),
+    False: sampled_from(_ALL_CACHES),
 }
 _DENSE = Strides()
 

@@ -9,7 +9,7 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import LARGEST_FIRST_BLOCK, PageLayout
 from fuzz_attn.domain import Domain
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.lattices import lattice
 
 BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 96, 128, 272, 544)
@@ -21,11 +21,11 @@ SIMPLER_BLOCK_SIZES = (16, 8, 24, 64)
 FAR_ELEMENTS = (2**31, 2**32)
 """How far into its cache a far page begins at least: beyond what 32-bit offsets can say, with a sign and without."""
 
-_BOOLEANS = st.booleans()
-_SHARED = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
-_RARELY = st.sampled_from((False,) * 9 + (True,))
-_SPARE = st.sampled_from((0, 0, 1, 2))
-_EXTRA = st.sampled_from((0, 0, 1, 3))
+_BOOLEANS = sampled_from((False, True))
+_SHARED = sampled_from((0, 0, 0, 0, 1, 2, 3))
+_RARELY = sampled_from((False,) * 9 + (True,))
+_SPARE = sampled_from((0, 0, 1, 2))
+_EXTRA = sampled_from((0, 0, 1, 3))
 
 
 def block_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)

@@ -7,11 +7,11 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from fuzz_attn.recipes import PoisonRecipe, SlotPoison, TablePoison
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
 
-_SLOTS: st.SearchStrategy[SlotPoison] = st.sampled_from(("nan", "nan", "inf", "negative_inf", "huge"))
-_TABLES: st.SearchStrategy[TablePoison] = st.sampled_from(("one_past", "negative", "huge", "zero"))
-_OUTPUTS: st.SearchStrategy[Literal[0, 1]] = st.sampled_from((0, 1))
+_SLOTS: st.SearchStrategy[SlotPoison] = sampled_from(("nan", "nan", "inf", "negative_inf", "huge"))
+_TABLES: st.SearchStrategy[TablePoison] = sampled_from(("one_past", "negative", "huge", "zero"))
+_OUTPUTS: st.SearchStrategy[Literal[0, 1]] = sampled_from((0, 1))
 
 
 @composite

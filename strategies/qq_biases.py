@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from fuzz_attn.recipes import QQBiasRecipe
+from fuzz_attn.strategies.draws import sampled_from
 
 QQ_BIAS_RECIPES = (
     QQBiasRecipe(),
@@ -29,4 +30,4 @@ QQ_BIAS_RECIPES = (
 
 def qq_biases() -> st.SearchStrategy[QQBiasRecipe]:
     """Return a strategy of bias recipes; shrinks towards a dense square matrix."""
-    return st.sampled_from(QQ_BIAS_RECIPES)
+    return sampled_from(QQ_BIAS_RECIPES)

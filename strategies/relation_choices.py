@@ -7,13 +7,13 @@ from typing import Final
 from hypothesis import strategies as st
 
 from fuzz_attn.case import AttentionCase
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.lattices import draw_index
 
 NUM_CHOICES: Final = 2**12
 """How many choices there are; whoever reads one shares them out among the relations that hold for the case."""
 
-_ASKED = st.sampled_from((False, False, False, True, True))
+_ASKED = sampled_from((False, False, False, True, True))
 
 
 @composite

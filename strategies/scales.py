@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import DTypes, Scales, is_fp8
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
 
 FP8_SCALES = (1.0, 2.0, 0.5, 0.3, 1.7, 3.0, 0.125, 11.0, 2.0**5, 2.0**-8)
 """Powers of two, numbers that are none, and both extremes; drawn apart for K and V, so that they are seldom equal."""
 
-_FP8_SCALES = st.sampled_from(FP8_SCALES)
-_ALL_ONE = st.just(Scales())
+_FP8_SCALES = sampled_from(FP8_SCALES)
+_ALL_ONE = sampled_from((Scales(),))
 
 
 def softmax_scales(*, head_size: int = 16) -> st.SearchStrategy[float]:
@@ -26,7 +26,7 @@ def softmax_scales(*, head_size: int = 16) -> st.SearchStrategy[float]:
 
 @lru_cache(maxsize=1024)
 def _softmax_scales(head_size: int) -> st.SearchStrategy[float]:
-    return st.sampled_from((head_size**-0.5,) * 14 + (1.0, 1.0 / head_size, 0.1))
+    return sampled_from((head_size**-0.5,) * 14 + (1.0, 1.0 / head_size, 0.1))
 
 
 def scales(*, dtypes: DTypes = DTypes(), fp8_q_scales: bool = True) -> st.SearchStrategy[Scales]:  # noqa: B008 (frozen)

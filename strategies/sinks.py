@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from fuzz_attn.recipes import SinkRecipe
+from fuzz_attn.strategies.draws import sampled_from
 
 SINK_RECIPES = (
     SinkRecipe(),
@@ -28,4 +29,4 @@ ones: under such a sink the weights are 0 in a half type, and show nothing of th
 
 def sinks() -> st.SearchStrategy[SinkRecipe]:
     """Return a strategy of sink recipes; shrinks towards float32 sinks among the logits."""
-    return st.sampled_from(SINK_RECIPES)
+    return sampled_from(SINK_RECIPES)

@@ -27,7 +27,8 @@ from fuzz_attn.recipes import (
     UniformScores,
     ValueRecipe,
 )
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.strategies.draws import composite, sampled_from
+from fuzz_attn.strategies.lattices import indices
 
 MAX_OVERRIDES = 3
 SCORES: tuple[ScoreRecipe, ...] = (
@@ -85,11 +86,11 @@ VALUES: tuple[ValueRecipe, ...] = (
 
 OVERRIDE_VALUES = (0.0, 1.0, -1.0, 16.0, -16.0, 448.0, -1000.0)
 
-_VALUES = st.sampled_from(VALUES)
-_FIRST = st.sampled_from((False,) * 11 + (True,))
-_ANOTHER = st.sampled_from((False, False, True))
-_OVERRIDE_VALUES = st.sampled_from(OVERRIDE_VALUES)
-_OVERRIDE_TENSORS: st.SearchStrategy[Literal["q", "k", "v"]] = st.sampled_from(("q", "k", "v"))
+_VALUES = sampled_from(VALUES)
+_FIRST = sampled_from((False,) * 11 + (True,))
+_ANOTHER = sampled_from((False, False, True))
+_OVERRIDE_VALUES = sampled_from(OVERRIDE_VALUES)
+_OVERRIDE_TENSORS: st.SearchStrategy[Literal["q", "k", "v"]] = sampled_from(("q", "k", "v"))
 
 
 def score_recipes(
@@ -108,7 +109,7 @@ def _score_recipes(window: bool, softcap: bool, one_byte: bool) -> st.SearchStra
     tables = ((EXTREME, not one_byte), (WINDOWED, window), (CAPPED, softcap))
     # What does not apply leaves its places to others: an index must mean the same when a feature is shrunk away.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
-    return st.sampled_from((*SCORES, *chosen))
+    return sampled_from((*SCORES, *chosen))
 
 
 def value_recipes() -> st.SearchStrategy[ValueRecipe]:
@@ -127,7 +128,7 @@ def overrides(
     owners = [index for index, sequence in enumerate(sequences) if sequence.query_len]
     chosen: list[Override] = []
     while len(chosen) < MAX_OVERRIDES and draw(_ANOTHER if chosen else _FIRST) and owners:
-        chosen.append(_override(draw, sequences, draw(st.sampled_from(owners)), heads))
+        chosen.append(_override(draw, sequences, owners[draw(indices(len(owners)))], heads))
     return tuple(chosen)
 
 
@@ -138,8 +139,8 @@ def _override(draw: st.DrawFn, sequences: tuple[Sequence, ...], owner: int, head
     return Override(
         tensor=tensor,
         sequence=owner,
-        position=draw(st.integers(0, positions - 1)),
-        head=draw(st.integers(0, (heads.num_query_heads if tensor == "q" else heads.num_kv_heads) - 1)),
-        column=draw(st.integers(0, heads.head_size - 1)),
+        position=draw(indices(positions)),
+        head=draw(indices(heads.num_query_heads if tensor == "q" else heads.num_kv_heads)),
+        column=draw(indices(heads.head_size)),
         value=draw(_OVERRIDE_VALUES),
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import Sequence
+from fuzz_attn.strategies.draws import sampled_from
 from fuzz_attn.strategies.lattices import around
 
 HUGE = 2**20
@@ -43,7 +44,7 @@ def _windows(ends: Iterable[Sequence], block_size: int, tile_sizes: tuple[int, .
     crossing = sorted({window for end in ends for tile in tile_sizes for window in _crossing(end, tile)})
     outside = (longest, longest + 1, HUGE) if longest else TINY
     repeated = crossing * (2 * len(inside) // max(1, len(crossing)) + 1)
-    return st.sampled_from(sorted((*TINY, *inside, *inside, *repeated, *outside)))
+    return sampled_from(sorted((*TINY, *inside, *inside, *repeated, *outside)))
 
 
 def _crossing(sequence: Sequence, tile: int) -> Iterable[int]:

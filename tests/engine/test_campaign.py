@@ -236,7 +236,7 @@ def test_the_time_holds_on_a_target_that_hangs(campaign: Run) -> None:
     outcome = campaign("hangs", max_time=3.0)
     assert outcome.failure is None
     assert outcome.statistics.unfinished == 1
-    assert 0.0 < outcome.statistics.unfinished_seconds < 3.0
+    assert 0.0 < outcome.statistics.unfinished_seconds < 4.0
     assert outcome.statistics.seconds < 10.0
 
 

@@ -7,12 +7,13 @@ from random import Random
 from typing import Any, TypeAlias
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.case import AttentionCase
 from fuzz_attn.domain import Domain
 from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.draws import Sample
 
 Condition: TypeAlias = Callable[[Any], object]
 Finder: TypeAlias = Callable[..., Any]
@@ -49,25 +50,11 @@ def find_any() -> Finder:
 
 @pytest.fixture(scope="session")
 def sample() -> Sampler:
-    """A number of generated values of a strategy, the same in every run."""
+    """A number of values of a strategy as a campaign draws them, the same in every run."""
 
     def sample(strategy: st.SearchStrategy[Any], size: int = SAMPLE) -> list[Any]:
-        drawn: list[Any] = []
-
-        @seed(0)
-        @settings(
-            max_examples=size,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(strategy)
-        def collect(value: object) -> None:
-            drawn.append(value)
-
-        collect()
-        return drawn
+        random = Random(0)
+        return [Sample(random).draw(strategy) for _ in range(size)]
 
     return sample
 

@@ -1,0 +1,181 @@
+"""What one case of a default campaign costs in all, in seconds of CPU: drawing, tensors, launch, oracle, relations.
+
+Run it with ``make bench``, or one family of it: ``bench_campaign.py 960 unified``. Each campaign runs twice with the
+same seed and one worker, and the second time is measured, when every kernel has been lowered; starting the worker is
+left out. Seconds of CPU, so that it does not matter what else the machine does. Linux alone tells them of a child.
+
+A third run, all in one process, tells the parts: what is asked within a relation counts for it, and ``draw`` is what
+is left of the round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fuzz_attn import rounds
+from fuzz_attn.campaign import Campaign, Plan
+from fuzz_attn.families import FEATURES
+from fuzz_attn.isolation import IsolatedWorker
+from fuzz_attn.messages import Order, Setup
+from fuzz_attn.worker import prepared
+
+CASES: Final = 480
+SEED: Final = 11
+PARTS: Final = ("draw", "tensors", "snapshot", "launch", "oracle", "judge", "relation", "rest")
+
+
+class Cost(NamedTuple):
+    """CPU seconds of some cases: of the process that draws, of its worker, and of each part."""
+
+    parent: float
+    child: float
+    parts: dict[str, float]
+
+
+class MeasuredCampaign(Campaign):
+    """A campaign that counts the CPU seconds of its search, of this process and of its worker."""
+
+    def _search(self) -> None:
+        before = time.process_time(), seconds_of_worker(self.worker)
+        super()._search()
+        self.seconds = time.process_time() - before[0], seconds_of_worker(self.worker) - before[1]
+
+
+def seconds_of_worker(worker: IsolatedWorker) -> float:
+    """Return the CPU seconds of a worker's process and of all below it."""
+    process = worker._process
+    assert process is not None
+    return _seconds_below(process.pid)
+
+
+def _seconds_below(pid: int) -> float:
+    place = Path("/proc") / str(pid)
+    own = int((place / "schedstat").read_text().split()[0]) / 1e9
+    children = (place / "task" / str(pid) / "children").read_text().split()
+    return own + sum(_seconds_below(int(child)) for child in children)
+
+
+class Clock:
+    """CPU seconds by part: time counts for the innermost part that is running, but for all of a relation."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._running = ["draw"]
+        self._since = time.process_time()
+
+    @contextlib.contextmanager
+    def running(self, part: str) -> Iterator[None]:
+        """Count the time within for a part."""
+        self._switch()
+        self._running.append(self._running[-1] if self._running[-1] == "relation" else part)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._running.pop()
+
+    def _switch(self) -> None:
+        now = time.process_time()
+        self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose time counts for a part."""
+
+        @wraps(function)
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            with self.running(part):
+                return function(*arguments, **keywords)
+
+        return counted
+
+
+def campaign_seconds(target: str, cases: int) -> tuple[float, float]:
+    """Return the CPU seconds of a campaign's search, in this process and in its worker."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        plan = Plan(Setup(target), 0, 1, SEED, None, cases, place, place)
+        measured = MeasuredCampaign(plan)
+        outcome = measured.run()
+    assert outcome.failure is None
+    assert outcome.statistics.cases == cases
+    return measured.seconds
+
+
+def parts_of(target: str, cases: int) -> dict[str, float]:
+    """Return the CPU seconds of each part of a campaign's cases, drawn and judged in this process."""
+    ready, answer = prepared(Setup(target))
+    from fuzz_attn import experiment  # noqa: PLC0415 - torch and Triton come once the backend has been chosen
+    from fuzz_attn.properties import check, hull, launch  # noqa: PLC0415 - as above
+
+    clock = Clock()
+    places: tuple[tuple[Any, str, str], ...] = (
+        (experiment, "materialise", "tensors"),
+        (experiment, "attend", "oracle"),
+        (experiment, "snapshot_of", "snapshot"),
+        (experiment, "still_holds", "snapshot"),
+        (experiment.Experiment, "launch_tensors", "launch"),
+        (hull, "row_blocks", "oracle"),
+        (launch, "judge", "judge"),
+    )
+    played = {"cases": 0}
+
+    def attempt(case: Any, relation: str | None) -> None:
+        played["cases"] += 1
+        with clock.running("rest"):
+            assert answer(Order(case, relation)).verdict.passed
+
+    def play() -> None:
+        played["cases"], number = 0, 0
+        while played["cases"] < cases:
+            seed = rounds.derived_seed(SEED, 0, number)
+            rounds.play(ready.domain, seed, min(rounds.ON_CPU.cases, cases - played["cases"]), attempt)
+            number += 1
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, part in places:
+            original = getattr(owner, name)
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, clock.timed(part, original))
+        relations = dict(check.RELATIONS)
+        stack.callback(check.RELATIONS.update, relations)
+        check.RELATIONS.update({name: clock.timed("relation", asked) for name, asked in relations.items()})
+        play()
+        clock.seconds.clear()
+        play()
+        clock._switch()
+    return clock.seconds
+
+
+def main(cases: int, targets: tuple[str, ...]) -> None:
+    """Print the cost of a case for each family, and for all of them."""
+    print(f"{cases} cases of a default campaign for each family, seed {SEED}, warm; milliseconds of CPU a case")
+    print(f"{'family':8} {'parent':>7} {'child':>7} {'cases/s':>8}  {' '.join(f'{part:>8}' for part in PARTS)}")
+    everything: list[Cost] = []
+    for target in targets:
+        campaign_seconds(target, cases)
+        parent, child = campaign_seconds(target, cases)
+        everything.append(Cost(parent, child, parts_of(target, cases)))
+        _print(target, cases, everything[-1])
+    parts = {part: sum(cost.parts[part] for cost in everything) for part in PARTS}
+    together = Cost(sum(cost.parent for cost in everything), sum(cost.child for cost in everything), parts)
+    _print("all", cases * len(targets), together)
+
+
+def _print(name: str, cases: int, cost: Cost) -> None:
+    shares = " ".join(f"{cost.parts[part] / cases * 1e3:8.2f}" for part in PARTS)
+    both = f"{cost.parent / cases * 1e3:7.2f} {cost.child / cases * 1e3:7.2f}"
+    print(f"{name:8} {both} {cases / (cost.parent + cost.child):8.1f}  {shares}", flush=True)
+
+
+if __name__ == "__main__":
+    chosen = tuple(sys.argv[2:]) or tuple(FEATURES)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else CASES, chosen)
