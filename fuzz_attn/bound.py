@@ -24,6 +24,7 @@ from fuzz_attn.roundings import (
     cast_unit,
     gamma,
     half_denormal,
+    half_spacing,
     unit_roundoff,
 )
 from fuzz_attn.row_blocks import RowBlock
@@ -194,7 +195,7 @@ def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
         expected = expected.clamp(-limit, limit)
         error = torch.maximum(upper.sub_(expected), expected - lower)
     largest = expected.abs().add_(error)
-    bound = (largest * cast_unit(dtype)).clamp_min_(half_denormal(dtype)).add_(error)
+    bound = half_spacing(largest, dtype).add_(error)
     if dtype.itemsize > 1 and not bool(largest.max() < limit):
         bound = bound.masked_fill(~(largest < limit), torch.inf)
     return expected, bound

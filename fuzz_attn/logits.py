@@ -53,7 +53,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: NumericModel) -
     magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
     error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
     if tensors.softcap:
-        scores, error = _capped(scores, error, tensors.softcap)
+        scores, error = _capped(scores, error, tensors.softcap, model)
     scores, error = _biased(block, tensors, scores, error)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
@@ -122,18 +122,21 @@ def accumulation_unit(operands: torch.dtype, model: NumericModel) -> float:
     return slack * unit_roundoff(getattr(torch, model.accumulate))
 
 
-def softcap_error(scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float) -> torch.Tensor:
+def softcap_error(
+    scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, tanh_units: float | None = None
+) -> torch.Tensor:
     """Return the error of ``c tanh(s / c)`` when ``s`` comes with an error.
 
     The error of ``s`` (and of the division, 2 units with a reciprocal) passes through tanh, whose slope on the interval
     is largest at its end nearest to 0. An exp-based tanh is off by up to 8 units *absolute*: exp loses up to 6 and its
-    argument's rounding 1, at most half of which arrive; an approximate division 4; the subtraction half. The
-    multiplication with ``c`` (and log2(e)) is relative again.
+    argument's rounding 1, at most half of which arrive; an approximate division 4; the subtraction half. With
+    ``tanh_units`` it is so many units of its result instead. The multiplication with ``c`` (and log2(e)) is relative.
     """
     incoming = error + 2 * UNIT * scores.abs()
     nearest = (scores.abs() - incoming).clamp_min_(0.0).div_(softcap)
     slope = 1 - nearest.tanh_().square_()
-    return incoming.mul_(slope).add_(8 * UNIT * softcap).add_(capped.abs(), alpha=2 * UNIT)
+    absolute, relative = (8 * UNIT * softcap, 2.0) if tanh_units is None else (0.0, 2.0 + tanh_units)
+    return incoming.mul_(slope).add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
 
 
 def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
@@ -151,9 +154,11 @@ def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
     return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=EXP_UNITS * UNIT)
 
 
-def _capped(scores: torch.Tensor, error: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _capped(
+    scores: torch.Tensor, error: torch.Tensor, softcap: float, model: NumericModel
+) -> tuple[torch.Tensor, torch.Tensor]:
     capped = (scores / softcap).tanh_().mul_(softcap)
-    return capped, softcap_error(scores, capped, error, softcap)
+    return capped, softcap_error(scores, capped, error, softcap, model.tanh_units)
 
 
 def _biased(

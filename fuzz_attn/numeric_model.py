@@ -16,6 +16,8 @@ class NumericModel(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     ``fp8_dot_slack`` is for targets whose fp8 operands meet unwidened, where a tensor core keeps fewer bits of the sum.
     ``tile_size``: the fewest keys that the target treats between two rescalings of its accumulator.
     ``rounds_dequantised``: False where the target keeps dequantised K and V in more precision than q's type.
+    ``tanh_units``: how many units of its own result the soft cap's tanh may lose; None where it is only absolutely
+    exact, as one made of exponentials is, which loses scores that are small beside the cap.
     """
 
     probability: DTypeName | None = None
@@ -26,3 +28,4 @@ class NumericModel(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     fp8_dot_slack: float = 1.0
     tile_size: int = 16
     rounds_dequantised: bool = True
+    tanh_units: float | None = None

@@ -25,6 +25,9 @@ UNDERFLOW: Final = 2.0**-149
 OVERFLOW: Final = 2.0**127
 """Half of what float32 holds: magnitudes below it cannot overflow, whatever their order of summation."""
 
+_EXPONENT: Final = 0x7FF0000000000000
+"""The bits of a float64 that say its binade."""
+
 
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Return half the spacing of the type at 1: the relative error of rounding to nearest."""
@@ -40,6 +43,15 @@ def half_denormal(dtype: torch.dtype) -> float:
 def cast_unit(dtype: torch.dtype) -> float:
     """Return the relative error of a cast from float32 to the type, 0 where nothing is lost."""
     return 0.0 if dtype == torch.float32 else unit_roundoff(dtype)
+
+
+def half_spacing(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return how far rounding a float32 to the type may move any number of at most these float64 magnitudes.
+
+    Half of the spacing in the magnitude's binade: just below a power of two the relative error says twice as much.
+    """
+    binade = (largest.view(torch.int64) & _EXPONENT).view(torch.float64)
+    return binade.mul_(cast_unit(dtype)).clamp_min_(half_denormal(dtype))
 
 
 def gamma(operations: torch.Tensor, unit: float) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn import bound
+from fuzz_attn import bound, roundings
 from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.judge import judge
 from fuzz_attn.oracle import attend
@@ -226,5 +226,6 @@ HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 def test_a_halved_constant_is_noticed(
     mix: str, row_views: RowViews, writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bound, "cast_unit", lambda dtype: cast_unit(dtype) / 2)
+    for module in (bound, roundings):
+        monkeypatch.setattr(module, "cast_unit", lambda dtype: cast_unit(dtype) / 2)
     assert max(ratios_of(mix, row_views, writing, 120)) > 1.2

@@ -48,6 +48,14 @@ def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
     assert bool((coarse.expected == plain.expected).all())
 
 
+def test_a_tanh_that_keeps_small_scores_gets_a_smaller_bound() -> None:
+    case = msgspec.structs.replace(case_of("float32", "float32"), softcap=50.0)
+    tensors = materialise(case)
+    absolute, relative = attend(tensors), attend(tensors, NumericModel(tanh_units=20.0))
+    assert bool((relative.bound < absolute.bound).all())
+    assert bool((relative.expected == absolute.expected).all())
+
+
 INDIFFERENT: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
     ("tf32 of half operands", "bfloat16", "bfloat16", NumericModel(tf32=True)),
     ("tensor cores without tf32", "float32", "float32", NumericModel(tensor_core_slack=2.0)),

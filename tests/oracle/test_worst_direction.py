@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,11 +105,16 @@ class Adversary:
         dtype = self.tensors.output.dtype
         if dtype == torch.float32:
             return result
-        return result + self.side * max(true_unit(dtype) * abs(result), true_denormal(dtype))
+        return result + self.side * max(true_unit(dtype) * binade(result), true_denormal(dtype))
 
 
 def true_unit(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 2
+
+
+def binade(number: float) -> float:
+    """Return the power of two at or below a number's size: what the spacing of numbers around it goes by."""
+    return math.ldexp(0.5, math.frexp(number)[1]) if number else 0.0
 
 
 def true_denormal(dtype: torch.dtype) -> float:
@@ -208,7 +214,7 @@ def denormals_dominate(by_hand: Builder) -> AttentionTensors:
 def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     """Make a constant of the bound, or a function that returns one, half of what it should be."""
     right = getattr(module, name)
-    monkeypatch.setattr(module, name, right / 2 if isinstance(right, float) else lambda dtype: right(dtype) / 2)
+    monkeypatch.setattr(module, name, right / 2 if isinstance(right, float) else lambda *args: right(*args) / 2)
 
 
 PLAIN, TF32_DOTS = NumericModel(), NumericModel(tf32=True)
@@ -217,9 +223,9 @@ TERMS: dict[str, Term] = {
     "dot": (dot_dominates, PLAIN, logits, "unit_roundoff"),
     "cast to half": (partial(cast_dominates, dtype=torch.float16), PLAIN, bound, "cast_unit"),
     "cast to bfloat16": (partial(cast_dominates, dtype=torch.bfloat16), PLAIN, bound, "cast_unit"),
-    "store in half": (partial(store_dominates, dtype=torch.float16), PLAIN, bound, "cast_unit"),
-    "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, bound, "cast_unit"),
-    "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, bound, "cast_unit"),
+    "store in half": (partial(store_dominates, dtype=torch.float16), PLAIN, bound, "half_spacing"),
+    "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, bound, "half_spacing"),
+    "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, bound, "half_spacing"),
     "denormal weights": (denormals_dominate, PLAIN, bound, "half_denormal"),
     "tf32 scores": (truncated_score_dominates, TF32_DOTS, logits, "TF32_UNIT"),
     "tf32 weights": (truncated_weights_dominate, TF32_DOTS, bound, "TF32_UNIT"),
