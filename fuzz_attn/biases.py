@@ -84,7 +84,8 @@ def _bias(recipe: QQBiasRecipe, case: AttentionCase, rows: int, columns: int) ->
         return np.zeros((rows, columns), np.float32)
     if recipe.kind == "dense":
         return Stream(case.seed, _BIAS).normals(rows, columns) * np.float32(recipe.scale)
-    return np.where(_tree(case, rows, columns), np.float32(0.0), np.float32(-np.inf))
+    seen = _tree(case, rows, columns) if recipe.kind == "tree" else np.eye(rows, columns, dtype=np.bool_)
+    return np.where(seen, np.float32(0.0), np.float32(-np.inf))
 
 
 def _tree(case: AttentionCase, rows: int, columns: int) -> np.typing.NDArray[np.bool_]:

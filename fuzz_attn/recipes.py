@@ -137,12 +137,13 @@ class AlibiRecipe(Plain, frozen=True):
 class QQBiasRecipe(Plain, frozen=True):
     """Bias between the new tokens, shared by all sequences: ``[max_query_len + extra_rows, columns]``, float32.
 
-    ``kind``: ``tree`` holds 0 on a random ancestor path and -inf elsewhere, ``dense`` seeded normals, ``zero`` zeros.
+    ``kind``: ``tree`` holds 0 on a random ancestor path and -inf elsewhere, ``alone`` on the diagonal only (no token
+    sees another one), ``dense`` seeded normals, ``zero`` zeros.
     The matrix has ``max_query_len + extra_columns`` columns (negative is narrower, at least 1 remains) and is a slice
     of a matrix that is ``row_padding`` columns wider, poisoned there. The diagonal is finite always.
     """
 
-    kind: Literal["dense", "tree", "zero"] = "dense"
+    kind: Literal["dense", "tree", "zero", "alone"] = "dense"
     extra_rows: Count = 0
     extra_columns: Annotated[int, Meta(ge=-(2**20), le=2**20)] = 0
     row_padding: Count = 0

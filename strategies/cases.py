@@ -89,7 +89,7 @@ def _cases(
         qq_bias=qq_bias if key.qq_bias else None,
         sinks=sink if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size)),
-        scores=draw(score_recipes(window=key.window, softcap=key.softcap, one_byte=one_byte)),
+        scores=draw(score_recipes(window=key.window, softcap=softcap * key.softcap, one_byte=one_byte)),
         values=draw(value_recipes()),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
         calm=draw(_HELPED),

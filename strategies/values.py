@@ -67,11 +67,9 @@ EXTREME: tuple[ScoreRecipe, ...] = (
 )
 """Logits at which a stand-in for -inf shows; pointless where a one-byte cache makes the error bound exceed them."""
 
-CAPPED: tuple[ScoreRecipe, ...] = (
-    *(NormalScores(spread=64.0),) * 4,
-    *(OutlierScores(factor=64.0),) * 2,
-)
-"""Logits far beyond a soft cap, of both signs."""
+KNEE = 7 / 32
+"""Share of a soft cap at which it begins to bend logits: there its tanh has terms that matter and do not dominate, and
+an implementation changes from a series to a quotient."""
 
 VALUES: tuple[ValueRecipe, ...] = (
     *(NormalValues(),) * 5,
@@ -93,20 +91,29 @@ _OVERRIDE_VALUES = sampled_from(OVERRIDE_VALUES)
 _OVERRIDE_TENSORS: st.SearchStrategy[Literal["q", "k", "v"]] = sampled_from(("q", "k", "v"))
 
 
+def capped_scores(softcap: float) -> tuple[ScoreRecipe, ...]:
+    """Return recipes of logits far beyond a soft cap, of both signs, and around its knee."""
+    return (
+        *(NormalScores(spread=64.0),) * 4,
+        *(OutlierScores(factor=64.0),) * 2,
+        *(LevelScores(level=KNEE * softcap, jitter=softcap / 32),) * 6,
+    )
+
+
 def score_recipes(
-    *, window: bool = False, softcap: bool = False, one_byte: bool = False
+    *, window: bool = False, softcap: float = 0.0, one_byte: bool = False
 ) -> st.SearchStrategy[ScoreRecipe]:
     """Return a strategy of recipes of the logits; shrinks towards standard normal ones.
 
-    With a window, some peak just outside of it; with a soft cap, some lie far beyond it. ``one_byte`` operands leave
-    out levels at which their coarse steps would make every row ill-conditioned.
+    With a window, some peak just outside of it; with a soft cap, some lie far beyond it or at its knee. ``one_byte``
+    operands leave out levels at which their coarse steps would make every row ill-conditioned.
     """
     return _score_recipes(window, softcap, one_byte)
 
 
-@lru_cache(maxsize=8)
-def _score_recipes(window: bool, softcap: bool, one_byte: bool) -> st.SearchStrategy[ScoreRecipe]:
-    tables = ((EXTREME, not one_byte), (WINDOWED, window), (CAPPED, softcap))
+@lru_cache(maxsize=64)
+def _score_recipes(window: bool, softcap: float, one_byte: bool) -> st.SearchStrategy[ScoreRecipe]:
+    tables = ((EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
     # What does not apply leaves its places to others: an index must mean the same when a feature is shrunk away.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
     return sampled_from((*SCORES, *chosen))

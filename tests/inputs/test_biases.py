@@ -76,7 +76,7 @@ def test_one_float32_slope_for_each_query_head(heads: int, kind: str) -> None:
 
 RECIPES = st.builds(
     QQBiasRecipe,
-    kind=st.sampled_from(("dense", "tree", "zero")),
+    kind=st.sampled_from(("dense", "tree", "zero", "alone")),
     extra_rows=st.integers(0, 4),
     extra_columns=st.integers(-8, 8),
     row_padding=st.integers(0, 4),
@@ -125,6 +125,12 @@ def test_tree_lets_through_own_token_and_ancestors(query_len: int, seed: int, ex
     shared = min(other.shape[1], query_len)
     np.testing.assert_array_equal(other[:, :shared], whole[:, :shared])
     assert (other[:, query_len:] == -np.inf).all()
+
+
+def test_tokens_alone_see_nothing_but_themselves() -> None:
+    bias = qq_bias(QQBiasRecipe("alone"), case_of(query_len=5)).padded
+    np.testing.assert_array_equal(bias == 0.0, np.eye(5, dtype=np.bool_))
+    assert set(np.unique(bias).tolist()) == {0.0, -np.inf}
 
 
 def test_trees_branch() -> None:

@@ -90,6 +90,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (poisons(), lambda poison: (poison.keys, poison.values, poison.table) == ("huge", "inf", "zero")),
         (poisons(), lambda poison: poison.out == 1 and poison.table == "negative"),
         (qq_biases(), lambda recipe: recipe.kind == "tree" and recipe.extra_columns < 0),
+        (qq_biases(), lambda recipe: recipe.kind == "alone" and not recipe.extra_columns),
         (qq_biases(), lambda recipe: recipe.row_padding and recipe.extra_columns > 0 and recipe.extra_rows),
         (relation_choices(), lambda choice: choice is not None and choice > 4000),
         (scales(dtypes=FP8), lambda values: values.k / values.v >= 2**10),
@@ -100,7 +101,8 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (sinks(), lambda recipe: recipe.dtype == "bfloat16"),
         (soft_caps(), lambda cap: 88 * cap < 64),
         (score_recipes(), lambda recipe: isinstance(recipe, LevelScores) and recipe.level < -10000),
-        (score_recipes(softcap=True), lambda recipe: isinstance(recipe, NormalScores) and recipe.spread > 50),
+        (score_recipes(softcap=1.0), lambda recipe: isinstance(recipe, NormalScores) and recipe.spread > 50),
+        (score_recipes(softcap=32.0), lambda recipe: recipe == LevelScores(level=7.0, jitter=1.0)),
         (
             score_recipes(window=True),
             lambda recipe: isinstance(recipe, NeedleScores) and recipe.place == "outside_left",
