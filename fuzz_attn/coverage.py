@@ -97,14 +97,6 @@ def missing(masks: Iterable[Mask]) -> tuple[Mask, ...]:
     return tuple(mask for mask in merged(masks) if mask.missing)
 
 
-def in_short(masks: tuple[Mask, ...]) -> str:
-    """Return the coverage in one line."""
-    lacking = missing(masks)
-    never_mixed = sum("mixed" in mask.missing for mask in lacking)
-    complete = f"{len(masks) - len(lacking)} of {len(masks)} masks seen all true, all false and mixed"
-    return f"{complete}; {never_mixed} never mixed" if never_mixed else complete
-
-
 def save(targets: Iterable[TargetCoverage], folder: Path) -> Path:
     """Write the coverage of a run into its folder; return the file's path."""
     path = folder / FILE_NAME

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn import coverage
+from fuzz_attn import explanations
 from fuzz_attn.plain_text import count, whole
 from fuzz_attn.statistics import Statistics
 
@@ -85,7 +85,7 @@ def _covered(statistics: Statistics) -> str:
     if not statistics.masks:
         return "none: the simulator alone sees masks, and only those of Triton kernels"
     until = ", before the simulator was given up" * bool(statistics.fallback)
-    return f"{coverage.in_short(statistics.masks)}{until}"
+    return f"{explanations.in_short(statistics.masks, statistics.target)}{until}"
 
 
 def _relations(asked: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn import coverage
+from fuzz_attn import coverage, explanations
 from fuzz_attn.campaign import Campaign, Outcome, Plan
 from fuzz_attn.case import AttentionCase, Sequence
 from fuzz_attn.cli import main
@@ -60,14 +60,6 @@ def test_a_mask_of_one_element_in_one_compilation_and_more_in_another_can_be_mix
     assert [mask.missing for mask in coverage.missing([single, STORE])] == [("mixed",)]
 
 
-def test_a_line_says_how_much() -> None:
-    complete = changed(STORE, line=9, seen=OUTCOMES)
-    assert coverage.in_short((complete,)) == "1 of 1 masks seen all true, all false and mixed"
-    assert coverage.in_short((STORE, complete)).endswith(
-        "1 of 2 masks seen all true, all false and mixed; 1 never mixed"
-    )
-
-
 def test_a_worker_tells_what_is_new_and_only_that() -> None:
     with IsolatedWorker(Setup("unified")) as worker:
         one = Order(AttentionCase(sequences=(Sequence(1, 3),)))
@@ -114,7 +106,7 @@ def test_a_fallback_is_said(campaign: Callable[..., Outcome]) -> None:
     statistics = campaign("unified_attention", setup=Setup(f"{BEYOND}:unified_attention"), max_cases=3).statistics
     assert "none: the simulator alone sees masks" in text_of(render(statistics))
     partly = msgspec.structs.replace(statistics, masks=(STORE,))
-    assert "1 never mixed, before the simulator was given up" in text_of(render(partly), 200)
+    assert "1 lacking (1 never mixed), before the simulator was given up" in text_of(render(partly), 200)
 
 
 def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +138,9 @@ def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, m
     assert [result.exit_code for result in listed] == [0, 0]
     assert listed[0].output == listed[1].output
     assert "kernels/query_blocks.py\nline  kernel " in listed[0].output
-    for mask in coverage.missing(coverage.load(file)[0].masks):
+    for mask, _, because in explanations.gaps(coverage.load(file)[0].masks, "unified"):
         assert f"{mask.kernel}  " in listed[0].output
-        assert listed[0].output.count(f"  {mask.text}\n") >= 1
+        assert f"  {because or mask.text}\n" in listed[0].output
 
 
 def test_a_listing_reads_line_kernel_kind_gap_source(tmp_path: Path) -> None:
@@ -157,7 +149,7 @@ def test_a_listing_reads_line_kernel_kind_gap_source(tmp_path: Path) -> None:
     place = coverage.save([TargetCoverage("mine", "simulator", "no `f`", 1, (STORE, second, complete))], tmp_path)
     assert CliRunner().invoke(main, ["coverage", str(place)]).output == (
         "Semantic coverage of mine, 1 case\n"
-        "1 of 3 masks seen all true, all false and mixed; 2 never mixed\n"
+        "1 of 3 masks seen all true, all false and mixed; 2 lacking (2 never mixed)\n"
         "Incomplete: the simulator, which alone sees masks, was given up on the way (no `f`).\n"
         "\n"
         "k.py\n"

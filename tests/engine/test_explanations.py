@@ -1,0 +1,53 @@
+"""Explanations of gaps: each stands on one line of one kernel file, and a campaign refutes none and needs no other."""
+
+import msgspec
+import pytest
+
+from fuzz_attn import coverage, explanations
+from fuzz_attn.audit.edited_kernels import kernels_folder
+from fuzz_attn.coverage import Mask
+from fuzz_attn.explanations import Explanation
+
+STORED = Mask("k/outputs.py", 41, "kernel_unified_attention_2d", "store", 0, "tl.store(", True, ("all true", "mixed"))
+NEWS = Mask("k/mine.py", 7, "kernel_unified_attention_2d", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",))
+VISITOR = msgspec.structs.replace(STORED, kernel="kernel_paged_attention_2d", seen=())
+
+
+@pytest.mark.parametrize("entry", explanations.load().explanation, ids=lambda entry: f"{entry.file}-{entry.source}")
+def test_each_stands_on_one_line(entry: Explanation) -> None:
+    lines = (kernels_folder() / entry.file).read_text(encoding="utf-8").splitlines()
+    assert [line.strip() for line in lines].count(entry.source) == 1
+
+
+def test_what_is_explained_is_told_apart() -> None:
+    stored, news = explanations.gaps([STORED, NEWS], "unified")[::-1]
+    assert stored.because.startswith("a program that stores has a live row")
+    assert (stored.missing, news.missing, news.because) == (("all false",), ("all false", "mixed"), "")
+
+
+def test_only_what_is_left_of_a_gap_is_news() -> None:
+    (gap,) = explanations.gaps([msgspec.structs.replace(STORED, seen=("mixed",))], "unified")
+    assert (gap.missing, gap.because) == (("all true",), "")
+
+
+def test_kernels_of_another_family_are_its_own_campaigns_to_show() -> None:
+    (gap,) = explanations.gaps([VISITOR], "unified")
+    assert "paged campaigns" in gap.because
+    assert [gap.because for gap in explanations.gaps([VISITOR], "paged")] == [""]
+
+
+def test_other_peoples_kernels_are_not_explained() -> None:
+    assert [gap.because for gap in explanations.gaps([STORED], "mine.py:unified")] == [""]
+    assert explanations.refuted([STORED], "mine.py:unified") == ()
+
+
+def test_what_is_seen_refutes() -> None:
+    (gap,) = explanations.refuted([msgspec.structs.replace(STORED, seen=coverage.OUTCOMES)], "unified")
+    assert gap.missing == ("all false",)
+
+
+def test_a_line_says_how_much() -> None:
+    complete = msgspec.structs.replace(STORED, line=9, seen=coverage.OUTCOMES)
+    assert explanations.in_short((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
+    told = "1 of 3 masks seen all true, all false and mixed; 1 explained; 1 lacking (1 never mixed)"
+    assert explanations.in_short((STORED, NEWS, complete), "unified") == told
