@@ -234,6 +234,7 @@ def coverage(*, run_folder: Path) -> int:
 @click.option(
     "--specimens/--ir", default=None, help="Edits that stand for bugs of others, or changes of the kernels' IR."
 )
+@click.option("--only", multiple=True, metavar="TEXT", help="Those alone whose name holds TEXT, or one of several.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="So many mutants, chosen by the seed.")
 @click.option(
     "--max-cases", type=click.IntRange(min=1), default=400, show_default=True, metavar="N", help="For each mutant."
@@ -265,6 +266,7 @@ def audit(
     target: str | None,
     abi: str | None,
     specimens: bool | None,
+    only: tuple[str, ...],
     sample: int | None,
     max_cases: int,
     equivalent_after: int,
@@ -296,6 +298,7 @@ def audit(
         target=name,
         abi=abi,  # type: ignore[arg-type] # click.Choice has checked it
         museum=museum if shown else None,
+        only=only,
         sample=sample,
         max_cases=max_cases,
         enough=equivalent_after,

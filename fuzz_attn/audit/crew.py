@@ -26,9 +26,8 @@ from fuzz_attn.audit.subjects import Subject
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.messages import Refused
 
-LARGEST_BATCH: Final = 48
-"""Subjects of one batch: enough to share a case among, few enough to spread them over the workers."""
-BATCHES_EACH: Final = 3
+BATCHES_EACH: Final = 2
+"""Batches of one worker beside others: each makes every case anew, and none but the last can be waited for."""
 SILENCE_SECONDS: Final = 600.0
 """A worker that says nothing for so long hangs where no alarm reaches it."""
 
@@ -168,10 +167,10 @@ class Crew:
                     waiting.append(msgspec.structs.replace(batch, subjects=rest))
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
-        subjects = batch.subjects
-        size = min(LARGEST_BATCH, max(1, -(-len(subjects) // (BATCHES_EACH * self.workers))))
-        for first in range(0, len(subjects), size):
-            yield msgspec.structs.replace(batch, subjects=subjects[first : first + size])
+        """Yield the parts of a batch, each with its share of every kernel: neighbours live equally long."""
+        parts = 1 if self.workers == 1 else min(len(batch.subjects), BATCHES_EACH * self.workers)
+        for first in range(parts):
+            yield msgspec.structs.replace(batch, subjects=batch.subjects[first::parts])
 
     def _hired(self) -> Member:
         member = Member(self.start, self._heard)

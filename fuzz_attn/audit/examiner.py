@@ -23,7 +23,7 @@ from fuzz_attn.audit.subjects import Mutant, Subject
 from fuzz_attn.backends.simulated import SimulatorBackend
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.experiment import Experiment, Launch
-from fuzz_attn.properties.check import check
+from fuzz_attn.properties.check import RELATIONS, check
 from fuzz_attn.targets import Target
 from fuzz_attn.verdict import Verdict
 
@@ -139,7 +139,8 @@ class Examiner:
     ) -> None:
         """Walk through the first cases; after each, ``told`` hears its number from 1 and who is not yet decided.
 
-        With ``enough``, changed operations are watched, and a mutant leaves once it ran its own in so many cases.
+        With ``enough``, changed operations are watched, no relation is asked, and a mutant leaves once it ran its own
+        in so many cases.
         """
         shared = 0.0
         alive = [*enumerate(candidates)]
@@ -175,7 +176,7 @@ class Examiner:
         for rule in bench.yardsticks.keys() - accepting:
             self.false_alarms.setdefault(rule, set()).add(number + 1)
         known = {mutant for function in self._backend.parsed for mutant in mutants_of(function)}
-        return _Healthy(bench, launch.output_after.clone(), accepting, known, seconds)
+        return _Healthy(bench, verdict, launch.output_after.clone(), accepting, known, seconds)
 
     def _tried(self, candidate: Candidate, healthy: _Healthy, number: int, shared: float, enough: int) -> None:
         """Judge one subject on one case."""
@@ -210,10 +211,10 @@ class Examiner:
         self._backend.rewrite(rewrite)
         experiment = SharedExperiment(healthy.bench, candidate.target)
         hang = min(max(SHORTEST_HANG, HANG * healthy.seconds), LONGEST_HANG)
-        relation = healthy.bench.drawn.relation if "" in candidate.undecided else None
+        relation = None if "" not in candidate.undecided or rewrite.probed else healthy.bench.drawn.relation
         try:
             with limited(hang):
-                verdict = check(experiment, relation)
+                verdict = healthy.judged(experiment, relation)
         except HangError:
             return Verdict("oracle", "timeout", f"the launch did not end within {hang:.0f} s"), None
         except UnsupportedByBackendError as error:
@@ -238,10 +239,24 @@ class Examiner:
 
 @dataclass(frozen=True)
 class _Healthy:
-    """One case as the healthy target leaves it: its output's memory, the rules that accept it, the possible mutants."""
+    """One case as the healthy target leaves it.
+
+    With the verdict, its output's memory, the rules that accept it, the possible mutants and how long it took.
+    """
 
     bench: Bench
+    verdict: Verdict
     output: torch.Tensor
     accepting: set[str]
     known: set[Mutant]
     seconds: float
+
+    def judged(self, experiment: Experiment, relation: str | None) -> Verdict:
+        """Return the verdict on an experiment with this case: the same bits need not be looked at again."""
+        first = experiment.first
+        if first.error or first.observations or not torch.equal(first.output_after, self.output):
+            return check(experiment, relation)
+        if experiment.changed_inputs():
+            return check(experiment, relation)
+        verdict = RELATIONS[relation](experiment) if relation else self.verdict
+        return self.verdict if verdict.passed else verdict

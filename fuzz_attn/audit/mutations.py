@@ -275,8 +275,9 @@ def _stepped(operation: Operation, index: int, step: int) -> Replacement:
     return Replacement((one, added, new), dict(zip(operation.results, new.results, strict=True)), ((bound, moved),))
 
 
-def _dots(operation: Operation, _around: Surroundings) -> Changes:
-    yield Change("accumulator dropped", "operand", partial(_operand, operation, 2, 0.0))
+def _dots(operation: Operation, around: Surroundings) -> Changes:
+    if around.constant(operation.operands[2]) != 0:
+        yield Change("accumulator dropped", "operand", partial(_operand, operation, 2, 0.0))
 
 
 def _clamps(operation: Operation, _around: Surroundings) -> Changes:

@@ -40,14 +40,15 @@ _SAMPLE: Final = 61
 class Request:
     """What the user asked for, in the words of the command line.
 
-    ``museum`` None asks for mutants of the IR, else for the specimens of that folder. ``sample`` and ``max_cases``
-    count subjects and cases; ``enough`` is after how many cases that ran it a survivor counts as equivalent, 0 for
-    never.
+    ``museum`` None asks for mutants of the IR, else for the specimens of that folder. ``only`` are parts of names, one
+    of which a subject's has to hold; none lets all through. ``sample`` and ``max_cases`` count subjects and cases;
+    ``enough`` is after how many cases that ran it a survivor counts as equivalent, 0 for never.
     """
 
     target: str
     abi: Abi | None
     museum: Path | None
+    only: tuple[str, ...]
     sample: int | None
     max_cases: int
     enough: int
@@ -96,6 +97,11 @@ def _subjects(request: Request, crew: Crew) -> Sequence[Subject]:
         subjects = tuple(Subject(entry.name) for entry in specimens)
     if not subjects:
         raise FuzzAttnError(f"target={request.target!r} has nothing to examine: no specimen, or no kernel of Triton's")
+    for part in request.only:
+        if not any(part in subject.name for subject in subjects):
+            raise FuzzAttnError(f"only={part!r} is in no name of what is examined")
+    if request.only:
+        subjects = tuple(subject for subject in subjects if any(part in subject.name for part in request.only))
     return sampled(subjects, request.sample, request.seed)
 
 

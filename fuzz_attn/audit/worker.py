@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -82,21 +83,27 @@ class Desk:
         from fuzz_attn.audit.examiner import Candidate  # noqa: PLC0415 - as above
 
         candidates = [Candidate(subject, self._target_of(subject), {"", *batch.rules}) for subject in batch.subjects]
-        left = list(candidates)
+        left = candidates
 
         def told(number: int, alive: list[Candidate]) -> None:
-            for candidate in [candidate for candidate in left if candidate not in alive]:
-                left.remove(candidate)
-                _say(self.answers, Finished(candidate.outcome()))
+            nonlocal left
+            self._finish(left, alive)
+            left = alive
             if time.monotonic() - self._told > PROGRESS_SECONDS:
                 self._told = time.monotonic()
                 _say(self.answers, Progress(number, len(alive)))
 
         self.examiner.examine(candidates, batch.cases, enough=batch.enough, told=told)
-        for candidate in left:
-            _say(self.answers, Finished(candidate.outcome()))
+        self._finish(left, ())
         alarms = {rule: tuple(sorted(places)) for rule, places in self.examiner.false_alarms.items()}
         _say(self.answers, Alarms(alarms, self.examiner.drawn))
+
+    def _finish(self, candidates: Sequence[Candidate], alive: Sequence[Candidate]) -> None:
+        """Say what came of the candidates that are not alive any more."""
+        kept = {candidate.subject for candidate in alive}
+        for candidate in candidates:
+            if candidate.subject not in kept:
+                _say(self.answers, Finished(candidate.outcome()))
 
     def _target_of(self, subject: Subject) -> Target:
         from fuzz_attn.audit.edited_kernels import specimen_target  # noqa: PLC0415 - as above

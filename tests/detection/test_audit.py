@@ -31,6 +31,7 @@ def request(folder: Path, **changes: Any) -> Request:
         "target": "unified",
         "abi": None,
         "museum": None,
+        "only": (),
         "sample": None,
         "max_cases": 60,
         "enough": 0,
@@ -63,6 +64,19 @@ def test_most_of_a_sample_of_changed_kernels_is_found(tmp_path: Path) -> None:
     assert found.of >= 55, "hardly any change may make something that is no kernel"
     assert found.percent >= 75, "in 60 cases: the whole audit gives a change 400"
     assert done.false_alarms == {}
+
+
+def test_only_what_is_asked_for_is_examined(tmp_path: Path) -> None:
+    parts = ("reduce_segments/outputs.py", "reduce_segments/segments.py:35")
+    done = audit(request(tmp_path, only=parts, max_cases=3), Console(quiet=True))
+    names = [outcome.subject.name for outcome in done.outcomes]
+    assert all(any(name.startswith(part) for name in names) for part in parts)
+    assert all(name.startswith(parts) for name in names)
+
+
+def test_a_part_that_no_name_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FuzzAttnError, match="only='nobody' is in no name"):
+        audit(request(tmp_path, museum=MUSEUM, only=("nobody",)), Console(quiet=True))
 
 
 def test_what_breaks_its_process_is_found_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeAlias, TypeVar
@@ -16,11 +17,13 @@ Rewrite: TypeAlias = Callable[[Function], Function]
 Kept = TypeVar("Kept")
 
 MOST_KERNELS: Final = 512
-MOST_PROGRAMS: Final = 512
-"""How many are kept: rewritten programs are made by the thousand, and few are asked for again."""
+MOST_PROGRAMS: Final = 4096
+"""How many are kept, a hundred kilobytes each: all changes that live long in the kernels of a round."""
+
+_Key: TypeAlias = tuple[object, bool, Rewrite | None]
 
 _parsed: OrderedDict[object, Function] = OrderedDict()
-_programs: OrderedDict[object, Program] = OrderedDict()
+_programs: OrderedDict[_Key, Program] = OrderedDict()
 
 
 def rewritten(key: object, parse: Callable[[], Function], rewrite: Rewrite, coverage: bool) -> tuple[Function, Program]:
@@ -28,28 +31,34 @@ def rewritten(key: object, parse: Callable[[], Function], rewrite: Rewrite, cove
     function = _parsed.get(key)
     if function is None:
         function = _kept(_parsed, key, parse(), MOST_KERNELS)
-    own = (key, coverage, rewrite)
-    program = _programs.get(own)
-    if program is None:
-        program = _generated(key, function, rewrite(function), own, coverage)
+    own: _Key = (key, coverage, rewrite)
+    if own not in _programs:
+        changed = rewrite(function)
+        if changed is function:
+            own = (key, coverage, None)  # all rewrites that leave a kernel as it is share one program
+        if own not in _programs:
+            _programs[own] = _generated(changed, coverage)
     _programs.move_to_end(own)
+    program = _programs[own]
+    if len(_programs) > MOST_PROGRAMS:
+        _forget(_programs.popitem(last=False)[1])
     return function, program
 
 
-def _generated(key: object, function: Function, changed: Function, own: object, coverage: bool) -> Program:
-    """Return the program of a kernel; all rewrites that leave it as it is share one."""
-    plain = (key, coverage, None)
-    if changed is function and plain in _programs:
-        return _kept(_programs, own, _programs[plain], MOST_PROGRAMS)
+def _generated(function: Function, coverage: bool) -> Program:
+    """Return the program of a rewritten kernel; raises :class:`SimulatorError` where it is none."""
     try:
-        program = generate(changed, coverage)
+        return generate(function, coverage)
     except SimulatorError:
         raise
     except Exception as error:
         raise SimulatorError(f"no program can be made of the rewritten {function.name}: {error!r}") from error
-    if changed is function:
-        _kept(_programs, plain, program, MOST_PROGRAMS)
-    return _kept(_programs, own, program, MOST_PROGRAMS)
+
+
+def _forget(program: Program) -> None:
+    """Let go of the source that tracebacks would show."""
+    if program.code is not None:
+        linecache.cache.pop(program.code.co_filename, None)
 
 
 def _kept(store: OrderedDict[object, Kept], key: object, value: Kept, most: int) -> Kept:
