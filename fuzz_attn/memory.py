@@ -30,6 +30,8 @@ GUARD_BYTES: Final = 4096
 """Poison on either side of every tensor; a multiple of 16, so that pointers stay as aligned as the allocator's."""
 
 _LARGEST: Final = {name: np.float32(torch.finfo(dtype).max) for name, dtype in TORCH_DTYPES.items()}
+_NUMPY: Final = {torch.float32: np.float32, torch.float16: np.float16, torch.int32: np.int32, torch.uint8: np.uint8}
+"""The types that numpy and torch both know."""
 _SIGNED: Final = {1: torch.uint8, 2: torch.int16}
 """An integer type of numpy's and of every torch that is as wide as the elements."""
 
@@ -58,7 +60,8 @@ def rounded(array: Floats, dtype: DTypeName, scale: float = 1.0) -> Bits:
         with np.errstate(over="ignore"):
             array = array / np.float32(scale)
     target, largest = TORCH_DTYPES[dtype], _LARGEST[dtype]
-    clamped = np.minimum(np.maximum(array, -largest), largest)
+    clamped = np.maximum(array, -largest)
+    np.minimum(clamped, largest, out=clamped)
     if dtype == "float32":
         return clamped.view(np.uint32)
     stored = torch.from_numpy(clamped).to(target)
@@ -71,7 +74,11 @@ def tensors_over(memory: Bits, views: tuple[Bits, ...], dtype: torch.dtype, devi
     assert whole is not None
     size = whole.itemsize
     start = _address(memory) - GUARD_BYTES
-    flat = torch.from_numpy(whole.view(np.uint8)).to(device).view(dtype)
+    flat = torch.from_numpy(whole.view(_NUMPY.get(dtype, np.uint8)))
+    if device != "cpu":
+        flat = flat.to(device)
+    if flat.dtype != dtype:
+        flat = flat.view(dtype)
     return tuple(
         flat.as_strided(view.shape, [stride // size for stride in view.strides], (_address(view) - start) // size)
         for view in views

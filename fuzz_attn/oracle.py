@@ -56,10 +56,12 @@ class BlockReference:
     ill_conditioned: torch.Tensor
 
 
+@torch.inference_mode()
 def attend(tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL) -> Reference:
     """Return the exact output and its error bound for a target that computes as the model says.
 
-    Reads only keys that some row sees. The output tensor gives type and shape alone; its contents are not read.
+    Reads only keys that some row sees. The output tensor gives type and shape alone; its contents are not read. What is
+    returned is for reading alone: torch keeps no account of it for gradients, which nobody asks for.
     """
     num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
     rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from fuzz_attn.tensors import AttentionTensors, taken
+
+Array: TypeAlias = np.typing.NDArray[Any]
 
 MAX_BLOCK_SCORES = 2**20
 """Scores of a block, padding included, beyond which rows go to another block; keeps the memory near 100 MB."""
@@ -77,8 +79,9 @@ def row_blocks(tensors: AttentionTensors) -> Iterator[RowBlock]:
     starts = [0]
     for query_len in tensors.query_lens:
         starts.append(starts[-1] + query_len)
+    table = tensors.block_table.cpu().numpy()
     for spans in _grouped(_spans(tensors), *tensors.query.shape[1:]):
-        yield _block(tensors, spans, starts)
+        yield _block(tensors, spans, starts, table)
 
 
 def _spans(tensors: AttentionTensors) -> list[Span]:
@@ -112,7 +115,7 @@ def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list
         yield group
 
 
-def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int]) -> RowBlock:
+def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], pages_of: Array) -> RowBlock:
     """Return the block of some spans; indices are made on the host, where a call on a few numbers costs least."""
     table = np.array(
         [
@@ -130,62 +133,66 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int]) -> R
     distance = position[:, :, None] - key_position[:, None]
     seen = (distance >= 0) & (distance <= reach[:, :, None]) & (column < num_keys)[:, None]
 
-    def placed(array: np.typing.NDArray[Any]) -> torch.Tensor:
+    def placed(array: Array) -> torch.Tensor:
         return torch.from_numpy(array).to(tensors.query.device)
 
-    visible, farthest, bias = placed(seen), placed(reach.astype(np.float64)), None
+    farthest, bias = reach.astype(np.float64), None
     num_visible = farthest + 1
     if tensors.qq_bias is not None:
-        bias = _qq_bias(tensors.qq_bias, placed(row), placed(key_position - context_len))
-        visible &= bias > -torch.inf
-        bias = bias.masked_fill_(~visible, 0.0)
-        num_visible = visible.sum(-1, dtype=torch.float64)
-        farthest = torch.where(visible, placed(distance), 0).amax(-1).double()
+        matrix = _qq_bias(tensors.qq_bias.cpu().numpy(), row, key_position - context_len)
+        seen &= matrix > -np.inf
+        bias = placed(np.where(seen, matrix, 0.0))
+        num_visible = seen.sum(-1, dtype=np.float64)
+        farthest = np.where(seen, distance, 0).max(-1).astype(np.float64)
     tokens = placed(start + row)
     pages, slots = np.divmod(key_position, tensors.block_size)
-    keys, values = _cached(tensors, tensors.block_table[placed(sequence), placed(pages)].long(), placed(slots))
+    blocks = pages_of[sequence, pages].astype(np.int64)
+    keys, values = _cached(tensors, placed(blocks), placed(slots))
     if tensors.new_keys is not None and tensors.new_values is not None:
         dense = np.array(tensors.reads_dense)[sequence] & (key_position >= context_len)
-        new = placed(np.where(dense, start + key_position - context_len, -1))
-        keys, values = _where_new(new, tensors.new_keys, keys), _where_new(new, tensors.new_values, values)
+        new, places = placed((start + key_position - context_len)[dense]), tuple(map(placed, dense.nonzero()))
+        _put_new(keys, places, tensors.new_keys, new)
+        _put_new(values, places, tensors.new_values, new)
     return RowBlock(
         tokens=tokens,
         queries=_queries(tensors, tokens),
-        keys=keys.transpose(1, 2).contiguous(),
-        values=values.transpose(1, 2).contiguous(),
-        visible=visible,
+        keys=keys,
+        values=values,
+        visible=placed(seen),
         position=placed(position),
         key_position=placed(key_position),
         context_len=placed(context_len[:, 0]),
-        reach=farthest,
-        num_visible=num_visible,
+        reach=placed(farthest),
+        num_visible=placed(num_visible),
         qq_bias=bias,
     )
 
 
-def _qq_bias(matrix: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+def _qq_bias(matrix: Array, row: Array, column: Array) -> Array:
     """Return ``matrix[row, column]`` as float64 ``[B, Q, K]``, 0 for columns that the matrix does not have."""
     inside = (column >= 0) & (column < matrix.shape[1])
-    bias = matrix[row[:, :, None], torch.where(inside, column, 0)[:, None]].double()
-    return bias.masked_fill_(~inside[:, None], 0.0)
+    bias = matrix[row[:, :, None], np.where(inside, column, 0)[:, None]].astype(np.float64)
+    return np.where(inside[:, None], bias, 0.0)
 
 
 def _queries(tensors: AttentionTensors, tokens: torch.Tensor) -> torch.Tensor:
-    queries = taken(tensors.query, (tokens,)).double()
+    queries = taken(tensors.query, (tokens,))
     grouped = queries.view(*tokens.shape, tensors.num_kv_heads, -1, queries.shape[-1])
-    return grouped.transpose(1, 2).contiguous()
+    return grouped.transpose(1, 2).contiguous().double()
 
 
 def _cached(tensors: AttentionTensors, block: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V ``[B, K, num_kv_heads, head_size]``: in fp8 as stored when q is fp8 too, else dequantised."""
+    """Return K and V ``[B, num_kv_heads, K, head_size]``: in fp8 as stored when q is fp8 too, else dequantised."""
     dtype = tensors.query.dtype
-    keys = _dequantised(tensors.keys_at(block, slot), tensors.k_scale, dtype)
-    values = _dequantised(tensors.values_at(block, slot), tensors.v_scale, dtype)
-    return keys, values
+    keys, values = (
+        stored.transpose(1, 2).contiguous() for stored in (tensors.keys_at(block, slot), tensors.values_at(block, slot))
+    )
+    return _dequantised(keys, tensors.k_scale, dtype), _dequantised(values, tensors.v_scale, dtype)
 
 
-def _where_new(new: torch.Tensor, dense: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-    return torch.where((new >= 0)[..., None, None], dense[new.clamp_min(0)].double(), cached)
+def _put_new(cached: torch.Tensor, places: tuple[torch.Tensor, ...], dense: torch.Tensor, new: torch.Tensor) -> None:
+    """Put the tokens ``new`` of densely packed keys or values to their places ``[B, K]``."""
+    cached.transpose(1, 2)[places] = dense[new].double()
 
 
 def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

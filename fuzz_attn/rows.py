@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from fuzz_attn.case import AttentionCase
+from fuzz_attn.case import AttentionCase, Sequence
 from fuzz_attn.streams import Integers
 
 
@@ -30,7 +30,7 @@ class Rows:
     @cached_property
     def position(self) -> Integers:
         """Position of each query token in its sequence ``[num_tokens]``."""
-        return _ramp(self.query) + np.repeat(self.context, self.query)
+        return _ramp(self.query) + self.context.repeat(self.query)
 
     @cached_property
     def first(self) -> Integers:
@@ -40,12 +40,12 @@ class Rows:
     @cached_property
     def start(self) -> Integers:
         """Start of each query token's sequence among all keys ``[num_tokens]``."""
-        return np.repeat(np.cumsum(self.total) - self.total, self.query)
+        return (self.total.cumsum() - self.total).repeat(self.query)
 
     @cached_property
     def seq_len(self) -> Integers:
         """Length of each query token's sequence ``[num_tokens]``."""
-        return np.repeat(self.total, self.query)
+        return self.total.repeat(self.query)
 
     @cached_property
     def key_position(self) -> Integers:
@@ -55,29 +55,35 @@ class Rows:
     @cached_property
     def key_sequence(self) -> Integers:
         """Sequence of each key ``[total_keys]``."""
-        return np.repeat(np.arange(len(self.total)), self.total)
+        return np.arange(len(self.total)).repeat(self.total)
 
     @cached_property
     def key_context(self) -> Integers:
         """Context length of each key's sequence ``[total_keys]``."""
-        return np.repeat(self.context, self.total)
+        return self.context.repeat(self.total)
 
     @cached_property
     def key_seq_len(self) -> Integers:
         """Length of each key's sequence ``[total_keys]``."""
-        return np.repeat(self.total, self.total)
+        return self.total.repeat(self.total)
 
 
 def rows_of(case: AttentionCase) -> Rows:
-    """Return the flattened rows and keys of a case."""
+    """Return the flattened rows and keys of a case; nobody may change them."""
+    return _rows_of(case.sequences, case.window)
+
+
+@lru_cache(maxsize=1)
+def _rows_of(sequences: tuple[Sequence, ...], window: int) -> Rows:
+    """Return the rows of a batch and keep them: numbers and pages of a case ask for the same ones."""
     return Rows(
-        query=np.array([s.query_len for s in case.sequences], dtype=np.int64),
-        context=np.array([s.context_len for s in case.sequences], dtype=np.int64),
-        window=case.window,
+        query=np.array([s.query_len for s in sequences], dtype=np.int64),
+        context=np.array([s.context_len for s in sequences], dtype=np.int64),
+        window=window,
     )
 
 
 def _ramp(lengths: Integers) -> Integers:
     """Return 0, 1, ... length - 1 for each length, one after the other."""
-    ends = np.cumsum(lengths)
-    return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - lengths, lengths)
+    ends = lengths.cumsum()
+    return np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - (ends - lengths).repeat(lengths)

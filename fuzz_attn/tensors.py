@@ -160,6 +160,8 @@ class AttentionTensors:
                 yield name, value
 
 
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 INPUT_NAMES: Final = tuple(
     entry.name
     for entry in dataclasses.fields(AttentionTensors)
@@ -208,7 +210,13 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return ``tensor[index]`` for any type; fp8 has no indexing of its own on every device."""
+    """Return ``tensor[index]`` for any type; fp8 has no indexing of its own on every device.
+
+    By numpy on the host, which copies whole rows where torch goes from element to element.
+    """
+    if tensor.is_cpu:
+        bits = tensor.view(_BITS[tensor.dtype.itemsize]).numpy()
+        return torch.from_numpy(bits[tuple(each.numpy() for each in index)]).view(tensor.dtype)
     if tensor.dtype.itemsize == 1:
         return tensor.view(torch.uint8)[index].view(tensor.dtype)
     return tensor[index]

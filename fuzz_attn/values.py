@@ -8,13 +8,15 @@ arithmetic and single IEEE operations: the same on every machine.
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 import numpy as np
+from msgspec.structs import force_setattr
 
 from fuzz_attn import recipes
-from fuzz_attn.case import AttentionCase, DTypeName, Strides, replace
+from fuzz_attn.case import AttentionCase, DTypeName, Strides
 from fuzz_attn.rows import Rows, rows_of
 from fuzz_attn.streams import Floats, Integers, Stream
 
@@ -52,7 +54,10 @@ class Numbers:
 
 def numbers_of(case: AttentionCase) -> Numbers:
     """Return queries, keys and values of the case, overrides applied, clipped to ``LIMIT``; nobody may change them."""
-    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
+    alike = copy(case)  # not a case that is checked again, as another change would have to be
+    force_setattr(alike, "poison", _SAME_POISON)
+    force_setattr(alike, "strides", _SAME_STRIDES)
+    return _numbers_of(alike)
 
 
 @lru_cache(maxsize=1)
@@ -106,7 +111,7 @@ def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
     lap, column = np.divmod(keys[:, None] + 3 * np.arange(case.heads.num_kv_heads), columns.shape[-1])
     marks = np.where(lap % 2, -MARK, MARK) * _factor(case.scales.out)
     columns[...] = 0.0
-    np.put_along_axis(columns, column[..., None], marks[..., None], -1)
+    columns[np.arange(len(column))[:, None], np.arange(column.shape[1]), column] = marks
 
 
 def _query_shape(case: AttentionCase) -> tuple[int, int, int]:

@@ -41,13 +41,21 @@ def convex_hull(experiment: Experiment) -> Verdict:
     tensors, known = experiment.first.tensors, experiment.reference
     if experiment.case.seed % LOOKED_AT and not bool(known.ill_conditioned.any()):
         return Verdict("convex_hull")
+    verdict = judge(tensors, _nearest_inside(tensors, known, experiment.target.model))
+    message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
+    return msgspec.structs.replace(verdict, property_name="convex_hull", message=message)
+
+
+@torch.inference_mode()
+def _nearest_inside(tensors: AttentionTensors, known: Reference, model: NumericModel) -> Reference:
+    """Return the nearest outputs that lie in the hull, and how far outside an output may lie."""
     actual = tensors.output[: known.expected.shape[0]].double()
     expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
     for block in row_blocks(tensors):
         low, high = values_seen(block)
         if tensors.sinks is not None:
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)
-        error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, experiment.target.model)
+        error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, model)
         factor, dtype = output_factor(tensors), tensors.output.dtype
         ends = [stored_bound(end * factor, error * factor, dtype) for end in (low, high)]
         (low, _), (high, _) = ends
@@ -57,12 +65,9 @@ def convex_hull(experiment: Experiment) -> Verdict:
         )
         expected[block.tokens] = actual[block.tokens].nan_to_num().clamp(low, high)
         bound[block.tokens] = error
-    reference = Reference(
+    return Reference(
         expected, bound.masked_fill(known.bound.isinf(), torch.inf), torch.zeros_like(known.ill_conditioned)
     )
-    verdict = judge(tensors, reference)
-    message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
-    return msgspec.structs.replace(verdict, property_name="convex_hull", message=message)
 
 
 def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:

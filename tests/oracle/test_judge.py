@@ -11,6 +11,7 @@ import torch
 from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence, replace
 from fuzz_attn.judge import judge
 from fuzz_attn.oracle import Reference, attend
+from fuzz_attn.properties.comparisons import mapped
 from fuzz_attn.recipes import PoisonRecipe
 from fuzz_attn.tensors import AttentionTensors, materialise
 from fuzz_attn.verdict import Verdict, Where
@@ -20,9 +21,9 @@ DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3f
 
 
 def solved(case: AttentionCase = CASE) -> tuple[AttentionTensors, Reference]:
-    """Return tensors whose output holds the right answer, and the reference."""
+    """Return tensors whose output holds the right answer, and the reference, which may be changed."""
     tensors = materialise(case)
-    reference = attend(tensors)
+    reference = mapped(attend(tensors), torch.clone)
     tensors.output[: case.num_tokens] = reference.expected.to(tensors.output.dtype)
     return tensors, reference
 
