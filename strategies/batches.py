@@ -37,6 +37,9 @@ _OPENING = (_Step.SEQUENCE,) * 56 + (_Step.EMPTY,) * 7 + (_Step.STOP,)
 _NEXT = (_Step.STOP,) * 9 + (_Step.SEQUENCE,) * 15 + (_Step.EMPTY,) * 2
 _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
 _BOOLEANS = sampled_from((False, True))
+_STRADDLES = (2, 3, 5)
+"""How many keys before an edge a context ends, so that the query tokens behind it lie on both sides."""
+
 _QUERIES_OF_CROWD = (1, 1, 1, 1, 1, 1, 2, 3)
 
 
@@ -106,9 +109,9 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 def _kinds(qq_bias: bool, window: bool, segments: bool, decode_only: bool) -> st.SearchStrategy[Kind]:
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1}
     if segments:
-        weights |= {"decode": 12, "long": 2}
+        weights |= {"decode": 7, "mixed": 16, "long": 2}
     if window:  # whose edge differs from row to row
-        weights |= {"decode": 5, "prefill": 7, "mixed": 12}
+        weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12}
     if decode_only:
@@ -142,7 +145,8 @@ def _lengths(
         return (1,), _contexts(key, edges, tiles)
     if kind == "long":
         return ((1,) if decode_only else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
-    return _queries(key, edges), _contexts(key, edges, tiles)
+    straddled = {edge - step for edge in edges for step in _STRADDLES}
+    return _queries(key, edges), _contexts(key, edges | straddled, tiles)
 
 
 def _queries(key: CompileKey, edges: set[int]) -> tuple[int, ...]:
@@ -153,4 +157,4 @@ def _queries(key: CompileKey, edges: set[int]) -> tuple[int, ...]:
 def _contexts(key: CompileKey, edges: set[int], tiles: tuple[int, ...]) -> tuple[int, ...]:
     segments = multiples(*(key.launch.num_segments * tile for tile in tiles), times=(1, 2))
     longest = max(TYPICAL_KEYS, key.block_size + 1)
-    return ladder(edges | segments | set(range(20, TYPICAL_KEYS, 11)), first=0, last=longest)
+    return ladder(edges | segments | set(range(20, TYPICAL_KEYS, 11)), first=0, last=longest, repeat=4)

@@ -8,11 +8,12 @@ from fuzz_attn.case import CompileKey, Sequence
 
 PROGRAM_MS = 9
 TILE_MS = 5
-SEGMENT_MS = 4
-MERGE_MS = 7
-"""What a program, a tile of it, a segment and the merging of one row take on the interpreter of Triton 3.9, roughly."""
+SEGMENT_MS = 1
+MERGE_MS = 2
+"""What a program and a tile of it take on the interpreter of Triton 3.9, roughly. A segment and the merging of one row
+take 4 and 7 there, next to nothing in the simulator; so dear, hardly a case would have several query tokens in 3D."""
 
-MAX_MS = 280
+MAX_MS = 420
 MAX_SHARE = 0.6
 """What one sequence may take of what is left, so that others follow it."""
 

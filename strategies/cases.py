@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case import LARGEST_FIRST_BLOCK, AttentionCase, CompileKey, Scales, Strides, is_fp8, page_elements
 from fuzz_attn.domain import Domain
 from fuzz_attn.families import FEATURES
+from fuzz_attn.recipes import LevelScores
 from fuzz_attn.strategies.alibi_slopes import alibi_slopes
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -73,6 +74,10 @@ def _cases(
     layout = draw(strides) if domain.allows("strides") else _DENSE
     far = draw(_FAR) if domain.allows("far_pages") else 0
     page = page_elements(key.abi, heads, key.block_size, layout)[1]
+    segments = key.launch.num_segments > 1
+    cap = softcap if key.softcap else 0.0
+    recipes = score_recipes(window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte)
+    scores, calm = draw(recipes), draw(_HELPED)
     first_block = 0 if layout.cache == "kv_first" else min(-(-far // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
@@ -84,15 +89,16 @@ def _cases(
         uint8_cache=domain.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES),
         stale_cache=domain.allows("stale_cache") and draw(_STALE),
         window=window if key.window else 0,
-        softcap=softcap if key.softcap else 0.0,
+        softcap=cap,
         alibi=alibi if key.alibi else None,
         qq_bias=qq_bias if key.qq_bias else None,
         sinks=sink if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size)),
-        scores=draw(score_recipes(window=key.window, softcap=softcap * key.softcap, one_byte=one_byte)),
+        scores=scores,
         values=draw(value_recipes()),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
-        calm=draw(_HELPED),
+        # At one level keys weigh nearly alike already: calm rows would only leave the level.
+        calm=calm and not isinstance(scores, LevelScores),
         marks=draw(_HELPED),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,

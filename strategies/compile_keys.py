@@ -137,7 +137,7 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
         *flags,
         _axis("launch", paths, paths[:MAX_SIMPLER], lambda hints: 1 if hints.path == "3d" else 30),
-        _axis("tile_size", tiles, tiles[:1]),
+        _axis("tile_size", tiles, tiles[:1], lambda tile: 3 if tile == 16 else 1),
     )
 
 

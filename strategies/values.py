@@ -48,24 +48,32 @@ SCORES: tuple[ScoreRecipe, ...] = (
     RampScores(),
     RampScores(step=1.0),
     RampScores(step=-0.25),
-    LevelScores(),
-    LevelScores(),
     OutlierScores(),
 )
 """What every case may hold, the most legible first; peaks of ``exp(8)`` leave the other keys visible."""
 
-WINDOWED: tuple[ScoreRecipe, ...] = (NeedleScores(place="outside_left"),) * 5
-"""The key just left of the window weighs far more than all that may be read."""
+LOW: tuple[ScoreRecipe, ...] = (
+    LevelScores(level=-20000.0),
+    LevelScores(),
+    *(LevelScores(level=-110.0),) * 6,
+)
+"""All logits so far below 0 that beside a maximum of 0, or a finite stand-in for -inf, they leave no weight in float32,
+or at least in float16. Beside a sink they would leave none to a correct kernel either."""
+
+HIDDEN: tuple[ScoreRecipe, ...] = tuple(recipe for recipe in reversed(LOW) for _ in range(2))
+"""More of them where rows may see nothing of a tile or of a segment; backwards, so that equal ones stand side by side
+and a recipe drawn from here can shrink into ``LOW``."""
 
 EXTREME: tuple[ScoreRecipe, ...] = (
-    *(LevelScores(level=-110.0),) * 7,
     LevelScores(level=80.0),
     LevelScores(level=110.0),
-    *(LevelScores(level=-20000.0),) * 3,
     NeedleScores(place="boundary", strength=30.0),
     DenormalScores(),
 )
-"""Logits at which a stand-in for -inf shows; pointless where a one-byte cache makes the error bound exceed them."""
+"""Logits at the ends of the exponential's range; pointless where a one-byte cache makes the error bound exceed them."""
+
+WINDOWED: tuple[ScoreRecipe, ...] = (NeedleScores(place="outside_left"),) * 5
+"""The key just left of the window weighs far more than all that may be read."""
 
 KNEE = 7 / 32
 """Share of a soft cap at which it begins to bend logits: there its tanh has terms that matter and do not dominate, and
@@ -101,19 +109,29 @@ def capped_scores(softcap: float) -> tuple[ScoreRecipe, ...]:
 
 
 def score_recipes(
-    *, window: bool = False, softcap: float = 0.0, one_byte: bool = False
+    *,
+    window: bool = False,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    segments: bool = False,
+    one_byte: bool = False,
 ) -> st.SearchStrategy[ScoreRecipe]:
     """Return a strategy of recipes of the logits; shrinks towards standard normal ones.
 
-    With a window, some peak just outside of it; with a soft cap, some lie far beyond it or at its knee. ``one_byte``
-    operands leave out levels at which their coarse steps would make every row ill-conditioned.
+    With a window, some peak just outside of it; with a soft cap, some lie far beyond it or at its knee. With a window
+    or segments some row may see nothing of a tile or of a segment, and low logits, which tell whether it minds, are
+    frequent. ``sinks`` leave out low logits, and ``one_byte`` operands levels at which their coarse steps would make
+    every row ill-conditioned.
     """
-    return _score_recipes(window, softcap, one_byte)
+    return _score_recipes(window, softcap, sinks, segments, one_byte)
 
 
-@lru_cache(maxsize=64)
-def _score_recipes(window: bool, softcap: float, one_byte: bool) -> st.SearchStrategy[ScoreRecipe]:
-    tables = ((EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
+@lru_cache(maxsize=128)
+def _score_recipes(
+    window: bool, softcap: float, sinks: bool, segments: bool, one_byte: bool
+) -> st.SearchStrategy[ScoreRecipe]:
+    low = ((LOW, not sinks), (HIDDEN, not sinks and (window or segments)))
+    tables = (*low, (EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
     # What does not apply leaves its places to others: an index must mean the same when a feature is shrunk away.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
     return sampled_from((*SCORES, *chosen))

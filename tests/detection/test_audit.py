@@ -99,7 +99,7 @@ def test_what_breaks_its_process_is_found_and_the_rest_goes_on(tmp_path: Path) -
 
 def test_a_target_of_ones_own_is_audited(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from fuzz_attn.kernels.unified_attention import unified_attention as mine\n")
-    done = audit(request(tmp_path, target=f"{tmp_path / 'mine.py'}:mine", sample=6, max_cases=20), Console(quiet=True))
+    done = audit(request(tmp_path, target=f"{tmp_path / 'mine.py'}:mine", sample=6, max_cases=40), Console(quiet=True))
     assert len(done.outcomes) == 6
     assert own_score(done.outcomes).found >= 2
 
