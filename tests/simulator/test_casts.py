@@ -34,12 +34,13 @@ def test_the_bits_of_every_fp8_value_come_back(element: str) -> None:
     assert np.isnan(casts.from_bits(again[~number], element)).all()
 
 
-@pytest.mark.parametrize("size", [64, 100_000])
+@pytest.mark.parametrize("size", [64, 200_000])
 def test_bf16_rounds_to_nearest_even_in_every_size(size: int) -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, size, dtype=np.uint64).astype(np.uint32)
     values = bits.view(np.float32)
     expected = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
-    rounded = casts.round_bf16(values)
+    with np.errstate(invalid="ignore"):  # as in a launch; some of the numbers are signalling NaNs
+        rounded = casts.round_bf16(values)
     number = ~np.isnan(values)
     np.testing.assert_array_equal(rounded.view(np.uint32)[number], expected[number])
     assert np.isnan(rounded[~number]).all()

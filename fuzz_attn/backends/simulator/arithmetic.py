@@ -20,7 +20,7 @@ def unsigned(values: Array) -> Array:
 
 def divide(left: Array, right: Any) -> Array:
     """Integer quotients truncated towards zero; x / 0 is 0, as in Triton's interpreter."""
-    if isinstance(right, int) and right > 0 and int(left.min(initial=0)) >= 0:
+    if isinstance(right, int) and right > 0 and (not left.size or int(left.item(left.argmin())) >= 0):
         power = right.bit_length() - 1
         return left >> power if right == 1 << power else left // right
     quotient = np.floor_divide(left, right)

@@ -71,7 +71,7 @@ def inspect_rows(
     """Do both checks of a load for rows of `width` elements; `positions` has those that `mask` lets through."""
     grid = np.zeros(starts.shape, np.int64)
     if mask is None:
-        grid[...] = positions
+        grid[...] = positions.reshape(starts.shape)
     else:
         grid[mask] = positions
     columns = grid[..., None] + np.arange(width)

@@ -110,9 +110,10 @@ def _for_varying(
     names = ", ".join(emitter.name(term) for term in (low, high, step))
     outer.lines += [
         f"{counts} = trip_counts({names})",
-        f"{most}, {least}, {ends}, {saved} = int({counts}.max()), int({counts}.min()), None, []",
+        f"{most}, {least} = extremes({counts})",
+        f"{ends}, {saved} = None, []",
         f"check_iterations({most})",
-        f"{limits} = (int({emitter.name(low)}.min()), int({emitter.name(high)}.max()) - 1, ())",
+        f"{limits} = ranges.loop({emitter.name(low)}, {emitter.name(high)})",
     ]
     _induction(emitter, region, block.arguments[0], (low, step), counter, limits)
     yielded = _body(emitter, region, block, carried, block.arguments[1:], union=True)

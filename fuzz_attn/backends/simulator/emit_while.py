@@ -98,7 +98,7 @@ def _while_lines(
     test: str,
     varying: bool,
 ) -> None:
-    count, saved, positions = (emitter.fresh(prefix) for prefix in ("n", "s", "p"))
+    count, saved, positions, staying = (emitter.fresh(prefix) for prefix in "nspe")
     names = flat_names(forwarded)
     first, second = regions
     outer.lines.append(f"{count} = 0")
@@ -111,9 +111,12 @@ def _while_lines(
     if varying:
         everything = ", ".join([positions, scope.lanes, *(capture[1] for capture in scope.captures.values()), *names])
         outer.lines += [
-            f"    if not {test}.all():",
+            f"    {staying} = np.count_nonzero({test})",
+            f"    if not {staying}:",
+            f"        {saved}.append(({', '.join([positions, *names])},))",
+            "        break",
+            f"    if {staying} != {test}.size:",
             f"        {saved}.append(take(~{test}, {', '.join([positions, *names])}))",
-            f"        if not {test}.any(): break",
             f"        {everything}, = take({test}, {everything})",
         ]
     else:

@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 LOOP_LIMIT = 1 << 16
 
 
+_NOTHING = np.array(0)
+
 # Above this many elements a view is made instead of a copy; numpy takes microseconds to make one.
 _SMALL = 4096
 
@@ -44,30 +46,39 @@ def spread(value: Array, shape: tuple[int, ...]) -> Array:
 
 def take(index: Array, *values: Array) -> tuple[Array, ...]:
     """Return the rows `index` (a mask or positions) of each value."""
-    return tuple(value[index] for value in values)
+    if index.dtype == np.bool_:
+        index = index.nonzero()[0]
+    return tuple([value.take(index, axis=0) for value in values])
 
 
 def head(count: int, *values: Array) -> tuple[Array, ...]:
     """Return the first `count` rows of each value, as views."""
-    return tuple(value[:count] for value in values)
+    return tuple([value[:count] for value in values])
 
 
 def narrow(outer: Array, inner: Array, *values: Array) -> tuple[Array, ...]:
     """Rows of values of the lanes `outer` for the lanes `inner`, a subset; both are sorted."""
     if outer.size == inner.size:
         return values
-    index = np.searchsorted(outer, inner)
-    return tuple(value[index] for value in values)
+    index = outer.searchsorted(inner)
+    return tuple([value.take(index, axis=0) for value in values])
 
 
 def trip_counts(low: Array, high: Array, step: Array) -> Array:
     """How often each lane runs a `for` loop."""
-    if step.size == 1 and step[0] == 1:
-        return np.maximum(high.astype(np.int64) - low, 0)
+    if step.size == 1 and step.item() == 1:
+        trips: Array = np.maximum(np.subtract(high, low, dtype=np.int64), _NOTHING)
+        return trips
     wide = high.astype(np.int64) - low
     stride = step.astype(np.int64)
     counts = np.where(stride > 0, -((-wide) // np.where(stride == 0, 1, stride)), 0)
     return np.maximum(counts, 0)
+
+
+def extremes(counts: Array) -> tuple[int, int]:
+    """Return the largest and the smallest trip count."""
+    numbers = counts.tolist()
+    return max(numbers), min(numbers)
 
 
 def longest_first(counts: Array) -> tuple[Array, list[int]]:
@@ -94,12 +105,12 @@ def collect(saved: list[tuple[Array, ...]]) -> tuple[Array, ...]:
     """Return the values of all lanes after a `while` loop: each group that left names its lanes' positions first."""
     if len(saved) == 1:
         return saved[0][1:]
-    order = np.concatenate([group[0] for group in saved])
+    count = sum([group[0].size for group in saved])
     results = []
-    for column in range(1, len(saved[0])):
-        joined = np.concatenate([group[column] for group in saved])
-        result = np.empty_like(joined)
-        result[order] = joined
+    for column, first in enumerate(saved[0][1:], 1):
+        result = np.empty((count, *first.shape[1:]), first.dtype)
+        for group in saved:
+            result[group[0]] = group[column]
         results.append(result)
     return tuple(results)
 
@@ -127,9 +138,9 @@ def branch(
     elif not taken:
         other.append((lanes, right))
     else:
-        to.append((lanes[mask], take(mask, *left)))
-        rest = ~mask
-        other.append((lanes[rest], take(rest, *right)))
+        for side, values, edges in ((mask, left, to), (~mask, right, other)):
+            index = side.nonzero()[0]
+            edges.append((lanes[index], take(index, *values)))
 
 
 def join(edges: list[Edge]) -> tuple[Array, tuple[Any, ...]]:

@@ -10,6 +10,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from .heap import keep_freed_memory
 from .interpreted import compiled
 from .session import Options, Session
 
@@ -22,6 +23,7 @@ def simulate(options: Options | None = None) -> Iterator[Session]:
     first configuration instead of a benchmark) and heuristics. Sessions may be nested: the innermost one
     catches. Nothing stays patched.
     """
+    keep_freed_memory()
     session = Session(options or Options())
     with contextlib.ExitStack() as stack:
         for owner, replacement in _replacements(session):

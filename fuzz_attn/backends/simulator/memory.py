@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,17 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
-# A mask that lets less than one in so many elements through is followed element by element.
+# A mask that lets less than one in so many elements through is followed element by element, and so is any small one.
 _SPARSE = 4
+_SMALL = 2048
+
+_UNSIGNED = np.dtype(np.uint64)
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_type(size: int) -> np.dtype[Any]:
+    """Return the type of a row of so many bytes."""
+    return np.dtype(f"V{size}")
 
 
 def spread_alike(offsets: Array, mask: Array) -> tuple[Array, Array]:
@@ -66,8 +76,8 @@ class Memory:
             active = int(np.count_nonzero(mask))
             if active == mask.size:
                 mask = None
-            elif active * _SPARSE < mask.size and self.written is None and self.tracker is None:
-                return self._load_few(run, site, lanes, offsets, mask, other)
+            elif (active * _SPARSE < mask.size or mask.size <= _SMALL) and self.written is None is self.tracker:
+                return self._load_chosen(run, site, lanes, offsets, mask, other)
             else:
                 offsets = np.where(mask, offsets, 0)
         if not self._valid(offsets, 1):
@@ -83,28 +93,35 @@ class Memory:
         values = from_bits(self.flat.take(positions), self.element)
         return values if mask is None else select(mask, values, 0 if other is None else other, self.container)
 
-    def _load_few(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
+    def _load_chosen(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
         """As `load`, for a mask that lets few elements through: only these are looked at."""
-        chosen = offsets[mask]
-        if not self._valid(chosen, 1):
+        chosen = mask.ravel().nonzero()[0]
+        active = offsets.ravel()[chosen]
+        if not self._valid(active, 1):
             offsets, mask = discard_outside(self, run, FindingKind.OUT_OF_BOUNDS_LOAD, site, lanes, offsets, mask)
-            chosen = offsets[mask]
-        result = np.zeros(mask.shape, self.container)
-        if other is not None:
+            chosen = mask.ravel().nonzero()[0]
+            active = offsets.ravel()[chosen]
+        result = np.zeros(mask.size, self.container)
+        if other:
             result[...] = other
-        result[mask] = from_bits(self.flat[self.physical(chosen)], self.element)
-        return result
+        if active.size:
+            result[chosen] = from_bits(self.flat[self.physical(active)], self.element)
+        return result.reshape(mask.shape)
 
     def load_rows(
         self, run: Run, site: int, lanes: Array, starts: Array, width: int, size: int, mask: Array | None, other: Any
     ) -> Array:
         """Return rows of `size` elements, of which the first `width` are read from `starts` on where `mask` holds."""
+        active, chosen = starts.ravel(), None
         if mask is not None:
             if mask.shape != starts.shape:
                 starts, mask = spread_alike(starts, mask)
-            if np.count_nonzero(mask) == mask.size:
-                mask = None
-        active = starts if mask is None else starts[mask]
+                active = starts.ravel()
+            chosen = mask.ravel().nonzero()[0]
+            if chosen.size == mask.size:
+                mask = chosen = None
+            else:
+                active = active[chosen]
         if not self._valid(active, width):
             columns = starts[..., None] + np.arange(size)
             wanted = np.broadcast_to(np.arange(size) < width, columns.shape)
@@ -112,20 +129,22 @@ class Memory:
         positions = self.physical(active)
         if self.written is not None or self.tracker is not None:
             inspect_rows(self, run, site, lanes, starts, positions, width, mask)
-        values = from_bits(self._window(width)[positions], self.element) if active.size else np.zeros((0, width))
-        if mask is None and width == size:
-            return values
-        return self._padded((*starts.shape, size), values, mask, other)
-
-    def _padded(self, shape: tuple[int, ...], values: Array, mask: Array | None, other: Any) -> Array:
-        """Return a tile of `other` with the values put at the start of the rows of `mask`."""
-        result = np.zeros(shape, self.container) if not other else np.full(shape, other, self.container)
-        inside = result if values.shape[-1] == shape[-1] else result[..., : values.shape[-1]]
-        if mask is None:
-            inside[...] = values
+        if chosen is None and width == size and active.size:
+            bits = self._rows(width)[positions].view(self.flat.dtype)
         else:
-            inside[mask] = values
-        return result
+            bits = self._padded(starts.size, size, width, positions, chosen, other)
+        return from_bits(bits.reshape((*starts.shape, size)), self.element)
+
+    def _padded(self, count: int, size: int, width: int, positions: Array, chosen: Array | None, other: Any) -> Array:
+        """Return the bits of a tile of `other` with rows of `width` elements put at the start of those `chosen`."""
+        bits = np.zeros(count * size, self.flat.dtype)
+        if other:
+            bits[...] = to_storage(np.array([other], self.container), self.element)
+        if width and positions.size:
+            type_ = _row_type(width * self.flat.itemsize)
+            places = np.ndarray((count,), type_, bits, strides=(size * self.flat.itemsize,))
+            places[... if chosen is None else chosen] = self._rows(width)[positions]
+        return bits
 
     def store(self, run: Run, site: int, lanes: Array, offsets: Array, values: Any, mask: Array | None) -> None:
         """Write `values` at `offsets` where `mask` holds."""
@@ -163,19 +182,26 @@ class Memory:
             starts = np.broadcast_to(starts, shape)
             mask = None if mask is None else np.broadcast_to(mask, shape)
             values = np.broadcast_to(values, (*shape, values.shape[-1]))
-        if mask is not None and np.count_nonzero(mask) == mask.size:
-            mask = None
-        active = starts.reshape(-1) if mask is None else starts[mask]
+        active, chosen = starts.ravel(), None
+        if mask is not None:
+            chosen = mask.ravel().nonzero()[0]
+            if chosen.size == mask.size:
+                mask = chosen = None
+            else:
+                active = active[chosen]
         if not active.size or not width:
             return
-        values = values[..., :width]
         if not (self._valid(active, width) and self._apart(active, width, lanes, shape, mask)):
             columns = starts[..., None] + np.arange(width)
-            self.store(run, site, lanes, columns, values, None if mask is None else mask[..., None])
+            wanted = None if mask is None else mask[..., None]
+            self.store(run, site, lanes, columns, values[..., :width], wanted)
             return
-        rows = values.reshape(-1, width) if mask is None else values[mask]
+        rows = values.reshape(-1, values.shape[-1])
+        if chosen is not None:
+            rows = rows.take(chosen, axis=0)
+        bits = np.ascontiguousarray(to_storage(rows[:, :width], self.element))
         positions = self.physical(active)
-        self._window(width)[positions] = to_storage(np.ascontiguousarray(rows), self.element)
+        self._rows(width)[positions] = bits.view(_row_type(width * bits.itemsize)).ravel()
         if self.written is not None:
             self.written[positions[:, None] + np.arange(width)] = True
 
@@ -185,19 +211,19 @@ class Memory:
             return True
         return self.tracker.store_rows(self.physical(active) + self.shift, width, programs_of(lanes, shape, mask))
 
-    def _window(self, width: int) -> Array:
-        """Return all runs of `width` elements of `flat`, one a row, without copying."""
-        window = self._windows.get(width)
-        if window is None:
+    def _rows(self, width: int) -> Array:
+        """Return all runs of `width` elements of `flat`, each as one item: numpy moves these twice as fast as rows."""
+        rows = self._windows.get(width)
+        if rows is None:
             step = self.flat.itemsize
-            shape = (self.flat.size - width + 1, width)
-            window = self._windows[width] = np.ndarray(shape, self.flat.dtype, self.flat, strides=(step, step))
-        return window
+            shape = (self.flat.size - width + 1,)
+            rows = self._windows[width] = np.ndarray(shape, _row_type(width * step), self.flat, strides=(step,))
+        return rows
 
     def _valid(self, offsets: Array, width: int) -> bool:
         if not offsets.size:
             return True
         if self.layout.dense:
-            # As unsigned numbers, negative offsets are too large as well: one reduction does for both ends.
-            return int(offsets.view(np.uint64).max()) <= self.extent - width
+            # As unsigned numbers, negative offsets are too large as well: one search does for both ends.
+            return 0 <= int(offsets.item(offsets.view(_UNSIGNED).argmax())) <= self.extent - width
         return bool(self.layout.inside(offsets, width).all())

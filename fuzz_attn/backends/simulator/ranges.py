@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+# So few numbers are compared faster by Python than by numpy.
+_FEW = 48
+
 LOW = -(2**31)
 HIGH = 2**31 - 1
 
@@ -121,9 +124,18 @@ def _masked(taints: tuple[Taint, ...], mask: Array, lanes: Array) -> tuple[Taint
 
 def exact(values: Array, source: Range = (0, 0, ())) -> Range:
     """Return the range of the elements themselves, with the taints of `source`."""
-    if not values.size:
+    size = values.size
+    if size > _FEW:
+        return (int(values.item(values.argmin())), int(values.item(values.argmax())), source[2])
+    if not size:
         return (0, 0, source[2])
-    return (int(values.min()), int(values.max()), source[2])
+    numbers = values.ravel().tolist()
+    return (int(min(numbers)), int(max(numbers)), source[2])
+
+
+def loop(low: Array, high: Array) -> Range:
+    """Return the range of the counter of a loop from one of `low` to before one of `high`."""
+    return (exact(low)[0], exact(high)[1] - 1, ())
 
 
 def whole(source: Range) -> Range:
