@@ -17,6 +17,7 @@ from .emit_blocks import emit_blocks
 from .emitter import Emitter
 from .findings import Location
 from .handlers import HANDLERS
+from .pruning import assigned_and_used, pruned
 from .select import select
 from .terms import Term
 from .tree import Block, Function, Operation, Type, Value
@@ -41,6 +42,7 @@ class Program:
     sequential: bool
     code: CodeType | None = None
     function: Callable[..., None] | None = None
+    prepare: Callable[..., tuple[Any, ...]] | None = None
 
     def compiled(self) -> CodeType:
         """Return the code object of the source."""
@@ -58,7 +60,7 @@ class Program:
             module = dict(NAMESPACE)
             module["seen"], module["slots"] = MASKS.seen, MASKS.slots(self.name, self.coverage_sites)
             exec(code, module)  # noqa: S102 - running generated code is what this is for
-            self.function = module["kernel"]
+            self.function, self.prepare = module["kernel"], module["prepare"]
         return self.function
 
 
@@ -68,6 +70,7 @@ def _namespace() -> dict[str, Any]:
         "ranges": ranges,
         "select": select,
         "cover": cover,
+        "EVERY": np.zeros(1, np.int64),
         "inf": float("inf"),
         "nan": float("nan"),
         "DTYPES": casts.CONTAINER,
@@ -92,9 +95,7 @@ def generate(function: Function, coverage: bool) -> Program:
         parameters.append((parameter.name.removeprefix("%"), parameter.type))
         arguments.append(name)
         _define_parameter(emitter, parameter, name)
-    lines = emit_blocks(emitter, function.blocks)
-    header = f"def kernel(run, lanes, {', '.join(arguments)}):"
-    source = "\n".join([header, *(f"    {line}" for line in lines), "    return\n"])
+    source = _assembled(emitter, arguments, emit_blocks(emitter, function.blocks))
     operations = list(walk(function.blocks))
     return Program(
         name=function.name,
@@ -109,16 +110,42 @@ def generate(function: Function, coverage: bool) -> Program:
     )
 
 
+def _assembled(emitter: Emitter, arguments: list[str], lines: list[str]) -> str:
+    """Return a module's text: constants, what a launch prepares from its scalars, the kernel over all programs."""
+    constants = emitter.constants.lines
+    body = [*(f"    {line}" for line in emitter.launch.lines), _BORDER, *(f"    {line}" for line in lines)]
+    kept = pruned([*constants, _BORDER, *body])
+    first = kept.index(_BORDER)
+    second = kept.index(_BORDER, first + 1)
+    prepared, run = kept[first + 1 : second], kept[second + 1 :]
+    shared = assigned_and_used(prepared, run)
+    names = "".join(f"{name}, " for name in shared)
+    return "\n".join(
+        [
+            *kept[:first],
+            f"def prepare(run, {', '.join(arguments)}):",
+            *prepared,
+            f"    return ({names})",
+            f"def kernel(run, lanes, prepared, {', '.join(arguments)}):",
+            *([f"    {names}= prepared"] if shared else []),
+            *run,
+            "    return\n",
+        ]
+    )
+
+
+_BORDER = "#"
+
+
 def _define_parameter(emitter: Emitter, parameter: Value, name: str) -> None:
     if parameter.type.pointer:
         emitter.define(parameter, base=name)
         return
-    term = Term(name, (), False, emitter.region, parameter.type.element)
+    term = Term(name, (), False, emitter.launch, parameter.type.element)
     if parameter in emitter.tracked:
-        term.range = f"run.argument_range({name})"
-        range_name = emitter.fresh("r")
-        emitter.line(f"{range_name} = {term.range}")
-        term.range = range_name
+        term.range = emitter.fresh("r")
+        emitter.launch.lines.append(f"{term.range} = run.argument_range({name})")
+        emitter.ranged_as(term.range, emitter.launch, clean=True)
     emitter.define(parameter, term)
 
 

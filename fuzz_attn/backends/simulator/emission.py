@@ -31,11 +31,8 @@ def elementwise(emitter: Emitter, operation: Operation, template: str, *, arrays
 
 def track(emitter: Emitter, term: Term, template: str, operands: list[Term]) -> str:
     """Emit the companion range of a term from the ranges of its operands."""
-    name = emitter.fresh("r")
-    ranges = [operand.range or "ranges.EVERYTHING" for operand in operands]
-    term.region.lines.append(f"{name} = {template.format(*ranges, lanes=term.region.scope.lanes)}")
-    term.range = name
-    return name
+    term.range = emitter.ranged(template, [operand.range or "ranges.EVERYTHING" for operand in operands], term.region)
+    return term.range
 
 
 def track_exactly(emitter: Emitter, operation: Operation, term: Term) -> None:
@@ -43,6 +40,7 @@ def track_exactly(emitter: Emitter, operation: Operation, term: Term) -> None:
     source = emitter.operand(operation, 0).range if operation.operands else None
     name = emitter.fresh("r")
     emitter.note(f"{name} = ranges.exact({{0}}{', ' + source if source else ''})", term)
+    emitter.ranged_as(name, term.region, source is None or emitter.is_clean(source))
     term.range = name
 
 

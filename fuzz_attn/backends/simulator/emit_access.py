@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .emission import cover
-from .emitter import Emitter
+from .emitter import Emitter, fits_32_bits
 from .ranges import HIGH, LOW
 from .terms import Region, Term, Val, broadcast_shape
 from .tree import Operation
@@ -149,7 +149,7 @@ def plan_rows(emitter: Emitter, access: Access, axis: int, column: Term) -> tupl
             combined.element = "i1"
         row_mask = emitter.name(emitter.ranked(combined)) + drop
     for group in access.pointer.groups:
-        if group.range:
+        if group.range and not fits_32_bits(group.range):
             conditions.append(f"{group.range}[0] >= {LOW} and {group.range}[1] <= {HIGH}")
     moved = f"{starts}{drop}" if unit == "0" else f"{starts}{drop} + {unit}"
     return " and ".join(conditions) or "True", moved, width, row_mask
@@ -178,8 +178,8 @@ def moved(axis: int, rank: int, inverse: bool = False) -> str:
 
 def check_taints(emitter: Emitter, access: Access) -> None:
     """Emit the check for 32-bit overflow that reaches the address of an element which is really accessed."""
-    names = {term.range for term in access.pointer.terms if term.range and not term.range.startswith(("(", "run."))}
-    names |= {group.range for group in access.pointer.groups if group.range and not group.range.startswith("(")}
+    found = [term.range for term in access.pointer.terms] + [group.range for group in access.pointer.groups]
+    names = {name for name in found if name and not emitter.is_clean(name)}
     if not names:
         return
     ordered = sorted(names)
@@ -196,7 +196,7 @@ def check_taints(emitter: Emitter, access: Access) -> None:
 def check_groups(emitter: Emitter, access: Access) -> None:
     """32-bit sums that were kept as terms are examined when their range says that they may wrap."""
     for group in access.pointer.groups:
-        if not group.range or group.range.startswith("("):
+        if not group.range or fits_32_bits(group.range):
             continue
         names = ", ".join(emitter.name(emitter.array(term)) for term in group.terms)
         emitter.line(f"if {group.range}[0] < {LOW} or {group.range}[1] > {HIGH}:")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .emission import elementwise, predicate_of, track, track_exactly
 from .emitter import Emitter, Handler
-from .ranges import HIGH, LOW
 from .tree import Operation
 
 _INTEGER = {
@@ -59,11 +58,15 @@ def _divide(emitter: Emitter, operation: Operation) -> None:
         _integer(emitter, operation)
         return
     quotient = operation.name == "arith.divsi"
-    fast = f"{{0}} >> {int(number).bit_length() - 1}" if quotient else f"{{0}} & {int(number) - 1}"
+    fast = "{0} >> {1}" if quotient else "{0} & {1}"
     slow = _INTEGER[operation.name].replace("{1}", divisor.name)
-    term = emitter.assign(
-        f"{fast} if {dividend.range}[0] >= 0 else {slow}", [dividend], dividend.shape, dividend.element
-    )
+    small = int(number).bit_length() - 1 if quotient else int(number) - 1
+    operands = [dividend, emitter.literal(small, dividend.shape, dividend.element)]
+    if not dividend.range.startswith("("):
+        fast = f"{fast} if {dividend.range}[0] >= 0 else {slow}"
+    elif dividend.range.startswith("(-"):
+        fast = slow
+    term = emitter.assign(fast, operands, dividend.shape, dividend.element)
     emitter.define(operation.results[0], term)
     if operation.results[0] in emitter.tracked:
         track(emitter, term, f"{_INTEGER_RANGES[operation.name]}({{0}}, {{1}})", [dividend, divisor])
@@ -87,11 +90,8 @@ def _shift_left(emitter: Emitter, operation: Operation) -> None:
             factor = 1 << int(operands[1].literal)
             name = track(emitter, term, f"ranges.multiply({{0}}, ({factor}, {factor}, ()))", operands)
             left, right = (emitter.name(operand, term.region) for operand in operands)
-            term.region.lines.append(f"if {name}[0] < {LOW} or {name}[1] > {HIGH}:")
-            term.region.lines.append(
-                f"    {name} = ranges.wrapped('shl', {left}, {right}, {term.name}, "
-                f"{term.region.scope.lanes}, {emitter.site()}, {name})"
-            )
+            given = f"{left}, {right}, {term.name}, {term.region.scope.lanes}, {emitter.site()}, {name}"
+            term.range = emitter.within(term, name, f"ranges.wrapped('shl', {given})")
         else:
             track_exactly(emitter, operation, term)
 

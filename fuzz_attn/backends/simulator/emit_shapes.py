@@ -32,7 +32,7 @@ def _program_id(emitter: Emitter, operation: Operation) -> None:
 def _num_programs(emitter: Emitter, operation: Operation) -> None:
     axis = _AXES[operation.text.split()[0]]
     term = emitter.assign(f"np.array([run.grid[{axis}]], np.int32)", [], (), "i32")
-    term.range = f"(run.grid[{axis}], run.grid[{axis}], ())"
+    track_exactly(emitter, Operation("", []), term)
     emitter.define(operation.results[0], term)
 
 
@@ -85,14 +85,11 @@ def _splat(emitter: Emitter, operation: Operation) -> None:
 
 def _reshaped(emitter: Emitter, target: Term, source: Term, index: str) -> str | None:
     """Return the companion range of a term whose taints, if any, are indexed like the term."""
-    if source.range is None or source.range.startswith(("(", "run.")):
+    if source.range is None or emitter.is_clean(source.range):
         return source.range
-    name = emitter.fresh("r")
     inside = index[1:-1].replace(":", "slice(None)") + ","
-    target.region.lines.append(
-        f"{name} = ranges.reshaped({source.range}, {source.shape}, ({inside})) if {source.range}[2] else {source.range}"
-    )
-    return name
+    template = f"ranges.reshaped({{0}}, {source.shape}, ({inside})) if {{0}}[2] else {{0}}"
+    return emitter.ranged(template, [source.range], target.region)
 
 
 def _expand_dims(emitter: Emitter, operation: Operation) -> None:

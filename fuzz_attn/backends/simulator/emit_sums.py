@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .emission import elementwise, track
 from .emitter import Emitter, Handler
-from .ranges import HIGH, LOW
 from .terms import Term, Val
 from .tree import Operation
 
@@ -49,11 +48,8 @@ def _check_ring(emitter: Emitter, operation: Operation, term: Term, operands: li
     name = track(emitter, term, f"{_RANGES[kind]}({{0}}, {{1}})", operands)
     if operation.results[0].type.element == "i32":
         left, right = (emitter.name(operand, term.region) for operand in operands)
-        term.region.lines.append(f"if {name}[0] < {LOW} or {name}[1] > {HIGH}:")
-        term.region.lines.append(
-            f"    {name} = ranges.wrapped('{kind}', {left}, {right}, {term.name}, "
-            f"{term.region.scope.lanes}, {emitter.site()}, {name})"
-        )
+        given = f"{left}, {right}, {term.name}, {term.region.scope.lanes}, {emitter.site()}, {name}"
+        term.range = emitter.within(term, name, f"ranges.wrapped('{kind}', {given})")
 
 
 def _keeps_sum(emitter: Emitter, operation: Operation, left: Val, right: Val) -> bool:
@@ -113,9 +109,7 @@ def total_range(emitter: Emitter, terms: tuple[Term, ...]) -> str:
     region = emitter.place(terms)
     total = terms[0].range or "ranges.EVERYTHING"
     for term in terms[1:]:
-        name = emitter.fresh("r")
-        region.lines.append(f"{name} = ranges.add({total}, {term.range or 'ranges.EVERYTHING'})")
-        total = name
+        total = emitter.ranged("ranges.add({0}, {1})", [total, term.range or "ranges.EVERYTHING"], region)
     return total
 
 

@@ -1,7 +1,10 @@
 """The state of code generation: names, placement and lookup of what holds each value.
 
-Pure lines move out of loops by themselves: a line is placed in the outermost loop region that knows its operands. A
-region runs for the lanes of its scope, and values from outside follow through the scope's captures. Sums of integers,
+Pure lines move out of loops by themselves: a line is placed in the outermost loop region that knows its operands. What
+depends on nothing but numbers in the IR is a constant of the program; what depends on scalar arguments and the grid as
+well is made once for a launch. The same text is never computed twice where the first result is seen.
+
+A region runs for the lanes of its scope, and values from outside follow through the scope's captures. Sums of integers,
 pointers and conjunctions of masks stay lists of terms, because a tile address is nearly always (row offset) + (column
 offset), of which memory can make use.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from . import ranges
 from .errors import UnsupportedOperation
 from .findings import Location
 from .ranges import HIGH, LOW
@@ -19,12 +23,26 @@ from .tree import Operation, Value
 Handler = Callable[["Emitter", Operation], None]
 
 
+# These look at a number of Python's themselves.
+_WANTS_NUMBERS = ("divide(",)
+
+
+def fits_32_bits(text: str) -> bool:
+    """Return whether a range is known to fit when the code is generated."""
+    if not text.startswith("("):
+        return False
+    low, high, _ = eval(text)  # noqa: S307 - our own text
+    return bool(low >= LOW and high <= HIGH)
+
+
 class Emitter:
     """Names, placement and lookup; the operations themselves are emitted by the `emit_*` modules."""
 
     def __init__(self, handlers: Mapping[str, Handler], tracked: set[Value], coverage: bool) -> None:
         self._handlers = handlers
         self.root_scope = Scope(None, "lanes")
+        self.constants = Region(None, Scope(None, "EVERY"), depth=-2, shared=True)
+        self.launch = Region(None, Scope(None, "EVERY"), depth=-1, shared=True)
         self.region = Region(None, self.root_scope)
         self.values: dict[Value, Val] = {}
         self.tracked = tracked
@@ -35,6 +53,9 @@ class Emitter:
         self.location = Location()
         self.operation: Operation | None = None
         self.cache: dict[tuple[object, ...], Term] = {}
+        self.range_homes: dict[str, Region] = {}
+        self.clean_ranges: set[str] = set()
+        self._shared: dict[str, str] = {}
         self._count = 0
 
     def emit(self, operations: Sequence[Operation]) -> None:
@@ -70,8 +91,10 @@ class Emitter:
     # Placement.
 
     def place(self, terms: Iterable[Term]) -> Region:
-        """Return the outermost loop region in which all terms are known."""
-        deepest = max((term.region.depth for term in terms if term.literal is None), default=0)
+        """Return the outermost region in which all terms are known: a shared one, or the outermost loop."""
+        deepest = max((term.region.depth for term in terms if term.literal is None), default=self.constants.depth)
+        if deepest < 0:
+            return self.launch if deepest == self.launch.depth else self.constants
         region = self.region
         while region.loop and region.parent is not None and deepest < region.depth:
             region = region.parent
@@ -107,12 +130,38 @@ class Emitter:
         `extra` terms do not occur in the template but keep the line inside of their regions.
         """
         region = self.place([*terms, *extra])
-        names = [self.name(term, region) for term in terms]
-        name = self.fresh()
-        region.lines.append(f"{name} = {template.format(*names, lanes=region.scope.lanes)}")
+        if region is self.constants and "run." in template:
+            region = self.launch
+        if region.shared and "{lanes}" in template:
+            region = self.region
+        plain = template.startswith(_WANTS_NUMBERS)
+        names = [
+            self.number(term) if term.literal is not None and not plain else self.name(term, region) for term in terms
+        ]
         if varying is None:
             varying = any(term.varying for term in terms)
-        return Term(name, shape, varying, region, element, affine=affine)
+        text = template.format(*names, lanes=region.scope.lanes)
+        return Term(self._computed(text, region), shape, varying, region, element, affine=affine)
+
+    def _computed(self, text: str, region: Region) -> str:
+        """Return the variable that holds a pure expression in a region; one that is there already serves again."""
+        if region.shared:
+            name = self._shared.get(text)
+            if name is None:
+                name = self._shared[text] = self.fresh()
+                region.lines.append(f"{name} = {text}")
+            return name
+        known = self.cache.get(("text", text))
+        if known is not None and known.region.scope is region.scope and known.region.encloses(region):
+            return known.name
+        name = self.fresh()
+        region.lines.append(f"{name} = {text}")
+        self.cache["text", text] = Term(name, (), False, region, "")
+        return name
+
+    def number(self, term: Term) -> str:
+        """Return a literal term's number as a constant of the program: numpy takes an array of no axes fastest."""
+        return self._computed(f"np.array({term.name}, DTYPES['{term.element}'])", self.constants)
 
     def note(self, template: str, term: Term, others: Sequence[Term] = ()) -> None:
         """Return a line about `term` in the region that defines it."""
@@ -133,16 +182,10 @@ class Emitter:
     def literal(self, value: Literal, shape: tuple[int, ...], element: str) -> Term:
         """Return a number as a term."""
         text = literal_text(value)
-        term = Term(text, (1,) * len(shape), False, self._root(), element, literal=value)
+        term = Term(text, (1,) * len(shape), False, self.constants, element, literal=value)
         if element in ("i8", "i16", "i32", "i64"):
             term.range = f"({int(value)}, {int(value)}, ())"
         return term
-
-    def _root(self) -> Region:
-        region = self.region
-        while region.parent is not None:
-            region = region.parent
-        return region
 
     def single(self, val: Val) -> Term:
         """Return the value as one array: sums are added up, conjunctions are evaluated."""
@@ -167,14 +210,51 @@ class Emitter:
 
     def _check_sum(self, term: Term, parts: list[Term]) -> None:
         """Emit the exact range of a 32-bit sum of terms where their ranges say that it may wrap."""
-        name, names = self.fresh("r"), [self.name(part, term.region) for part in parts]
-        lanes = term.region.scope.lanes
-        term.region.lines += [
-            f"{name} = {term.range}",
-            f"if {name}[0] < {LOW} or {name}[1] > {HIGH}:",
-            f"    {name} = ranges.wrapped_sum({', '.join([term.name, lanes, str(self.site()), name, *names])})",
-        ]
-        term.range = name
+        names = [self.name(part, term.region) for part in parts]
+        assert term.range is not None
+        given = [term.name, term.region.scope.lanes, str(self.site()), term.range, *names]
+        term.range = self.within(term, term.range, f"ranges.wrapped_sum({', '.join(given)})")
+
+    # Companion ranges: the text of a tuple of numbers, or the name of a variable.
+
+    def is_clean(self, text: str) -> bool:
+        """Return whether a range can have no taints."""
+        return text.startswith(("(", "run.", "ranges.EVERYTHING")) or text in self.clean_ranges
+
+    def ranged(self, template: str, operands: Sequence[str], region: Region) -> str:
+        """Return the range that `template` makes of others, in `region` at the latest; that of numbers is a number."""
+        if all(text.startswith("(") for text in operands):
+            low, high, _ = eval(template.format(*operands), {"ranges": ranges})  # noqa: S307 - our own text
+            return f"({low}, {high}, ())"
+        homes = [self._home(text) for text in operands]
+        depth = max(home.depth if home is not None else 0 for home in homes)
+        home = region if depth == 0 else self.launch if depth == self.launch.depth else self.constants
+        name = self.fresh("r")
+        home.lines.append(f"{name} = {template.format(*operands)}")
+        self.ranged_as(name, home, all(map(self.is_clean, operands)))
+        return name
+
+    def ranged_as(self, name: str, region: Region, clean: bool) -> None:
+        """Note where the variable of a range is made, and whether it can have no taints."""
+        if region.shared:
+            self.range_homes[name] = region
+        if clean:
+            self.clean_ranges.add(name)
+
+    def _home(self, text: str) -> Region | None:
+        if text.startswith(("(", "ranges.EVERYTHING")):
+            return self.constants
+        return self.launch if text.startswith("run.") else self.range_homes.get(text)
+
+    def within(self, term: Term, name: str, exact: str) -> str:
+        """Return the range of a 32-bit term: `name`, or what the expression `exact` finds where that leaves 32 bits."""
+        if fits_32_bits(name):
+            return name
+        result = self.fresh("r")
+        fits = f"{name}[0] >= {LOW} and {name}[1] <= {HIGH}"
+        term.region.lines.append(f"{result} = {name} if {fits} else {exact}")
+        self.ranged_as(result, term.region, clean=False)
+        return result
 
     def operand(self, operation: Operation, index: int) -> Term:
         """Return an operand of an operation as one array."""
@@ -184,14 +264,8 @@ class Emitter:
         """Return the term as an array and not a number of Python's."""
         if term.literal is None:
             return term
-        key = ("array", term.name, term.element)
-        known = self.cache.get(key)
-        if known is None or not known.region.encloses(self.region):
-            root = self._root()
-            name = self.fresh("k")
-            root.lines.insert(0, f"{name} = np.array([{term.name}], DTYPES['{term.element}'])")
-            known = self.cache[key] = Term(name, term.shape, False, root, term.element, range=term.range)
-        return Term(known.name, term.shape, False, known.region, term.element, range=term.range)
+        name = self._computed(f"np.array([{term.name}], DTYPES['{term.element}'])", self.constants)
+        return Term(name, term.shape, False, self.constants, term.element, range=term.range)
 
     def ranked(self, term: Term) -> Term:
         """Return the term as an array with all the tile's axes."""

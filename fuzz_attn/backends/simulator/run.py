@@ -35,14 +35,16 @@ class Run:
 
     def execute(self, arguments: list[Any]) -> None:
         """Run all programs, in chunks that fit the caches, in the order of their numbers."""
-        function = self.program.ready()
         total = self.grid[0] * self.grid[1] * self.grid[2]
         self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
         chunk = 1 if self.program.sequential else max(1, _CHUNK_ELEMENTS // self.program.elements)
         # What generated code asks of torch is none of the session's business, and each call would pass through Python.
         with np.errstate(all="ignore"), torch._C._DisableTorchDispatch():
+            function = self.program.ready()
+            assert self.program.prepare is not None
+            prepared = self.program.prepare(self, *arguments)
             for start in range(0, total, chunk):
-                function(self, np.arange(start, min(start + chunk, total)), *arguments)
+                function(self, np.arange(start, min(start + chunk, total)), prepared, *arguments)
 
     def program_ids(self, lanes: Array, axis: int) -> Array:
         """Program ids along one axis of the grid; the last axis runs fastest, as in Triton's interpreter."""

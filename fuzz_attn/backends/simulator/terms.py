@@ -22,16 +22,22 @@ class Scope:
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Lines of generated code that run together."""
+    """Lines of generated code that run together.
+
+    `shared` ones run before all others, once for a program or a launch: what they define is seen everywhere.
+    """
 
     parent: Region | None
     scope: Scope
     loop: bool = False
     lines: list[str] = field(default_factory=list)
     depth: int = 0
+    shared: bool = False
 
     def encloses(self, other: Region) -> bool:
         """Whether what is defined here is visible in `other`."""
+        if self.shared:
+            return True
         region: Region | None = other
         while region is not None:
             if region is self:
