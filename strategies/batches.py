@@ -5,19 +5,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from enum import Enum
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import CompileKey, Sequence
 from fuzz_attn.domain import Domain
-from fuzz_attn.strategies.budgets import MAX_TOKENS, Budget, budget_for, smallest_block_q
+from fuzz_attn.strategies.budgets import MAX_TIMES, MAX_TOKENS, Budget, budget_for, smallest_block_q
 from fuzz_attn.strategies.draws import composite, sampled_from
-from fuzz_attn.strategies.lattices import around, indices, ladder, multiples
+from fuzz_attn.strategies.lattices import DENSE, around, indices, ladder, multiples
 
-Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long"]
-"""Chunks without a context; one new token each; both and chunks with a context; many tiny ones; one long context."""
+Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt"]
+"""Chunks without a context; one new token each; both and chunks with a context; many tiny ones; one long context; a
+prompt of several tiles, each of which some rows see all of and others nothing."""
+
+_TIMES: Final[dict[Kind, int]] = {"crowd": 2, "long": 2, "prompt": MAX_TIMES}
 
 MAX_SEQUENCES = 6
 MAX_CROWD = 40
@@ -66,7 +69,7 @@ def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain
     single = key.abi == "paged" and not key.leaves_others
     kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single or domain.decode_only))
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
-    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, large=kind in ("crowd", "long"))
+    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=_TIMES.get(kind, 1))
     queries, contexts = _lengths(key, single or domain.decode_only, domain.tile_sizes, kind)
     total = draw(_BOOLEANS)
     empty = domain.allows("empty_sequences") and not single
@@ -107,15 +110,15 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 @lru_cache(maxsize=64)
 def _kinds(qq_bias: bool, window: bool, segments: bool, decode_only: bool) -> st.SearchStrategy[Kind]:
-    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1}
+    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
-        weights |= {"decode": 7, "mixed": 16, "long": 2}
+        weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
     if window:  # whose edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
-        weights |= {"decode": 2, "prefill": 7, "mixed": 12}
+        weights |= {"decode": 2, "prefill": 7, "mixed": 12, "prompt": 4}
     if decode_only:
-        weights |= {"prefill": 0, "mixed": 0}
+        weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
     return sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
 
 
@@ -141,6 +144,8 @@ def _lengths(
         return ((1,) if decode_only else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
+    if kind == "prompt":
+        return (1, *(length for length in _queries(key, edges) if length > DENSE)), (0, 0, 0, 1, *tiles)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
     if kind == "long":

@@ -14,6 +14,9 @@ MERGE_MS = 2
 take 4 and 7 there, next to nothing in the simulator; so dear, hardly a case would have several query tokens in 3D."""
 
 MAX_MS = 420
+MAX_TIMES = 4
+"""How many times as much a rare case may take."""
+
 MAX_SHARE = 0.6
 """What one sequence may take of what is left, so that others follow it."""
 
@@ -82,13 +85,16 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
     return max(16, rows) // num_queries_per_kv
 
 
-def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, large: bool = False) -> Budget:
-    """Return the budget of a case. ``merges`` counts the merging of segments; ``large`` doubles the milliseconds."""
+def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1) -> Budget:
+    """Return the budget of a case. ``merges`` counts the merging of segments; ``times`` multiplies the milliseconds.
+
+    One sequence may then take them all.
+    """
     row = num_kv_heads * key.head_size
     segments = max(0, key.launch.num_segments - 1)
     return Budget(
-        ms=MAX_MS * (2 if large else 1),
-        share=1.0 if large else MAX_SHARE,
+        ms=MAX_MS * times,
+        share=1.0 if times > 1 else MAX_SHARE,
         tokens=max(1, min(MAX_TOKENS, MAX_QUERY_ELEMENTS // (row * key.num_queries_per_kv))),
         pages=max(2, MAX_CACHE_ELEMENTS // (row * key.block_size)),
         per_block=num_kv_heads * (PROGRAM_MS + segments * SEGMENT_MS),

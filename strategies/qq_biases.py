@@ -26,6 +26,8 @@ QQ_BIAS_RECIPES = (
     QQBiasRecipe(kind="zero", extra_columns=-1),
     QQBiasRecipe(kind="alone"),
     QQBiasRecipe(kind="alone"),
+    QQBiasRecipe(kind="alone"),
+    QQBiasRecipe(kind="alone"),
     QQBiasRecipe(kind="alone", extra_columns=-1),
 )
 """Dense and tree masks: square, wider and narrower than the queries, with rows to spare, slices of a wider matrix.

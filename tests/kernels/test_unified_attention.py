@@ -175,6 +175,8 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
     if problem.qq_bias_cols is not None:
         side = max(problem.query_lens)
         matrix = normal(side + 4, problem.qq_bias_cols + 6)
+        if problem.strided:
+            matrix = matrix.T.contiguous().T  # no stride of it is 1 but the first
         matrix[normal(*matrix.shape) < -0.5] = -math.inf
         qq_bias = matrix[2:-2, 3 : 3 + problem.qq_bias_cols] if problem.strided else matrix[:, : problem.qq_bias_cols]
         qq_bias.diagonal().copy_(normal(*qq_bias.diagonal().shape))
