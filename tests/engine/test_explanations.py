@@ -1,12 +1,17 @@
 """Explanations of gaps: each stands on one line of one kernel file, and a campaign refutes none and needs no other."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from fuzz_attn import coverage, explanations
 from fuzz_attn.audit.edited_kernels import kernels_folder
+from fuzz_attn.campaign import Campaign, Plan
 from fuzz_attn.coverage import Mask
 from fuzz_attn.explanations import Explanation
+from fuzz_attn.families import Abi
+from fuzz_attn.messages import Setup
 
 STORED = Mask("k/outputs.py", 41, "kernel_unified_attention_2d", "store", 0, "tl.store(", True, ("all true", "mixed"))
 NEWS = Mask("k/mine.py", 7, "kernel_unified_attention_2d", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",))
@@ -51,3 +56,16 @@ def test_a_line_says_how_much() -> None:
     assert explanations.in_short((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
     told = "1 of 3 masks seen all true, all false and mixed; 1 explained; 1 lacking (1 never mixed)"
     assert explanations.in_short((STORED, NEWS, complete), "unified") == told
+
+
+CASES: dict[Abi, int] = {"unified": 1500, "paged": 250, "context": 500, "chunked": 250}
+"""After how many cases of seed 1 a campaign of a family leaves nothing unexplained, with room to spare."""
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_a_campaign_leaves_nothing_unexplained_and_refutes_nothing(family: Abi, tmp_path: Path) -> None:
+    plan = Plan(Setup(family), 0, 1, 1, None, CASES[family], tmp_path / "run", tmp_path / "found")
+    masks = Campaign(plan).run().statistics.masks
+    gaps = explanations.gaps(masks, family)
+    assert [(gap.mask.kernel, gap.mask.line, gap.mask.text, gap.missing) for gap in gaps if not gap.because] == []
+    assert explanations.refuted(masks, family) == ()
