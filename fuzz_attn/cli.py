@@ -21,6 +21,7 @@ from fuzz_attn.families import Abi
 
 FIXTURES: Final = Path("tests") / "counterexamples"
 MUSEUM: Final = Path("tests") / "specimens"
+REASONS: Final = Path("tests") / "detection" / "ir_survivors.toml"
 DEFAULT_MAX_TIME: Final = 60.0
 
 Command = Callable[..., int]
@@ -259,6 +260,14 @@ def coverage(*, run_folder: Path) -> int:
     metavar="DIR",
     help="Where the specimens are: a folder of TOML files.",
 )
+@click.option(
+    "--reasons",
+    type=click.Path(path_type=Path),
+    default=REASONS,
+    show_default=True,
+    metavar="FILE",
+    help="Why known survivors of the built-in targets' IR survive.",
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where the result goes.")
 @_guarded
 def audit(
@@ -275,6 +284,7 @@ def audit(
     seed: int | None,
     fail_under: float | None,
     museum: Path,
+    reasons: Path,
     out: Path | None,
 ) -> int:
     """Put bugs into a target's kernels and see which of them the campaign finds.
@@ -283,6 +293,7 @@ def audit(
     for the built-in targets, changes of the IR for all others.
     """
     from fuzz_attn.audit import report  # noqa: PLC0415 - each command loads what it needs alone
+    from fuzz_attn.audit.reasons import load_reasons  # noqa: PLC0415 - as above
     from fuzz_attn.audit.results import own_score  # noqa: PLC0415 - as above
     from fuzz_attn.audit.run import Request  # noqa: PLC0415 - as above
     from fuzz_attn.audit.run import audit as run_audit  # noqa: PLC0415 - as above
@@ -308,8 +319,9 @@ def audit(
         folder=folder,
     )
     print_out(console, whole(f"Auditing {name} with seed {seed}"))
+    known = () if shown or ":" in name else load_reasons(reasons)
     done = run_audit(request, console)
-    print_out(console, report.render(done))
+    print_out(console, report.render(done, known))
     print_out(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))
     return 1 if fail_under is not None and own_score(done.outcomes).percent < fail_under else 0
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from fuzz_attn.audit.rewriting import Replacement, new_value, walk
+from fuzz_attn.audit.subjects import IN_32_BITS
 from fuzz_attn.backends.simulator.emit_casts import parse_literal
 from fuzz_attn.backends.simulator.tree import Function, Operation, Type, Value
 
@@ -316,7 +317,7 @@ def _rounded(operation: Operation, _around: Surroundings) -> Changes:
     if operation.name in _ROUNDED and operation.results[0].type.element == "f32":
         yield Change("rounded to bfloat16", "precision", partial(_rounded_to, operation, "bf16"))
     if operation.name == "arith.muli" and operation.results[0].type.element == "i64":
-        yield Change("in 32 bits", "precision", partial(_in_32_bits, operation))
+        yield Change(IN_32_BITS, "precision", partial(_in_32_bits, operation))
 
 
 def _rounded_to(operation: Operation, element: str) -> Replacement:

@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fuzz_attn.audit.reasons import Reason, Sorted, sort
 from fuzz_attn.audit.results import Audit, Outcome, Score, counted, median_case, own_score, rule_score
-from fuzz_attn.audit.subjects import Subject
+from fuzz_attn.audit.subjects import IN_32_BITS, Subject
 from fuzz_attn.plain_text import count, whole
 
 RULE_NAMES: Final = {"vllm": "vLLM's fixed tolerance", "flash_attention": "FlashAttention's rule"}
@@ -54,14 +55,34 @@ class Board:
         return Group(by_class(self._outcomes), whole(self.line()))
 
 
-def render(audit: Audit) -> RenderableType:
-    """Return everything that a reader wants to know of a finished audit."""
-    survivors = [outcome for outcome in audit.outcomes if outcome.state == "survived"]
+def render(audit: Audit, reasons: Sequence[Reason] = ()) -> RenderableType:
+    """Return everything that a reader wants to know of a finished audit; survivors without a reason come first."""
     parts: list[RenderableType] = [by_class(audit.outcomes)]
-    if survivors:
-        parts += ["", Text(f"{count(len(survivors), 'survivor')}:", style="bold"), *map(_survivor, survivors)]
-    parts += ["", Text(f"Audit of {audit.target}", style="bold"), _summary(audit)]
+    parts += _equivalents(audit.outcomes)
+    sorted_ = sort((outcome for outcome in audit.outcomes if outcome.state == "survived"), reasons)
+    for reason, members in sorted_.explained:
+        heading = f"{count(len(members), 'survivor')} explained, {reason.name.replace('_', ' ')}: {reason.because}"
+        parts += ["", whole(heading, "bold"), *map(_survivor, members)]
+    if sorted_.unexplained:
+        unknown = " that nothing explains" if reasons else ""
+        parts += ["", Text(f"{count(len(sorted_.unexplained), 'survivor')}{unknown}:", style="bold")]
+        parts += map(_survivor, sorted_.unexplained)
+    parts += ["", Text(f"Audit of {audit.target}", style="bold"), _summary(audit, sorted_)]
     return Group(*parts)
+
+
+def _equivalents(outcomes: Sequence[Outcome]) -> Iterator[RenderableType]:
+    """Yield the equivalent mutants, a line for each line of source: how many cases ran each with the same bits."""
+    lines: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        mutant = outcome.subject.mutant
+        if outcome.state == "equivalent" and mutant is not None:
+            change = f"{mutant.operation}#{mutant.ordinal} {mutant.change} ({outcome.evidence.reached})"
+            lines.setdefault(f"{mutant.kernel}/{mutant.file}:{mutant.line}", []).append(change)
+    if lines:
+        yield ""
+        yield Text("Equivalent, with the cases that ran the change and gave the same bits:", style="bold")
+        yield from (whole(f"  {place}: {', '.join(changes)}") for place, changes in lines.items())
 
 
 def by_class(outcomes: Sequence[Outcome]) -> Table:
@@ -80,6 +101,11 @@ def by_class(outcomes: Sequence[Outcome]) -> Table:
 def class_of(subject: Subject) -> str:
     """Return the class of a subject: the kind of its change, or that it is a specimen."""
     return subject.mutant.kind if subject.mutant else "specimen"
+
+
+def is_width(subject: Subject) -> bool:
+    """Return whether a subject makes an integer narrower: what it breaks shows in tensors of 2^31 elements alone."""
+    return subject.mutant is not None and subject.mutant.change == IN_32_BITS
 
 
 def _class_row(members: Sequence[Outcome]) -> Iterator[str]:
@@ -105,16 +131,16 @@ def _survivor(outcome: Outcome) -> Text:
     return whole(f"  {outcome.subject.name}: {'; '.join([*words, *filter(None, [outcome.message])])}")
 
 
-def _summary(audit: Audit) -> Table:
+def _summary(audit: Audit, survivors: Sorted) -> Table:
     table = Table(show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for what, words in _numbers(audit):
+    for what, words in _numbers(audit, survivors):
         table.add_row(what, words)
     return table
 
 
-def _numbers(audit: Audit) -> Iterator[tuple[str, str]]:
+def _numbers(audit: Audit, survivors: Sorted) -> Iterator[tuple[str, str]]:
     found = [outcome for outcome in audit.outcomes if outcome.state == "killed"]
     yield "seed", f"{audit.seed}; at most {count(audit.cases, 'case')} each, those of a default campaign on one core"
     yield "time", f"{audit.seconds:.0f} s on {count(audit.workers, 'worker')}"
@@ -127,6 +153,9 @@ def _numbers(audit: Audit) -> Iterator[tuple[str, str]]:
             "slowest",
             f"{slowest.seconds:.1f} s ({slowest.subject.name}); {latest.case} cases ({latest.subject.name})",
         )
+    if survivors.explained:
+        explained = sum(len(members) for _, members in survivors.explained)
+        yield "survived", f"{explained} explained, {len(survivors.unexplained)} not"
     for rule, name in RULE_NAMES.items() if audit.ruled else ():
         alarms = len(audit.false_alarms.get(rule, ()))
         yield name, f"{_percent(rule_score(audit.outcomes, rule))}; {count(alarms, 'false alarm')}"
@@ -134,6 +163,9 @@ def _numbers(audit: Audit) -> Iterator[tuple[str, str]]:
         number = sum(outcome.state == state for outcome in audit.outcomes)
         if number:
             yield state, f"{number} ({meaning}), not counted"
+    narrow = sum(outcome.state == "equivalent" and is_width(outcome.subject) for outcome in audit.outcomes)
+    if narrow:
+        yield "", f"{narrow} of the equivalent are products in 32 bits, which no case took beyond 2^31"
     alarms = len(audit.false_alarms.get("", ()))
     yield "healthy", f"{count(alarms, 'false alarm')} in {count(audit.healthy_cases, 'case')}"
 

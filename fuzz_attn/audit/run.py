@@ -30,8 +30,9 @@ from fuzz_attn.streams import Stream
 SURVEY_CASES: Final = 480
 """Two rounds of a campaign: their compile keys are where mutants are looked for, however few cases are asked for."""
 
-CASES_EACH: Final = 5
-"""How many cases of the stream a second look takes at most for each that must have run the changed operation."""
+CASES_EACH: Final = 12
+"""How many cases of the stream a second look takes at most for each that must have run the changed operation: a feature
+is in one case of five, and half of the cases run another kernel."""
 
 _SAMPLE: Final = 61
 

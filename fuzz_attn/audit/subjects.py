@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fuzz_attn.recipes import Plain
+
+IN_32_BITS: Final = "in 32 bits"
+"""The change of a 64-bit product to a narrower one."""
 
 
 class Mutant(Plain, frozen=True, order=True):
