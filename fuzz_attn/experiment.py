@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,10 @@ from fuzz_attn.backends.base import Backend, Observation, Watch
 from fuzz_attn.case import AttentionCase
 from fuzz_attn.errors import DeviceLostError, UnsupportedByBackendError
 from fuzz_attn.oracle import Reference, attend
+from fuzz_attn.row_blocks import RowBlock, row_blocks
 from fuzz_attn.snapshots import Snapshot, snapshot_of, still_holds
 from fuzz_attn.targets import Target
-from fuzz_attn.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.tensors import AttentionTensors, materialise, output_of, storage_bytes
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,9 @@ class Experiment:
         }
         return self.launch_tensors(tensors)
 
+    @cached_property
     def changed_inputs(self) -> list[str]:
-        """Return the names of the inputs that the first launch changed, or whose surroundings it changed."""
+        """The names of the inputs that the first launch changed, or whose surroundings it changed."""
         tensors, before = self.first.tensors, self._inputs_before
         return [
             name
@@ -64,7 +67,12 @@ class Experiment:
     @cached_property
     def reference(self) -> Reference:
         """The oracle's answer to the first launch, from the inputs as that left them."""
-        return attend(self.first.tensors, self.target.model)
+        return attend(self.first.tensors, self.target.model, self.blocks)
+
+    @cached_property
+    def blocks(self) -> tuple[RowBlock, ...]:
+        """The row blocks of the first launch's inputs, as that left them."""
+        return tuple(row_blocks(self.first.tensors))
 
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
@@ -73,6 +81,12 @@ class Experiment:
     def fresh(self) -> AttentionTensors:
         """Return the tensors of the case as they are before a launch, to be changed and launched."""
         return materialise(self.case, self.backend.device)
+
+    def again(self) -> AttentionTensors:
+        """Return the tensors of the case with a new output, to be launched; the inputs are the first launch's own."""
+        if self.changed_inputs:
+            return self.fresh()
+        return dataclasses.replace(self.first.tensors, output=output_of(self.case, self.backend.device))
 
     def launch_tensors(self, tensors: AttentionTensors) -> Launch:
         """Return the launch of the target on tensors; it writes their output, and they belong to the launch."""

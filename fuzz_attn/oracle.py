@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -57,11 +58,14 @@ class BlockReference:
 
 
 @torch.inference_mode()
-def attend(tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL) -> Reference:
+def attend(
+    tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
+) -> Reference:
     """Return the exact output and its error bound for a target that computes as the model says.
 
     Reads only keys that some row sees. The output tensor gives type and shape alone; its contents are not read. What is
-    returned is for reading alone: torch keeps no account of it for gradients, which nobody asks for.
+    returned is for reading alone: torch keeps no account of it for gradients, which nobody asks for. ``blocks`` are the
+    row blocks of the tensors where they are made already.
     """
     num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
     rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads
@@ -72,7 +76,7 @@ def attend(tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL) -> Refe
         expected.zero_()
         bound.fill_(torch.inf)
         ill_conditioned.zero_()
-    for block in row_blocks(tensors):
+    for block in row_blocks(tensors) if blocks is None else blocks:
         part = attend_block(block, tensors, model)
         expected[block.tokens] = part.expected.transpose(1, 2)
         bound[block.tokens] = part.bound.transpose(1, 2)

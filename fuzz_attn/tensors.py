@@ -180,7 +180,7 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         query=_query(case, numbers.queries, device),
         key_cache=key_cache,
         value_cache=value_cache,
-        output=_output(case, device),
+        output=output_of(case, device),
         query_start_loc=_integers(starts, device),
         seq_lens=_integers(seq_lens, device),
         block_table=_block_table(case, pages, device),
@@ -207,6 +207,15 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         reads_dense=case.reads_dense,
         first_block=case.pages.first_block,
     )
+
+
+def output_of(case: AttentionCase, device: str) -> torch.Tensor:
+    """Return the poisoned output of a case alone."""
+    gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
+    poison = output_poison(dtype, case.poison.out)
+    memory = dense_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
+    view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
+    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -258,14 +267,6 @@ def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: st
     memory = dense_memory(case, tokens.shape[1], dtype, poison, gaps)
     view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
     view[: case.num_tokens] = tokens
-    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
-
-
-def _output(case: AttentionCase, device: str) -> torch.Tensor:
-    gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
-    poison = output_poison(dtype, case.poison.out)
-    memory = dense_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
-    view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
 

@@ -256,7 +256,7 @@ class _Healthy:
         first = experiment.first
         if first.error or first.observations or not torch.equal(first.output_after, self.output):
             return check(experiment, relation)
-        if experiment.changed_inputs():
+        if experiment.changed_inputs:
             return check(experiment, relation)
         verdict = RELATIONS[relation](experiment) if relation else self.verdict
         return self.verdict if verdict.passed else verdict

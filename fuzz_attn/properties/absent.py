@@ -29,27 +29,27 @@ def wide_window(experiment: Experiment) -> Verdict:
 def zero_slopes(experiment: Experiment) -> Verdict:
     """ALiBi slopes of 0 are no ALiBi."""
     heads = experiment.case.heads.num_query_heads
-    slopes = constant(experiment.fresh(), (heads,), 0.0)
+    slopes = constant(experiment.first.tensors, (heads,), 0.0)
     return _with(experiment, "zero_slopes", "a launch with ALiBi slopes of 0", alibi_slopes=slopes)
 
 
 def zero_bias(experiment: Experiment) -> Verdict:
     """Query-query biases of 0 are no biases."""
     longest = experiment.case.max_query_len
-    bias = constant(experiment.fresh(), (longest, longest), 0.0)
+    bias = constant(experiment.first.tensors, (longest, longest), 0.0)
     return _with(experiment, "zero_bias", "a launch with a query-query bias of 0", qq_bias=bias)
 
 
 def absent_sinks(experiment: Experiment) -> Verdict:
     """Sinks of -inf are no sinks."""
     heads = experiment.case.heads.num_query_heads
-    sinks = constant(experiment.fresh(), (heads,), -float("inf"))
+    sinks = constant(experiment.first.tensors, (heads,), -float("inf"))
     return _with(experiment, "absent_sinks", "a launch with sinks of -inf", sinks=sinks)
 
 
 def unit_scales(experiment: Experiment) -> Verdict:
     """Scales of 1 scale nothing: fp8 numbers are then what they are in float32, and other caches ignore the scales."""
-    tensors = experiment.fresh()
+    tensors = experiment.again()
     one = constant(tensors, (1,), 1.0)
     scaled = dataclasses.replace(
         tensors,
@@ -64,5 +64,5 @@ def unit_scales(experiment: Experiment) -> Verdict:
 
 
 def _with(experiment: Experiment, name: str, change: str, **feature: Any) -> Verdict:
-    other = experiment.launch_tensors(dataclasses.replace(experiment.fresh(), **feature))
+    other = experiment.launch_tensors(dataclasses.replace(experiment.again(), **feature))
     return judged(experiment, name, other, change, experiment.reference)

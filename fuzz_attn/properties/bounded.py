@@ -55,16 +55,17 @@ def segments(experiment: Experiment) -> Verdict:
     hints = LaunchHints("2d", 0, tile)
     if asked.path != "3d":
         hints = LaunchHints("3d", SEGMENTS[experiment.case.seed % len(SEGMENTS)], tile)
-    other = experiment.launch_tensors(dataclasses.replace(experiment.fresh(), launch=hints))
+    other = experiment.launch_tensors(dataclasses.replace(experiment.again(), launch=hints))
     how = f"3D in {hints.num_segments} segments" if hints.path == "3d" else "2D"
-    return judged(experiment, "segments", other, f"a launch by {how}", experiment.reference)
+    exact = experiment.reference
+    return judged(experiment, "segments", other, f"a launch by {how}", exact, own=exact)
 
 
 def head_permutation(experiment: Experiment) -> Verdict:
     """Heads are strangers to each other: in reverse order, with their slopes, sinks and KV heads, the same answers."""
     other = experiment.launch_tensors(with_heads_reversed(experiment.fresh()))
     exact = mapped(experiment.reference, lambda rows: rows.flip(1))
-    return judged(experiment, "head_permutation", other, "a launch with the heads in reverse order", exact)
+    return judged(experiment, "head_permutation", other, "a launch with the heads in reverse order", exact, own=exact)
 
 
 def key_shift(experiment: Experiment) -> Verdict:
@@ -124,13 +125,13 @@ def narrower_window(experiment: Experiment) -> Verdict:
     What is expected is the oracle's answer to the narrower problem, and the old answer for rows that no window cuts.
     """
     window = experiment.case.window
-    other = experiment.launch_tensors(dataclasses.replace(experiment.fresh(), window=window - 1))
-    exact = attend(other.tensors, experiment.target.model)
+    other = experiment.launch_tensors(dataclasses.replace(experiment.again(), window=window - 1))
+    own = attend(other.tensors, experiment.target.model)
     whole = [context + row < window - 1 for context, row in _rows(experiment)]
-    uncut = torch.tensor(whole, device=exact.expected.device)[:, None, None]
-    expected = torch.where(uncut, experiment.reference.expected, exact.expected)
-    exact = dataclasses.replace(exact, expected=expected)
-    return judged(experiment, "narrower_window", other, f"a launch with a window of {window - 1}", exact)
+    uncut = torch.tensor(whole, device=own.expected.device)[:, None, None]
+    expected = torch.where(uncut, experiment.reference.expected, own.expected)
+    exact = dataclasses.replace(own, expected=expected)
+    return judged(experiment, "narrower_window", other, f"a launch with a window of {window - 1}", exact, own=own)
 
 
 def other_family(experiment: Experiment) -> Verdict:
@@ -148,7 +149,8 @@ def other_family(experiment: Experiment) -> Verdict:
 def _rearranged(experiment: Experiment, name: str, order: range | tuple[int, ...], how: str) -> Verdict:
     tensors, tokens = arranged(experiment.fresh(), order)
     other = experiment.launch_tensors(tensors)
-    return judged(experiment, name, other, f"a launch of the batch {how}", _at(experiment.reference, tokens))
+    exact = _at(experiment.reference, tokens)
+    return judged(experiment, name, other, f"a launch of the batch {how}", exact, own=exact)
 
 
 def _at(reference: Reference, tokens: torch.Tensor) -> Reference:

@@ -60,18 +60,20 @@ def judged(
     exact: Reference,
     *,
     slack: torch.Tensor | float = 0.0,
+    own: Reference | None = None,
 ) -> Verdict:
     """Return whether another launch holds what it should, each element within the bound of its own problem.
 
     ``exact`` holds what is expected of it, known from the exact answer to another problem. Two launches that are both
     within their bounds of it differ by no more than the two bounds added up; to ask each of them finds more than to ask
     for their difference. Ill-conditioned rows and elements without a bound, of either problem, are left out. ``slack``
-    is what the relation itself loses in float64.
+    is what the relation itself loses in float64. ``own`` is the reference of the other launch's problem where it is
+    known already: that of the first one, as no row's bound depends on where the row stands, or on the launch.
     """
     wrong = failed(name, other, change)
     if wrong is not None:
         return wrong
-    own = attend(other.tensors, experiment.target.model)
+    own = own or attend(other.tensors, experiment.target.model)
     bound = (own.bound + slack).masked_fill(exact.bound.isinf(), torch.inf)
     reference = Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
     verdict = judge(other.tensors, reference)

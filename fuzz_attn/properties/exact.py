@@ -32,7 +32,7 @@ _OTHER_ENTRY: Final[dict[TablePoison, TablePoison]] = {
 
 def determinism(experiment: Experiment) -> Verdict:
     """Two launches on the same input give the same bits."""
-    again = experiment.launch(experiment.case)
+    again = experiment.launch_tensors(experiment.again())
     return same_bits(experiment, "determinism", again, AGAIN, kind="nondeterministic")
 
 
@@ -71,9 +71,8 @@ def empty_sequences(experiment: Experiment) -> Verdict:
     tensors, tokens = arranged(experiment.fresh(), order)
     other = experiment.launch_tensors(tensors)
     if experiment.case.launch.path == "auto":
-        return judged(
-            experiment, "empty_sequences", other, change, mapped(experiment.reference, lambda rows: rows[tokens])
-        )
+        exact = mapped(experiment.reference, lambda rows: rows[tokens])
+        return judged(experiment, "empty_sequences", other, change, exact, own=exact)
     return same_bits(experiment, "empty_sequences", other, change, tokens=tokens)
 
 

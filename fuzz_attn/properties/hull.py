@@ -5,6 +5,7 @@ This holds where the scores tell nothing: also in rows that are ill-conditioned,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -22,7 +23,7 @@ from fuzz_attn.logits import accumulation_unit
 from fuzz_attn.numeric_model import NumericModel
 from fuzz_attn.oracle import Reference, output_factor
 from fuzz_attn.roundings import FLUSHED, UNDERFLOW, UNIT, gamma, half_denormal
-from fuzz_attn.row_blocks import RowBlock, row_blocks
+from fuzz_attn.row_blocks import RowBlock
 from fuzz_attn.tensors import AttentionTensors
 from fuzz_attn.verdict import Verdict
 
@@ -41,17 +42,19 @@ def convex_hull(experiment: Experiment) -> Verdict:
     tensors, known = experiment.first.tensors, experiment.reference
     if experiment.case.seed % LOOKED_AT and not bool(known.ill_conditioned.any()):
         return Verdict("convex_hull")
-    verdict = judge(tensors, _nearest_inside(tensors, known, experiment.target.model))
+    verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.model))
     message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
     return msgspec.structs.replace(verdict, property_name="convex_hull", message=message)
 
 
 @torch.inference_mode()
-def _nearest_inside(tensors: AttentionTensors, known: Reference, model: NumericModel) -> Reference:
+def _nearest_inside(
+    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: NumericModel
+) -> Reference:
     """Return the nearest outputs that lie in the hull, and how far outside an output may lie."""
     actual = tensors.output[: known.expected.shape[0]].double()
     expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
-    for block in row_blocks(tensors):
+    for block in blocks:
         low, high = values_seen(block)
         if tensors.sinks is not None:
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)

@@ -42,7 +42,7 @@ def nothing_else_written(experiment: Experiment) -> Verdict:
 
 def inputs_unchanged(experiment: Experiment) -> Verdict:
     """No input changes, its padding included."""
-    changed = experiment.changed_inputs()
+    changed = experiment.changed_inputs
     if changed:
         return Verdict("inputs_unchanged", "input_changed", f"the launch changed its input {changed[0]}")
     return Verdict("inputs_unchanged")
