@@ -60,7 +60,7 @@ class Family:
     ``required`` are the arguments that a callable must take, ``known`` all others that the ABI can give it,
     ``late`` those of them that go to callables alone that name them. ``feature_arguments`` are what a callable must
     take for a feature to be drawn; features in ``undeclared`` are never taken from a signature. ``arguments`` makes
-    all arguments of a call, by the published names.
+    all arguments of a call, by the published names; those that ``defaults`` names say what leaving them out says.
     """
 
     abi: Abi
@@ -71,6 +71,7 @@ class Family:
     late: Parameters = frozenset()
     undeclared: frozenset[Feature] = frozenset()
     paths: Callable[[Signature], tuple[LaunchPath, ...]] = lambda _: ("auto",)
+    defaults: Callable[[AttentionTensors], Parameters] = lambda _: frozenset()
 
     def fits(self, signature: Signature) -> str:
         """Return why a signature is not this family's, or an empty string when it is."""
@@ -93,8 +94,13 @@ class Family:
         return Domain(abi=self.abi, features=features, paths=self.paths(signature), fp8_q_scales=False)
 
     def arguments_for(self, signature: Signature, tensors: AttentionTensors) -> Arguments:
-        """Return the keyword arguments of one call, of those that the callable takes."""
-        return {name: value for name, value in self.arguments(tensors).items() if self._given(signature, name)}
+        """Return the keyword arguments of one call, of those that the callable takes and has no default to say it."""
+        spared = self.defaults(tensors) & (signature.names - signature.required)
+        return {
+            name: value
+            for name, value in self.arguments(tensors).items()
+            if self._given(signature, name) and name not in spared
+        }
 
     def _given(self, signature: Signature, name: str) -> bool:
         return name in signature.names or (signature.anything and name not in self.late)

@@ -52,6 +52,12 @@ def _given(scale: torch.Tensor | None, tensors: AttentionTensors) -> torch.Tenso
     return torch.ones(1, device=tensors.query.device) if scale is None else scale
 
 
+def _defaults(tensors: AttentionTensors) -> frozenset[str]:
+    """Return which arguments hold what a launcher assumes of itself: the scale of a head's size."""
+    own = tensors.softmax_scale == tensors.query.shape[2] ** -0.5
+    return frozenset(("sm_scale",)) if own else frozenset()
+
+
 def _paged(tensors: AttentionTensors) -> Arguments:
     return {
         "query": tensors.query,
@@ -115,6 +121,7 @@ PAGED: Final = Family(
     },
     arguments=_paged,
     late=_LATE,
+    defaults=_defaults,
 )
 """Paged decode: one query token of each sequence."""
 
@@ -125,6 +132,7 @@ CONTEXT: Final = Family(
     feature_arguments={**_FEATURES, "fp8_out": ("fp8_out_scale",), "leaves_others": ("skip_decode",)},
     arguments=_context,
     late=_LATE,
+    defaults=_defaults,
 )
 """`context_attention_fwd`: new tokens, densely packed, on a paged context."""
 
@@ -137,5 +145,6 @@ CHUNKED: Final = Family(
     feature_arguments={**_FEATURES, "fp8_out": ("output_scale",)},
     arguments=_chunked,
     late=_LATE,
+    defaults=_defaults,
 )
 """`chunked_prefill_paged_decode`: context attention, then paged decode for the sequences of one query token."""

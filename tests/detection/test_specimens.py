@@ -2,10 +2,12 @@
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from fuzz_attn.audit.specimens import Edit, Specimen, SpecimenError, load_museum, plant, specimen_named
+from fuzz_attn.families import Abi
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels"
@@ -25,8 +27,9 @@ def test_fits_the_kernels(entry: Specimen, tmp_path: Path) -> None:
         ast.parse((planted / path.name).read_text())
 
 
-def test_there_are_enough() -> None:
-    assert len(MUSEUM) >= 60
+@pytest.mark.parametrize("abi", get_args(Abi))
+def test_there_are_enough_of_every_family(abi: Abi) -> None:
+    assert sum(abi in entry.families for entry in MUSEUM) >= 60
 
 
 @pytest.mark.parametrize(("anchor", "times"), [("no such text", 0), ("import", 2)])

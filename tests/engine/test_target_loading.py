@@ -349,6 +349,21 @@ def test_arguments_of_split_families_mean_what_the_published_ones_mean() -> None
 
 
 @pytest.mark.parametrize(
+    ("parameters", "scale", "given"),
+    [
+        (PAGED + SPLIT, 0.25, False),
+        (PAGED + SPLIT, 0.5, True),
+        (PAGED + ", *, sm_scale", 0.25, True),
+        ("**given", 0.25, True),
+    ],
+)
+def test_the_default_scale_is_left_out_where_there_is_one(parameters: str, scale: float, given: bool) -> None:
+    case = AttentionCase((Sequence(1),), abi="paged", softmax_scale=scale)
+    arguments = FAMILIES["paged"].arguments_for(signature_of(with_signature(parameters)), materialise(case))
+    assert arguments.get("sm_scale") == (scale if given else None)
+
+
+@pytest.mark.parametrize(
     ("kv", "as_bytes", "word"),
     [
         ("float8_e4m3fn", True, "fp8"),
