@@ -4,24 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from .errors import LoweringError, UnsupportedOperation
 from .findings import Location
 from .lowering import TORCH_TYPES, scalar_type
+from .ranges import HIGH, LOW
 
-Key = tuple[object, ...]
+MOST_FORMS: Final = 1024
+"""So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
+
+
+class Key:
+    """What selects a program among those of one kernel: types and constants. Its hash is computed once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: tuple[object, ...]) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self._parts == other._parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What calls with arguments of the same types and with the same constants have in common.
+
+    `passed` are the names of the arguments that are no constants, with their types, in order.
+    """
+
+    signature: dict[str, str]
+    key: Key
+    passed: tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True)
 class Bound:
-    """A launch's arguments by parameter name, its signature, and the key that selects a program."""
+    """A launch's arguments by parameter name, and the form of the call."""
 
     values: dict[str, Any]
-    signature: dict[str, str]
-    key: Key
+    form: Form
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """The type of each parameter."""
+        return self.form.signature
 
     def constants(self) -> dict[str, Any]:
         """Return the values that are part of the program."""
@@ -38,6 +72,8 @@ class Binder:
             (parameter.name, bool(parameter.is_constexpr), _annotation(parameter), "*k" if parameter.is_const else "*")
             for parameter in kernel.params
         ]
+        self._pick = _picker(self._parameters)
+        self._forms: dict[object, Form] = {}
         signature = kernel.signature.parameters
         self._defaults = {
             name: parameter.default for name, parameter in signature.items() if parameter.default is not parameter.empty
@@ -46,20 +82,51 @@ class Binder:
     def bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
         """Return the bound arguments; keywords that are no parameters are launch options and are ignored."""
         given = {**self._defaults, **keywords, **dict(zip(self._names, arguments, strict=False))}
-        values: dict[str, Any] = {}
+        try:
+            values = {name: given[name] for name, _, _, _ in self._parameters}
+        except KeyError as error:
+            raise TypeError(f"{self.kernel.__name__}() misses the argument {error}") from None
+        constants, others = self._pick(values)
+        wide = [value for value in others if value.__class__ is int and not LOW <= value <= HIGH]
+        if wide:
+            return Bound(values, self._form(values))
+        types = (*map(type, constants), *map(type, others), *[getattr(value, "dtype", None) for value in others])
+        try:
+            form = self._forms.get((types, constants))
+        except TypeError:  # a constant that has no hash
+            return Bound(values, self._form(values))
+        if form is None:
+            form = self._form(values)
+            if len(self._forms) < MOST_FORMS:
+                self._forms[types, constants] = form
+        return Bound(values, form)
+
+    def _form(self, values: dict[str, Any]) -> Form:
         signature: dict[str, str] = {}
         key: list[object] = []
         for name, constant, annotation, pointer in self._parameters:
-            if name not in given:
-                raise TypeError(f"{self.kernel.__name__}() misses the argument {name!r}")
-            value = values[name] = given[name]
+            value = values[name]
             if constant or value is None:
                 signature[name] = "constexpr"
                 key.append((type(value), _hashable(value)))
             else:
                 type_ = signature[name] = _argument_type(name, value, annotation, pointer)
                 key.append(type_)
-        return Bound(values, signature, tuple(key))
+        passed = tuple((name, type_) for name, type_ in signature.items() if type_ != "constexpr")
+        return Form(signature, Key(tuple(key)), passed)
+
+
+def _picker(
+    parameters: list[tuple[str, bool, str, str]],
+) -> Callable[[dict[str, Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Return a function that parts values by name into constants and others."""
+    constants = [name for name, constant, _, _ in parameters if constant]
+    others = [name for name, constant, _, _ in parameters if not constant]
+
+    def pick(values: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple([values[name] for name in constants]), tuple([values[name] for name in others])
+
+    return pick
 
 
 def _annotation(parameter: Any) -> str:

@@ -9,6 +9,7 @@ stays NaN. Casts to bf16 and fp16 overflow to infinity.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,9 @@ _HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
 _FP8 = {"f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn), "f8E5M2": np.dtype(ml_dtypes.float8_e5m2)}
 _LARGEST = {"f8E4M3FN": np.float32(448.0), "f8E5M2": np.float32(57344.0)}
 _DECODE = {element: np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32) for element, dtype in _FP8.items()}
+
+_UPPER = 1 if sys.byteorder == "little" else 0
+"""Which half of a float32 is a bfloat16."""
 
 STORAGE: dict[str, np.dtype[Any]] = {
     "i1": np.dtype(np.bool_),
@@ -151,6 +155,8 @@ def from_bits(bits: Array, element: str) -> Array:
 def to_bits(values: Array, element: str) -> Array:
     """Unsigned bits of container values that `element` can represent exactly; other elements come back unchanged."""
     if element == "bf16":
+        if values.flags.c_contiguous and values.ndim:
+            return values.view(np.uint16)[..., _UPPER::2]
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     if element == "f16":
         return values.astype(np.float16).view(np.uint16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -21,6 +21,21 @@ from .pruning import assigned_and_used, pruned
 from .select import select
 from .terms import Term
 from .tree import Block, Function, Operation, Type, Value
+
+
+@dataclass(slots=True)
+class Plan:
+    """What launches with the same scalar arguments and the same grid share.
+
+    `scalars` has an array for each scalar argument and None for each tensor; `prepared` is what the generated code
+    makes of them, once a launch has asked for it.
+    """
+
+    scalars: list[Any]
+    prepared: tuple[Any, ...] | None = None
+
+
+MOST_PLANS = 4
 
 
 @dataclass(slots=True)
@@ -43,6 +58,16 @@ class Program:
     code: CodeType | None = None
     function: Callable[..., None] | None = None
     prepare: Callable[..., tuple[Any, ...]] | None = None
+    plans: dict[object, Plan] = field(default_factory=dict)
+
+    def plan(self, key: object, scalars: Callable[[], list[Any]]) -> Plan:
+        """Return the plan of a launch; the last few are kept, for a case is run several times."""
+        plan = self.plans.get(key)
+        if plan is None:
+            if len(self.plans) >= MOST_PLANS:
+                self.plans.clear()
+            plan = self.plans[key] = Plan(scalars())
+        return plan
 
     def compiled(self) -> CodeType:
         """Return the code object of the source."""

@@ -11,6 +11,7 @@ offset), of which memory can make use.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from . import ranges
@@ -25,6 +26,8 @@ Handler = Callable[["Emitter", Operation], None]
 
 # These look at a number of Python's themselves.
 _WANTS_NUMBERS = ("divide(",)
+_OF_TWO = re.compile(r"(?:np\.\w+\(\{0\}, \{1\}\)|\{0\} [-+*/<>=!&|^]+ \{1\})$")
+"""Templates of numpy's own operations on two arrays."""
 
 
 def fits_32_bits(text: str) -> bool:
@@ -138,10 +141,22 @@ class Emitter:
         names = [
             self.number(term) if term.literal is not None and not plain else self.name(term, region) for term in terms
         ]
+        if not region.shared and _OF_TWO.match(template):
+            names = self._without_axes(terms, names)
         if varying is None:
             varying = any(term.varying for term in terms)
         text = template.format(*names, lanes=region.scope.lanes)
         return Term(self._computed(text, region), shape, varying, region, element, affine=affine)
+
+    def _without_axes(self, terms: Sequence[Term], names: list[str]) -> list[str]:
+        """Return the names with a scalar of the launch as an array of no axes, where it meets one that has some."""
+        if all(term.bare for term in terms):
+            return names
+        scalar = [term.bare and term.region.shared and term.literal is None for term in terms]
+        return [
+            self._computed(f"{name}.reshape(())", term.region) if chosen else name
+            for name, term, chosen in zip(names, terms, scalar, strict=True)
+        ]
 
     def _computed(self, text: str, region: Region) -> str:
         """Return the variable that holds a pure expression in a region; one that is there already serves again."""

@@ -46,7 +46,8 @@ class Memory:
     """The elements of one tensor argument, `flat` counted from its first one, with what the sanitizers know of them.
 
     `written` (a shadow of initialised elements) and `tracker` with its `shift` (the position of the tensor's first
-    element in the tracked storage) are set when the launch asks for them.
+    element in the tracked storage) are set when the launch asks for them. `storage` tells which memories may share
+    elements: the address of the storage and the size of an element, None for a memory that shares none.
 
     Every access takes the run, the number of its source line, the programs that run (`lanes`), and where it goes:
     arrays whose axis 0 counts these programs, or has size 1 for all of them.
@@ -62,6 +63,7 @@ class Memory:
         self.written: Array | None = None
         self.tracker: RaceTracker | None = None
         self.shift = 0
+        self.storage: tuple[int, int] | None = None
         self._windows: dict[int, Array] = {}
 
     def physical(self, offsets: Array) -> Array:
@@ -199,7 +201,7 @@ class Memory:
         rows = values.reshape(-1, values.shape[-1])
         if chosen is not None:
             rows = rows.take(chosen, axis=0)
-        bits = np.ascontiguousarray(to_storage(rows[:, :width], self.element))
+        bits = np.ascontiguousarray(to_storage(rows, self.element)[:, :width])
         positions = self.physical(active)
         self._rows(width)[positions] = bits.view(_row_type(width * bits.itemsize)).ravel()
         if self.written is not None:

@@ -38,9 +38,11 @@ class RaceTracker:
         if self._writer is not None or self._reader is not None or len(self._rows) >= _MOST_GROUPS:
             return False
         groups = [*self._rows, (starts, width, programs)]
-        if len({group[1] for group in groups}) == 1:
-            ordered = np.sort(np.concatenate([group[0] for group in groups]) if self._rows else starts)
-            apart = ordered.size < 2 or int((ordered[1:] - ordered[:-1]).min()) >= width
+        if not self._rows or len({group[1] for group in groups}) == 1:
+            ordered = np.concatenate([group[0] for group in groups]) if self._rows else starts.copy()
+            ordered.sort()
+            gaps = ordered[1:] - ordered[:-1]
+            apart = not gaps.size or int(gaps[gaps.argmin()]) >= width
         else:
             firsts = np.concatenate([group[0] for group in groups])
             ends = np.concatenate([group[0] + group[1] for group in groups])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from .casts import read_as_tf32
-from .codegen import Program
+from .codegen import Plan, Program
 from .findings import Finding, FindingKind
 from .memory import Memory
 from .ranges import HIGH, LOW, Range, Taint
@@ -19,6 +20,32 @@ Array = npt.NDArray[Any]
 
 # Elements of the largest tile that programs run together may hold: more of them leave the processor's caches.
 _CHUNK_ELEMENTS = 1 << 18
+
+
+@functools.lru_cache(maxsize=64)
+def _lanes(start: int, count: int) -> Array:
+    return _shared(np.arange(start, start + count))
+
+
+@functools.lru_cache(maxsize=64)
+def _ids(grid: tuple[int, int, int], axis: int, start: int, count: int) -> Array:
+    return _shared(_ids_of(grid, axis, _lanes(start, count)))
+
+
+def _ids_of(grid: tuple[int, int, int], axis: int, lanes: Array) -> Array:
+    _, ny, nz = grid
+    if axis == 0:
+        ids = lanes if ny * nz == 1 else lanes // (ny * nz)
+    elif axis == 1:
+        ids = (lanes if nz == 1 else lanes // nz) % ny
+    else:
+        ids = lanes % nz
+    return ids.astype(np.int32)
+
+
+def _shared(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
 
 
 @dataclass(slots=True)
@@ -32,8 +59,10 @@ class Run:
     findings: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     benign_races: int = 0
     id_ranges: list[Range] = field(default_factory=list)
+    lanes: Array = field(default_factory=lambda: _lanes(0, 0))
+    """The numbers of the programs that run together just now."""
 
-    def execute(self, arguments: list[Any]) -> None:
+    def execute(self, plan: Plan, arguments: list[Any]) -> None:
         """Run all programs, in chunks that fit the caches, in the order of their numbers."""
         total = self.grid[0] * self.grid[1] * self.grid[2]
         self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
@@ -41,21 +70,18 @@ class Run:
         # What generated code asks of torch is none of the session's business, and each call would pass through Python.
         with np.errstate(all="ignore"), torch._C._DisableTorchDispatch():
             function = self.program.ready()
-            assert self.program.prepare is not None
-            prepared = self.program.prepare(self, *arguments)
+            if plan.prepared is None:
+                assert self.program.prepare is not None
+                plan.prepared = self.program.prepare(self, *plan.scalars)
             for start in range(0, total, chunk):
-                function(self, np.arange(start, min(start + chunk, total)), prepared, *arguments)
+                self.lanes = _lanes(start, min(chunk, total - start))
+                function(self, self.lanes, plan.prepared, *arguments)
 
     def program_ids(self, lanes: Array, axis: int) -> Array:
         """Program ids along one axis of the grid; the last axis runs fastest, as in Triton's interpreter."""
-        _, ny, nz = self.grid
-        if axis == 0:
-            ids = lanes if ny * nz == 1 else lanes // (ny * nz)
-        elif axis == 1:
-            ids = (lanes if nz == 1 else lanes // nz) % ny
-        else:
-            ids = lanes % nz
-        return ids.astype(np.int32)
+        if lanes is self.lanes:
+            return _ids(self.grid, axis, int(lanes[0]), lanes.size)
+        return _ids_of(self.grid, axis, lanes)
 
     def position(self, program: int) -> tuple[int, int, int]:
         """Return the (x, y, z) of a program's number."""
@@ -64,7 +90,7 @@ class Run:
 
     def argument_range(self, argument: Array) -> Range:
         """Return the range of a scalar argument: its one value."""
-        value = int(argument[0])
+        value = int(argument.item())
         return (value, value, ())
 
     def dot_operand(self, values: Array) -> Array:

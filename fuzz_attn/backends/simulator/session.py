@@ -97,26 +97,33 @@ class Session:
             self.unsupported.append(error)
             raise
         run = Run(program, extents, self.options.tf32, self.options.overflow)
-        values = [(name, bound.values[name]) for name, type_ in bound.signature.items() if type_ != "constexpr"]
-        passed = [self._argument(name, value, bound.signature[name]) for name, value in values]
-        self._watch(program, values, passed)
+        plan = program.plan((extents, self.options.tf32, _scalar_key(bound)), lambda: _scalars(bound))
+        passed = [
+            self._memory(name, bound.values[name]) if scalar is None else scalar
+            for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
+        ]
+        memories = [memory for memory in passed if isinstance(memory, Memory)]
+        if self.options.races:
+            _watch(program, passed, memories)
         self.launches += 1
         try:
-            run.execute(passed)
+            run.execute(plan, passed)
         finally:
+            for memory in memories:
+                memory.tracker = memory.written = None
             self._collect(run)
 
     def _program(self, kernel: Any, bound: Bound) -> Program:
         if self.options.rewrite is not None:
             return self._rewritten(kernel, bound, self.options.rewrite)
-        key = (_identity(kernel), bound.key, self.options.coverage)
+        key = (_identity(kernel), bound.form.key, self.options.coverage)
         program = _PROGRAMS.get(key)
         if program is None:
             program = _PROGRAMS[key] = self._load_program(kernel, bound)
         return program
 
     def _rewritten(self, kernel: Any, bound: Bound, rewrite: Rewrite) -> Program:
-        key = (kernel.cache_key, bound.key)
+        key = (kernel.cache_key, bound.form.key)
         parsed, program = rewritten(key, lambda: self._parse(kernel, bound), rewrite, self.options.coverage)
         self.parsed.append(parsed)
         return program
@@ -146,43 +153,14 @@ class Session:
         with front_end_takes_interpreted():
             return parse_module(lower(kernel, bound.signature, bound.constants()))
 
-    def _argument(self, name: str, value: Any, type_: str) -> Any:
-        if not type_.startswith("*"):
-            dtype = SCALAR_TYPES[type_]
-            array = np.array([value], dtype)
-            return array.view(f"i{dtype.itemsize}") if dtype.kind == "u" else array
+    def _memory(self, name: str, value: Any) -> Memory:
         if isinstance(value, VirtualTensor):
             return VirtualMemory(name, value)
-        return self._memory(name, value)
-
-    def _memory(self, name: str, value: Any) -> Memory:
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
-        if tensor.device.type != "cpu":
-            raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
-        layout = _layout(tensor.shape, tensor.stride())
-        element = TORCH_TYPES[tensor.dtype][1]
-        memory = Memory(name, _flat(tensor, layout, element), element, layout)
+        memory = _memory_at(name, tensor)
         if self.options.uninitialised and self._shadows:
             memory.written = self._shadows.find(tensor)
         return memory
-
-    def _watch(self, program: Program, values: list[tuple[str, Any]], passed: list[Any]) -> None:
-        """Give a race tracker to the arguments in whose storage this launch stores."""
-        if not self.options.races:
-            return
-        storages: dict[tuple[int, int], tuple[list[Memory], bool]] = {}
-        for index, ((_, value), memory) in enumerate(zip(values, passed, strict=True)):
-            if isinstance(memory, Memory) and not isinstance(memory, VirtualMemory):
-                tensor = value if isinstance(value, torch.Tensor) else value.base
-                address = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
-                memory.shift = int(tensor.storage_offset())
-                memories, stored = storages.get(address, ([], False))
-                storages[address] = ([*memories, memory], stored or f"A{index}" in program.stored)
-        for memories, stored in storages.values():
-            if stored:
-                tracker = RaceTracker(max(memory.shift + memory.extent for memory in memories))
-                for memory in memories:
-                    memory.tracker = tracker
 
     def _collect(self, run: Run) -> None:
         self.benign_races += run.benign_races
@@ -211,6 +189,58 @@ def _binder(kernel: Any) -> Binder:
     return binder
 
 
+def _scalar_key(bound: Bound) -> tuple[object, ...]:
+    """Return the scalars of a launch; floats by their text, for 0.0 equals -0.0 and NaN not even itself."""
+    values = [bound.values[name] for name, type_ in bound.form.passed if type_[0] != "*"]
+    return tuple([value if value.__class__ is int else repr(value) for value in values])
+
+
+def _scalars(bound: Bound) -> list[Any]:
+    """Return an array for each scalar argument and None for each tensor."""
+    return [None if type_[0] == "*" else _scalar(bound.values[name], type_) for name, type_ in bound.form.passed]
+
+
+def _scalar(value: Any, type_: str) -> Any:
+    dtype = SCALAR_TYPES[type_]
+    array = np.array([value], dtype)
+    return array.view(f"i{dtype.itemsize}") if dtype.kind == "u" else array
+
+
+_MEMORIES: dict[tuple[object, ...], Memory] = {}
+"""Memories by all that they are made of, since a case is launched several times with the same tensors."""
+
+_MOST_MEMORIES = 256
+
+
+def _memory_at(name: str, tensor: torch.Tensor) -> Memory:
+    """Return the memory of a tensor's elements, unwatched. It holds an address and no tensor: use it for one launch."""
+    address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
+    key = (name, address, tensor.dtype, tensor.storage_offset(), shape, strides)
+    memory = _MEMORIES.get(key)
+    if memory is None or tensor.device.type != "cpu":
+        if tensor.device.type != "cpu":
+            raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
+        layout = _layout(shape, strides)
+        element = TORCH_TYPES[tensor.dtype][1]
+        memory = Memory(name, _flat(address, layout, element), element, layout)
+        memory.shift = int(tensor.storage_offset())
+        memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
+        if len(_MEMORIES) >= _MOST_MEMORIES:
+            _MEMORIES.clear()
+        _MEMORIES[key] = memory
+    return memory
+
+
+def _watch(program: Program, passed: list[Any], memories: list[Memory]) -> None:
+    """Give a race tracker to the arguments in whose storage this launch stores."""
+    stored = {passed[int(name[1:])].storage for name in program.stored} - {None}
+    for storage in stored:
+        sharing = [memory for memory in memories if memory.storage == storage]
+        tracker = RaceTracker(max(memory.shift + memory.extent for memory in sharing))
+        for memory in sharing:
+            memory.tracker = tracker
+
+
 @functools.lru_cache(maxsize=4096)
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     return Layout(tuple(shape), tuple(strides))
@@ -225,8 +255,8 @@ class _Exposed:
         self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (size,), "typestr": dtype.str}
 
 
-def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
-    """Return the storage from the tensor's first element to its last one, without a copy.
+def _flat(address: int, layout: Layout, element: str) -> Any:
+    """Return the storage from a tensor's first element, at that address, to its last one, without a copy.
 
     Made from the address: torch's own views take ten times as long, and would pass through the dispatch mode
     that watches it.
@@ -234,7 +264,7 @@ def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
     storage = STORAGE[element]
     if layout.empty:
         return np.zeros(0, storage)
-    return np.asarray(_Exposed(tensor.data_ptr(), layout.extent, storage))
+    return np.asarray(_Exposed(address, layout.extent, storage))
 
 
 def _reinterpreted(wrapper: Any) -> torch.Tensor:

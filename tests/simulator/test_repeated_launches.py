@@ -1,0 +1,113 @@
+"""A launch that resembles an earlier one takes from it what is the same, and notices all that is not."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from fuzz_attn.backends.simulator import FindingKind, Session, simulate
+
+
+@triton.jit
+def scaled_copy(x_ptr, x_stride, out_ptr, out_stride, factor, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    inside = tl.arange(0, BLOCK) < columns
+    x = tl.load(x_ptr + row * x_stride + tl.arange(0, BLOCK), mask=inside)
+    tl.store(out_ptr + row * out_stride + tl.arange(0, BLOCK), (x * factor).to(x.dtype), mask=inside)
+
+
+@triton.jit
+def sign_of(out_ptr, number):
+    tl.store(out_ptr, 1.0 / number)
+
+
+def launched(x: torch.Tensor, out: torch.Tensor, factor: float = 1.0) -> Session:
+    """Copy the rows of `x` to `out` in a session of its own."""
+    with simulate() as session:
+        scaled_copy[(x.shape[0],)](x, x.stride(0), out, out.stride(0), factor, x.shape[1], BLOCK=16)
+    return session
+
+
+def copied(x: torch.Tensor, out: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    """As `launched`, and return what was written; nothing may be found."""
+    assert launched(x, out, factor).findings == []
+    return out
+
+
+def test_other_numbers_in_the_same_tensors() -> None:
+    x, out = torch.randn(4, 12), torch.zeros(4, 12)
+    for factor in (1.0, 2.0, 1.0, -0.5, 3.0, 7.0, 11.0, 1.0):
+        x.copy_(torch.randn(4, 12))
+        assert torch.equal(copied(x, out, factor), x * factor)
+
+
+def test_other_strides_shapes_and_offsets_of_the_same_storage() -> None:
+    storage = torch.randn(512)
+    for shape, strides, offset in [
+        ((4, 12), (12, 1), 0),
+        ((4, 12), (16, 1), 0),
+        ((4, 12), (16, 1), 3),
+        ((6, 12), (16, 1), 3),
+        ((4, 9), (16, 1), 3),
+        ((4, 12), (0, 1), 5),
+        ((4, 12), (12, 1), 0),
+    ]:
+        x = storage.as_strided(shape, strides, offset)
+        assert torch.equal(copied(x, torch.zeros(shape)), x)
+
+
+def test_another_type_at_the_same_address() -> None:
+    x = torch.randn(4, 12)
+    assert torch.equal(copied(x, torch.zeros(4, 12)), x)
+    halves = x.view(torch.bfloat16)[:, :12]
+    out = copied(halves, torch.zeros(4, 12, dtype=torch.bfloat16))
+    assert torch.equal(out.view(torch.int16), halves.contiguous().view(torch.int16))
+
+
+def test_another_grid() -> None:
+    x, out = torch.randn(40, 12), torch.zeros(40, 12)
+    for rows in (3, 40, 7):
+        out.zero_()
+        with simulate() as session:
+            scaled_copy[(rows,)](x, 12, out, 12, 1.0, 12, BLOCK=16)
+        assert session.findings == []
+        assert torch.equal(out[:rows], x[:rows])
+        assert not out[rows:].any()
+
+
+def test_numbers_that_equal_others_or_not_even_themselves() -> None:
+    out = torch.zeros(1)
+    for number in (0.0, -0.0, 2.0, float("inf"), float("nan"), -0.0, 0.0):
+        with simulate():
+            sign_of[(1,)](out, number)
+        with np.errstate(all="ignore"):
+            expected = np.float32(1.0) / np.float32(number)
+        np.testing.assert_array_equal(out.numpy()[0], expected)
+
+
+def test_what_is_watched_is_that_of_the_launch() -> None:
+    x, out = torch.randn(4, 12), torch.zeros(4, 12)
+    copied(x, out)
+    with simulate() as session:
+        session.mark_uninitialised(x)
+        scaled_copy[(4,)](x, 12, out, 12, 1.0, 12, BLOCK=16)
+    assert [finding.kind for finding in session.findings] == [FindingKind.UNINITIALISED_READ]
+    copied(x, out)
+    with simulate() as session:
+        scaled_copy[(4,)](x, 12, out, 6, 1.0, 12, BLOCK=16)
+    assert FindingKind.RACE in {finding.kind for finding in session.findings}
+    copied(x, out)
+
+
+def test_bounds_are_those_of_the_view_at_hand() -> None:
+    x, out = torch.randn(4, 16), torch.zeros(4, 12)
+    assert launched(x[:, :12], out).findings == []
+    with simulate() as session:
+        scaled_copy[(4,)](x[:, :11], 16, out, 12, 1.0, 12, BLOCK=16)
+    (finding,) = session.findings
+    assert finding.kind is FindingKind.OUT_OF_BOUNDS_LOAD
