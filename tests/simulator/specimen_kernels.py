@@ -149,3 +149,14 @@ def every_few_kernel(in_ptr, out_ptr, STEP: tl.constexpr, SIZE: tl.constexpr):
     columns = offsets[:, None] * 4 + tl.arange(0, 4)[None, :] * 3
     values = tl.load(in_ptr + columns, mask=(columns % STEP) == 0, other=-1.0)
     tl.store(out_ptr + offsets[:, None] * 4 + tl.arange(0, 4)[None, :], values)
+
+
+@triton.jit
+def guarded_row_kernel(x_ptr, out_ptr, tiles, first, limit, BLOCK: tl.constexpr):
+    """Sums a row by tiles whose 32-bit places may wrap, under two conditions, one of which is the program's."""
+    total = 0.0
+    guard = tl.program_id(0) >= first
+    for tile in range(tiles):
+        place = tile * BLOCK + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(x_ptr + place, mask=guard & (place < limit), other=0.0))
+    tl.store(out_ptr + tl.program_id(0), total)

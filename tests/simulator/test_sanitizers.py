@@ -185,6 +185,14 @@ def test_an_overflow_that_is_masked_off_does_not_count() -> None:
         assert {finding.kind for finding in session.findings} == kinds
 
 
+def test_a_sum_that_may_overflow_under_several_conditions() -> None:
+    out = torch.zeros(2)
+    with simulate() as session:
+        kernels.guarded_row_kernel[(2,)](torch.ones(40), out, 3, 1, 40, BLOCK=16)
+    assert not session.findings
+    assert out.tolist() == [0.0, 40.0]
+
+
 def test_a_sanitizer_that_is_off_reports_nothing() -> None:
     out = torch.zeros(5, 16)[:, :12]
     x = torch.arange(60.0).reshape(5, 12)

@@ -200,10 +200,13 @@ def check_groups(emitter: Emitter, access: Access) -> None:
             continue
         names = ", ".join(emitter.name(emitter.array(term)) for term in group.terms)
         emitter.line(f"if {group.range}[0] < {LOW} or {group.range}[1] > {HIGH}:")
-        emitter.line(
-            f"    run.overflow_sum({access.memory}, {emitter.region.scope.lanes}, {emitter.site()}, "
-            f"{mask_text(emitter, access.mask)}, {access.rank}, {names})"
-        )
+        outer, inner = emitter.region, inner_region(emitter)
+        emitter.region = inner
+        mask = mask_text(emitter, access.mask)  # may take lines of its own
+        place = f"{access.memory}, {emitter.region.scope.lanes}, {emitter.site()}"
+        emitter.line(f"run.overflow_sum({place}, {mask}, {access.rank}, {names})")
+        emitter.region = outer
+        outer.lines += [f"    {line}" for line in inner.lines]
 
 
 def spread_offsets(emitter: Emitter, access: Access) -> Term:
