@@ -105,7 +105,7 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     source = ASTSource(function, signature=signature, constexprs=positions)
     implementation = backend.get_codegen_implementation(options)
     try:
-        with _functions_parsed_once():
+        with functions_parsed_once():
             module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
     except Exception as error:
         raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
@@ -132,11 +132,11 @@ def garbage_left_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _functions_parsed_once() -> Iterator[None]:
-    """Let the front end take a function's syntax tree from the last time, as it never changes it.
+def functions_parsed_once() -> Iterator[None]:
+    """Let Triton take a function's syntax tree from the last time, as it never changes it.
 
-    By itself it parses the source of a device function again for each call with other types or constants, which was a
-    fifth of its time.
+    By itself the front end parses the source of a device function again for each call with other types or constants,
+    which was a fifth of its time.
     """
     original = JITFunction.parse
 

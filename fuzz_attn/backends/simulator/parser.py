@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
@@ -206,7 +207,11 @@ def _result_types(rest: str, count: int) -> list[Type]:
     """Return the types of an operation's results, from the type signature behind its last colon."""
     if not count:
         return []
-    signature = rest.rsplit(" : ", 1)[-1]
+    return list(_types_of_signature(rest.rsplit(" : ", 1)[-1], count))
+
+
+@functools.lru_cache(maxsize=4096)
+def _types_of_signature(signature: str, count: int) -> tuple[Type, ...]:
     if " -> " in signature:
         tail = signature.rsplit(" -> ", 1)[1]
     elif " to " in signature:
@@ -214,7 +219,7 @@ def _result_types(rest: str, count: int) -> list[Type]:
     else:
         tail = signature
     pieces = [parse_type(piece) for piece in _split_types(tail.strip().removeprefix("(").removesuffix(")"))]
-    return pieces if len(pieces) == count else [pieces[-1]] * count
+    return tuple(pieces if len(pieces) == count else [pieces[-1]] * count)
 
 
 def _typed(name: str, rest: str, count: int) -> list[Type]:

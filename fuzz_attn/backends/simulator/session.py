@@ -18,7 +18,7 @@ from .errors import SimulatorError, UnsupportedOperation
 from .findings import Finding, FindingKind
 from .interpreted import front_end_takes_interpreted
 from .layout import Layout
-from .lowering import SCALAR_TYPES, TORCH_TYPES, garbage_left_alone, lower
+from .lowering import SCALAR_TYPES, TORCH_TYPES, functions_parsed_once, garbage_left_alone, lower
 from .memory import Memory
 from .parser import parse_module
 from .races import RaceTracker
@@ -116,7 +116,8 @@ class Session:
     def _program(self, kernel: Any, bound: Bound) -> Program:
         if self.options.rewrite is not None:
             return self._rewritten(kernel, bound, self.options.rewrite)
-        key = (_identity(kernel), bound.form.key, self.options.coverage)
+        # Its binder keeps the kernel alive. What it calls is looked at for the disk only: that takes milliseconds.
+        key = (id(kernel), kernel.src, bound.form.key, self.options.coverage)
         program = _PROGRAMS.get(key)
         if program is None:
             program = _PROGRAMS[key] = self._load_program(kernel, bound)
@@ -179,7 +180,8 @@ class Session:
 
 def _identity(kernel: Any) -> tuple[str, str]:
     """Return what a kernel's program depends on: its source, and the file, which findings and coverage name."""
-    return kernel.cache_key, kernel.fn.__code__.co_filename
+    with functions_parsed_once():
+        return kernel.cache_key, kernel.fn.__code__.co_filename
 
 
 def _binder(kernel: Any) -> Binder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class Type:
         return _INTEGERS[self.element]
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_type(text: str) -> Type:
     """Return the `Type` of its text, such as `tensor<16x!tt.ptr<bf16>>`; an unknown type is its own element."""
     tensor = _TENSOR.match(text)
