@@ -172,6 +172,11 @@ def to_storage(values: Array, element: str) -> Array:
     return bits.view(np.float16) if element == "f16" else bits
 
 
+def narrowed(values: Array, element: str) -> Array:
+    """float32 values rounded to bf16 or f16, to nearest even, as `STORAGE` holds them."""
+    return values.astype(np.float16) if element == "f16" else values.astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
 def bitcast(values: Array, source: str, target: str) -> Array:
     """Container values of `target` that have the bits of `values`, container values of `source`."""
     bits = to_bits(values, source)

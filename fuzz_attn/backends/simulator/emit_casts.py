@@ -52,7 +52,10 @@ def _convert(emitter: Emitter, operation: Operation) -> None:
     if operation.name in ("arith.extsi", "arith.extui", "arith.trunci"):
         _resize(emitter, operation, source, target)
         return
-    elementwise(emitter, operation, _conversion(operation, source, target), arrays=True)
+    term = elementwise(emitter, operation, _conversion(operation, source, target), arrays=True)
+    nearest = operation.name in ("arith.truncf", "tt.fp_to_fp") and "rounding = rtz" not in operation.text
+    if nearest and source.element == "f32" and target.element in ("bf16", "f16"):
+        term.unrounded = emitter.array(emitter.operand(operation, 0))
 
 
 def _conversion(operation: Operation, source: Type, target: Type) -> str:

@@ -93,7 +93,9 @@ def _scalar(emitter: Emitter, term: Term) -> str:
 
 def _store(emitter: Emitter, operation: Operation) -> None:
     access = access_of(emitter, operation, 2)
-    values = emitter.operand(operation, 1)
+    values, last = emitter.operand(operation, 1), ""
+    if values.unrounded is not None:  # only what is stored is rounded then
+        values, last = values.unrounded, ", True"
     check_groups(emitter, access)
     check_taints(emitter, access)
     call = f"(run, {emitter.site()}, {emitter.region.scope.lanes}"
@@ -105,12 +107,12 @@ def _store(emitter: Emitter, operation: Operation) -> None:
         if spread.shape != shape:
             source = f"spread({source}, {shape})"
         order = moved(axis, access.rank, inverse=True)
-        return f"{access.memory}.store_rows{call}, {starts}, {width}, {source}{order}, {mask})"
+        return f"{access.memory}.store_rows{call}, {starts}, {width}, {source}{order}, {mask}{last})"
 
     def general() -> None:
         offsets = emitter.name(spread_offsets(emitter, access))
         source = emitter.name(values if values.literal is not None else emitter.ranked(values))
-        emitter.line(f"{access.memory}.store{call}, {offsets}, {source}, {mask_text(emitter, access.mask)})")
+        emitter.line(f"{access.memory}.store{call}, {offsets}, {source}, {mask_text(emitter, access.mask)}{last})")
 
     _by_form(emitter, access, column_axes(access), by_rows, general)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .casts import CONTAINER, from_bits, to_storage
+from .casts import CONTAINER, from_bits, narrowed, to_storage
 from .checks import check_written, discard_outside, inspect_rows, programs_of, store_tracked, track_load
 from .findings import FindingKind
 from .layout import Layout
@@ -148,8 +148,10 @@ class Memory:
             places[... if chosen is None else chosen] = self._rows(width)[positions]
         return bits
 
-    def store(self, run: Run, site: int, lanes: Array, offsets: Array, values: Any, mask: Array | None) -> None:
-        """Write `values` at `offsets` where `mask` holds."""
+    def store(
+        self, run: Run, site: int, lanes: Array, offsets: Array, values: Any, mask: Array | None, wide: bool = False
+    ) -> None:
+        """Write `values` at `offsets` where `mask` holds; `wide` ones are still to be rounded to the element type."""
         per_lane = (lanes.size,) + (1,) * (offsets.ndim - 1)
         shape = np.broadcast_shapes(offsets.shape, np.shape(values), () if mask is None else mask.shape, per_lane)
         offsets = np.broadcast_to(offsets, shape)
@@ -164,7 +166,7 @@ class Memory:
         if not active.size:
             return
         chosen = values.reshape(-1) if mask is None else values[mask]
-        stored = to_storage(np.ascontiguousarray(chosen), self.element)
+        stored = (narrowed if wide else to_storage)(np.ascontiguousarray(chosen), self.element)
         positions = self.physical(active)
         if self.tracker is None:
             self.flat[positions] = stored
@@ -174,9 +176,17 @@ class Memory:
             self.written[positions] = True
 
     def store_rows(
-        self, run: Run, site: int, lanes: Array, starts: Array, width: int, values: Array, mask: Array | None
+        self,
+        run: Run,
+        site: int,
+        lanes: Array,
+        starts: Array,
+        width: int,
+        values: Array,
+        mask: Array | None,
+        wide: bool = False,
     ) -> None:
-        """Write the first `width` elements of each row of `values` from `starts` on where `mask` holds."""
+        """Write the first `width` elements of each row of `values` from `starts` on where `mask` holds, as `store`."""
         shape = values.shape[:-1]
         if not (shape == starts.shape and (mask is None or mask.shape == shape) and shape[0] == lanes.size):
             per_lane = (lanes.size,) + (1,) * (starts.ndim - 1)
@@ -196,12 +206,13 @@ class Memory:
         if not (self._valid(active, width) and self._apart(active, width, lanes, shape, mask)):
             columns = starts[..., None] + np.arange(width)
             wanted = None if mask is None else mask[..., None]
-            self.store(run, site, lanes, columns, values[..., :width], wanted)
+            self.store(run, site, lanes, columns, values[..., :width], wanted, wide)
             return
         rows = values.reshape(-1, values.shape[-1])
         if chosen is not None:
             rows = rows.take(chosen, axis=0)
-        bits = np.ascontiguousarray(to_storage(rows, self.element)[:, :width])
+        bits = narrowed(rows[:, :width], self.element) if wide else to_storage(rows, self.element)[:, :width]
+        bits = np.ascontiguousarray(bits)
         positions = self.physical(active)
         self._rows(width)[positions] = bits.view(_row_type(width * bits.itemsize)).ravel()
         if self.written is not None:

@@ -52,7 +52,7 @@ class Term:
 
     `affine` says that it is a multiple of an arange plus something; `start` that it is the arange itself from
     that number on, and `prefix` that it is a mask whose first so many elements hold and no other, both known
-    when the code is generated.
+    when the code is generated. `unrounded` is the float32 term that it rounds to its own, narrower type.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Term:
     range: str | None = None
     start: int | None = None
     prefix: int | None = None
+    unrounded: Term | None = None
 
     @property
     def scalar(self) -> bool:

@@ -153,11 +153,20 @@ class VirtualMemory(Memory):
         return self.load(run, site, lanes, columns, wanted, other)
 
     def store_rows(
-        self, run: Run, site: int, lanes: Array, starts: Array, width: int, values: Array, mask: Array | None
+        self,
+        run: Run,
+        site: int,
+        lanes: Array,
+        starts: Array,
+        width: int,
+        values: Array,
+        mask: Array | None,
+        wide: bool = False,
     ) -> None:
         """As of any memory; rows that reach into another page are written element by element."""
         if not self._store.crosses(starts + self._first, width):
-            super().store_rows(run, site, lanes, starts, width, values, mask)
+            super().store_rows(run, site, lanes, starts, width, values, mask, wide)
             return
         columns = starts[..., None] + np.arange(width)
-        self.store(run, site, lanes, columns, values[..., :width], None if mask is None else mask[..., None])
+        wanted = None if mask is None else mask[..., None]
+        self.store(run, site, lanes, columns, values[..., :width], wanted, wide)
