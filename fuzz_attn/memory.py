@@ -70,15 +70,9 @@ def rounded(array: Floats, dtype: DTypeName, scale: float = 1.0) -> Bits:
 
 def tensors_over(memory: Bits, views: tuple[Bits, ...], dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
     """Return tensors of the type over ``memory`` of :func:`poisoned`, guards included, strided like its numpy views."""
-    whole = memory.base
-    assert whole is not None
-    size = whole.itemsize
+    size = memory.itemsize
     start = _address(memory) - GUARD_BYTES
-    flat = torch.from_numpy(whole.view(_NUMPY.get(dtype, np.uint8)))
-    if device != "cpu":
-        flat = flat.to(device)
-    if flat.dtype != dtype:
-        flat = flat.view(dtype)
+    flat = _flat(memory, dtype, device)
     return tuple(
         flat.as_strided(view.shape, [stride // size for stride in view.strides], (_address(view) - start) // size)
         for view in views
@@ -130,7 +124,7 @@ def tensor_of(array: Bits, dtype: torch.dtype, device: str, *, guard: int) -> to
     """Return a dense tensor of a vector that holds its elements' bits, between guards that hold ``guard``."""
     memory = poisoned(array.shape, array.dtype, guard)
     memory[...] = array
-    return tensors_over(memory, (strided(memory, array.shape, (1,)),), dtype, device)[0]
+    return _flat(memory, dtype, device).as_strided(array.shape, (1,), GUARD_BYTES // array.itemsize)
 
 
 def heads_view(memory: Bits, num_heads: int, head_padding: int, head_size: int) -> Bits:
@@ -226,6 +220,15 @@ def _paged_view(block: Bits, shape: tuple[int, ...]) -> Bits:
     """Return memory ``[num_blocks, elements]`` seen as dense pages of a shape, whatever lies between the pages."""
     inner = [int(np.prod(shape[axis + 1 :])) * block.itemsize for axis in range(1, len(shape))]
     return np.lib.stride_tricks.as_strided(block, shape, (block.strides[0], *inner))
+
+
+def _flat(memory: Bits, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Return all that was allocated for ``memory`` of :func:`poisoned`, guards included, as a vector of the type."""
+    assert memory.base is not None
+    flat = torch.from_numpy(memory.base.view(_NUMPY.get(dtype, np.uint8)))
+    if device != "cpu":
+        flat = flat.to(device)
+    return flat if flat.dtype == dtype else flat.view(dtype)
 
 
 def _address(array: Bits) -> int:

@@ -1,6 +1,7 @@
 """The seeded recipes of a case: what its tensors hold, said in a few words instead of in numbers."""
 
-from typing import Annotated, Literal, TypeAlias
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
@@ -17,11 +18,17 @@ class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     def __post_init__(self) -> None:
         """Hold the very default where a field equals it, since msgspec leaves out that object alone."""
-        defaults = self.__struct_defaults__
-        for name, default in zip(reversed(self.__struct_fields__), reversed(defaults), strict=False):
+        for name, default in _defaults_of(type(self)):
             value = getattr(self, name)
             if value is not default and value == default:
                 force_setattr(self, name, default)
+
+
+@cache
+def _defaults_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Return the names of the fields that have a default, and these."""
+    defaults = kind.__struct_defaults__
+    return tuple(zip(kind.__struct_fields__[-len(defaults) :], defaults, strict=True)) if defaults else ()
 
 
 Place = Literal["own", "first", "outside_left", "outside_right", "boundary", "random"]

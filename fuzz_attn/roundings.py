@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import torch
@@ -29,11 +30,13 @@ _EXPONENT: Final = 0x7FF0000000000000
 """The bits of a float64 that say its binade."""
 
 
+@cache
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Return half the spacing of the type at 1: the relative error of rounding to nearest."""
     return torch.finfo(dtype).eps / 2
 
 
+@cache
 def half_denormal(dtype: torch.dtype) -> float:
     """Return half the smallest denormal of the type: the absolute error of rounding below its normal range."""
     info = torch.finfo(dtype)
@@ -57,5 +60,4 @@ def half_spacing(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def gamma(operations: torch.Tensor, unit: float) -> torch.Tensor:
     """Return ``n u / (1 - n u)``, the relative error after ``n`` roundings; infinite where ``n u`` reaches 1."""
     product = operations * unit
-    rest = 1.0 - product
-    return product.div_(rest).masked_fill_(rest <= 0.0, torch.inf)
+    return product.div_((1.0 - product).clamp_min_(0.0))

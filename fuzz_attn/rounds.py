@@ -61,17 +61,19 @@ def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size:
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
     random = Random(round_seed)  # noqa: S311 (nothing secret)
 
-    def tried(drawn: tuple[AttentionCase, int | None]) -> None:
+    def asked(drawn: tuple[AttentionCase, int | None]) -> tuple[AttentionCase, str | None]:
         case, choice = drawn
-        attempt(case, None if choice is None else chosen(choice, case, domain, relations))
+        return case, None if choice is None else chosen(choice, case, domain, relations)
 
-    for _ in range(examples):
-        sample = Sample(random)
-        drawn = sample.draw(strategy)
+    # All at once: one draw between two launches finds the processor's caches full of other things, and takes thrice as
+    # long.
+    samples = [Sample(random) for _ in range(examples)]
+    orders = [asked(sample.draw(strategy)) for sample in samples]
+    for sample, order in zip(samples, orders, strict=True):
         try:
-            tried(drawn)
+            attempt(*order)
         except Exception:
-            shrink(strategy, sample.choices, tried)
+            shrink(strategy, sample.choices, lambda drawn: attempt(*asked(drawn)))
             raise
 
 

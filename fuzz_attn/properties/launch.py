@@ -7,6 +7,7 @@ import torch
 from fuzz_attn.experiment import Experiment
 from fuzz_attn.judge import judge
 from fuzz_attn.tensors import AttentionTensors
+from fuzz_attn.variants import bits_of
 from fuzz_attn.verdict import Verdict
 
 
@@ -31,10 +32,10 @@ def sanitizers(experiment: Experiment) -> Verdict:
 def nothing_else_written(experiment: Experiment) -> Verdict:
     """Nothing but live rows is written: padded rows, padding between rows and heads keep their bits."""
     launch = experiment.first
-    changed = launch.output_before != launch.output_after
-    changed.masked_fill_(_owned_bytes(launch.tensors), value=False)
-    if not bool(changed.any()):
+    allowed = _with_rows_of(launch.tensors, launch.output_before)
+    if allowed.equal(launch.output_after):
         return Verdict("nothing_else_written")
+    changed = allowed != launch.output_after
     outside = int(changed.sum())
     message = f"{outside} bytes of the output's memory that belong to no row were written"
     return Verdict("nothing_else_written", "written_outside", message, wrong=outside, elements=changed.numel())
@@ -48,16 +49,14 @@ def inputs_unchanged(experiment: Experiment) -> Verdict:
     return Verdict("inputs_unchanged")
 
 
-def _owned_bytes(tensors: AttentionTensors) -> torch.Tensor:
-    """Return which bytes of the output's memory belong to a row of a sequence."""
-    output = tensors.output
-    owned = torch.zeros(output.untyped_storage().nbytes(), dtype=torch.bool, device=output.device)
-    elements = owned.view(-1, output.element_size())
-    index = elements.as_strided(
-        (*output.shape, output.element_size()),
-        (*(stride * output.element_size() for stride in output.stride()), 1),
-        output.storage_offset() * output.element_size(),
-    )
-    answered = tensors.answered_tokens
-    index[: sum(tensors.query_lens)] = True if answered is None else answered[:, None, None, None]
-    return owned
+def _with_rows_of(tensors: AttentionTensors, before: torch.Tensor) -> torch.Tensor:
+    """Return the bytes that were in the output's memory, with the rows that the target owns as they are now."""
+    output = bits_of(tensors.output)
+    memory = before.clone()
+    rows = memory.view(output.dtype).as_strided(output.shape, output.stride(), output.storage_offset())
+    number, answered = sum(tensors.query_lens), tensors.answered_tokens
+    if answered is None:
+        rows[:number] = output[:number]
+    else:
+        rows[:number][answered] = output[:number][answered]
+    return memory
