@@ -158,7 +158,7 @@ def _check_target(target: str, abi: str | None, backend: str) -> None:
 @_backend
 @_guarded
 def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
-    """Replay saved counterexamples; FAILED or FIXED for each, exit 1 if any still fails.
+    """Replay saved counterexamples: FAILED or FIXED; exit 1 if any fails.
 
     UNSEEN is a failure that only sanitizers see, on a backend without them: it counts as failing while its file is
     marked open. Without a file or folder, all of tests/counterexamples.
