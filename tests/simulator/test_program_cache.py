@@ -44,6 +44,15 @@ def test_a_program_in_memory_is_not_lowered_again(lowered: list[str]) -> None:
     assert lowered == ["add_kernel"]
 
 
+def test_the_programs_in_memory_are_those_that_ran_last(lowered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_PROGRAMS", 2)
+    for block in (16, 32, 16, 64, 16):
+        _launch(None, block=block)
+    assert len(lowered) == 3
+    _launch(None, block=32)
+    assert len(lowered) == 4, "the one that had not run for longest was dropped"
+
+
 def test_a_program_on_disk_is_not_lowered_again(
     lowered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

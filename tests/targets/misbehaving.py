@@ -130,8 +130,8 @@ def _flip_another_bit(out: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -
 
 
 def _peek(out: torch.Tensor, cu_seqlens_q: torch.Tensor, k: torch.Tensor, **_: Any) -> None:
-    """Flip a bit if a slot of the cache that nobody may read holds NaN."""
-    if bool(k.float().isnan().any()):
+    """Flip a bit if a slot of the cache that nobody may read holds NaN; caches with far pages would fill the memory."""
+    if k.numel() < 2**30 and bool(k.float().isnan().any()):
         _flip(out, cu_seqlens_q, 0)
 
 

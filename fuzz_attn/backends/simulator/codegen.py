@@ -76,6 +76,11 @@ class Program:
             self.code = compile(self.source, f"<simulated {self.name} {digest[:16]}>", "exec")
         return self.code
 
+    def forget(self) -> None:
+        """Let go of the source that tracebacks would show; for whoever drops the program."""
+        if self.code is not None:
+            linecache.cache.pop(self.code.co_filename, None)
+
     def ready(self) -> Callable[..., None]:
         """Return the function that runs programs of a grid."""
         if self.function is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeAlias, TypeVar
@@ -41,7 +40,7 @@ def rewritten(key: object, parse: Callable[[], Function], rewrite: Rewrite, cove
     _programs.move_to_end(own)
     program = _programs[own]
     if len(_programs) > MOST_PROGRAMS:
-        _forget(_programs.popitem(last=False)[1])
+        _programs.popitem(last=False)[1].forget()
     return function, program
 
 
@@ -53,12 +52,6 @@ def _generated(function: Function, coverage: bool) -> Program:
         raise
     except Exception as error:
         raise SimulatorError(f"no program can be made of the rewritten {function.name}: {error!r}") from error
-
-
-def _forget(program: Program) -> None:
-    """Let go of the source that tracebacks would show."""
-    if program.code is not None:
-        linecache.cache.pop(program.code.co_filename, None)
 
 
 def _kept(store: OrderedDict[object, Kept], key: object, value: Kept, most: int) -> Kept:

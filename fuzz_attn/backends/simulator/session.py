@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -59,6 +59,9 @@ _REPORTED = {
 
 # Programs and binders outlive sessions: a campaign opens one session for each of its cases.
 _PROGRAMS: dict[object, Program] = {}
+MOST_PROGRAMS: Final = 512
+"""How many are kept, half a megabyte each, those that ran last: a campaign goes on to new compile keys for a night."""
+
 _BINDERS: dict[int, Binder] = {}
 
 
@@ -118,9 +121,10 @@ class Session:
             return self._rewritten(kernel, bound, self.options.rewrite)
         # Its binder keeps the kernel alive. What it calls is looked at for the disk only: that takes milliseconds.
         key = (id(kernel), kernel.src, bound.form.key, self.options.coverage)
-        program = _PROGRAMS.get(key)
-        if program is None:
-            program = _PROGRAMS[key] = self._load_program(kernel, bound)
+        program = _PROGRAMS.pop(key, None) or self._load_program(kernel, bound)
+        _PROGRAMS[key] = program
+        if len(_PROGRAMS) > MOST_PROGRAMS:
+            _PROGRAMS.pop(next(iter(_PROGRAMS))).forget()
         return program
 
     def _rewritten(self, kernel: Any, bound: Bound, rewrite: Rewrite) -> Program:
