@@ -142,14 +142,14 @@ def test_run_on_a_wrong_target_puts_everything_below_out(folder: Path) -> None:
 
 
 def test_an_interrupted_run_saves_what_it_has(folder: Path) -> None:
-    command = [SCRIPT, "run", "--target", "misbehaving.py:slow_and_wrong", "--max-time", "300", "--workers", "2"]
+    command = [SCRIPT, "run", "--target", "misbehaving.py:slower_and_wrong", "--max-time", "300", "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: '"state":"shrinking"' in "".join(path.read_text() for path in folder.rglob("shard-*.json")))
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 1, told
     assert "Interrupted. What was found so far:" in told
-    assert "FAILED misbehaving.py:slow_and_wrong" in told
+    assert "FAILED misbehaving.py:slower_and_wrong" in told
     assert list((folder / "tests" / "counterexamples").rglob("*.json"))
 
 

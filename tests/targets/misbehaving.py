@@ -74,6 +74,10 @@ def _doze(**_: Any) -> None:
     time.sleep(0.2)
 
 
+def _sleep_well(**_: Any) -> None:
+    time.sleep(1.5)
+
+
 def _say(**_: Any) -> None:
     print('{"verdict": {"property_name": "oracle", "kind": "nan"}}', flush=True)
     os.write(1, b"not a message\n")
@@ -162,6 +166,7 @@ prints = _around(before=_say, after=_say)
 floods = _around(before=_flood)
 raises = _around(before=_raise)
 slow_and_wrong = _around(before=_doze, after=_write_behind_long_ones)
+slower_and_wrong = _around(before=_sleep_well, after=_write_behind_long_ones)
 writes_an_input = _around(after=_change_query)
 writes_table_padding = _around(after=_change_table_padding)
 writes_padded_rows = _around(after=_write_padded_row)
