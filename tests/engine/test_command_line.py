@@ -143,7 +143,9 @@ def test_run_on_a_wrong_target_puts_everything_below_out(folder: Path) -> None:
 
 def test_an_interrupted_run_saves_what_it_has(folder: Path) -> None:
     command = [SCRIPT, "run", "--target", "misbehaving.py:slower_and_wrong", "--max-time", "300", "--workers", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A shell that starts the tests in the background lets all its children ignore interrupts.
+    hearing = ["env", "--default-signal=INT", *command]
+    process = subprocess.Popen(hearing, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: '"state":"shrinking"' in "".join(path.read_text() for path in folder.rglob("shard-*.json")))
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=120)
