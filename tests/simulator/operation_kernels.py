@@ -270,6 +270,32 @@ def lock_kernel(lock_ptr, count_ptr, log_ptr):
 
 
 @triton.jit
+def filler_kernel(x_ptr, out_ptr, filler, FORM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Divides 1 by a tile of which a mask lets some elements through: by rows, by prefixes of rows, or every seventh.
+
+    The others are `filler`, or with the form "array" their own numbers.
+    """
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    offsets = rows * COLUMNS + columns
+    if FORM == "rows":
+        x = tl.load(x_ptr + offsets, mask=rows % 3 == 1, other=filler)
+    elif FORM == "prefixes":
+        x = tl.load(x_ptr + offsets, mask=columns < 5, other=filler)
+    elif FORM == "scattered":
+        x = tl.load(x_ptr + offsets * 2, mask=offsets % 7 == 3, other=filler)
+    elif FORM == "prefixes_literal":
+        x = tl.load(x_ptr + offsets, mask=columns < 5, other=-0.0)
+    elif FORM == "scattered_literal":
+        x = tl.load(x_ptr + offsets * 2, mask=offsets % 7 == 3, other=-0.0)
+    elif FORM == "array":
+        x = tl.load(x_ptr + offsets * 2, mask=offsets % 7 == 3, other=offsets.to(tl.float32))
+    else:
+        tl.static_assert(False, "no such form")
+    tl.store(out_ptr + offsets, 1.0 / x)
+
+
+@triton.jit
 def pick_by_branches(value):
     if value > 6:
         return value * 100

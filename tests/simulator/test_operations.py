@@ -491,6 +491,30 @@ def test_tf32_is_an_option() -> None:
     _same(results[1], torch.ones(1, 16, 16))
 
 
+def _let_through(form: str, rows: int) -> torch.Tensor:
+    row, column = torch.arange(rows)[:, None], torch.arange(16)[None, :]
+    mask = row % 3 == 1 if form == "rows" else column < 5 if "prefixes" in form else (row * 16 + column) % 7 == 3
+    return mask.expand(rows, 16)
+
+
+@pytest.mark.parametrize("rows", [4, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["rows", "prefixes", "prefixes_literal", "scattered", "scattered_literal", "array"])
+def test_what_a_mask_leaves_out_is_the_other_down_to_its_sign(form: str, dtype: torch.dtype, rows: int) -> None:
+    step = 1 if form == "rows" or "prefixes" in form else 2
+    x = torch.randint(1, 100, (rows * 16 * step,), generator=torch.Generator().manual_seed(8)).to(dtype)
+    for filler in (-0.0, 0.0, 4.0):
+        out = torch.empty(rows, 16)
+        with simulate() as session:
+            kernels.filler_kernel[(1,)](x, out, filler, FORM=form, ROWS=rows, COLUMNS=16)
+        assert not session.findings
+        other = torch.tensor(-0.0 if "literal" in form else filler)
+        if form == "array":
+            other = torch.arange(rows * 16).view(rows, 16)
+        expected = torch.where(_let_through(form, rows), x[::step].view(rows, 16), other.to(dtype))
+        torch.testing.assert_close(out, 1 / expected.float(), rtol=0, atol=0)
+
+
 def _atomic_truth(operation: str, target: list[int], x: list[int]) -> tuple[list[int], list[int]]:
     old = [0] * len(x)
     updates: dict[str, Callable[[int, int], int]] = {

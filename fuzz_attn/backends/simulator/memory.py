@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,11 @@ _UNSIGNED = np.dtype(np.uint64)
 def _row_type(size: int) -> np.dtype[Any]:
     """Return the type of a row of so many bytes."""
     return np.dtype(f"V{size}")
+
+
+def _is_blank(other: Any) -> bool:
+    """Whether a tile of `other`, a number, an array or None, is nothing but bits of 0: a -0.0 is not."""
+    return other is None or (not isinstance(other, np.ndarray) and other == 0 and math.copysign(1.0, other) > 0)
 
 
 def spread_alike(offsets: Array, mask: Array) -> tuple[Array, Array]:
@@ -103,12 +109,12 @@ class Memory:
             offsets, mask = discard_outside(self, run, FindingKind.OUT_OF_BOUNDS_LOAD, site, lanes, offsets, mask)
             chosen = mask.ravel().nonzero()[0]
             active = offsets.ravel()[chosen]
-        result = np.zeros(mask.size, self.container)
-        if other:
+        result = np.zeros(mask.shape, self.container)
+        if not _is_blank(other):
             result[...] = other
         if active.size:
-            result[chosen] = from_bits(self.flat[self.physical(active)], self.element)
-        return result.reshape(mask.shape)
+            result.reshape(-1)[chosen] = from_bits(self.flat[self.physical(active)], self.element)
+        return result
 
     def load_rows(
         self, run: Run, site: int, lanes: Array, starts: Array, width: int, size: int, mask: Array | None, other: Any
@@ -140,7 +146,7 @@ class Memory:
     def _padded(self, count: int, size: int, width: int, positions: Array, chosen: Array | None, other: Any) -> Array:
         """Return the bits of a tile of `other` with rows of `width` elements put at the start of those `chosen`."""
         bits = np.zeros(count * size, self.flat.dtype)
-        if other:
+        if not _is_blank(other):
             bits[...] = to_storage(np.array([other], self.container), self.element)
         if width and positions.size:
             type_ = _row_type(width * self.flat.itemsize)
