@@ -42,9 +42,6 @@ WRONG = {
 }
 """Target: the property that it breaks. More specimens of each property are in test_properties.py."""
 
-SEEDS = {"peeks_at_poison": 6}
-"""It shows in float32 alone, where one relation is asked: in one case of 400. With this seed that comes early."""
-
 
 @pytest.fixture(scope="module")
 def found(spec: SpecOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
@@ -53,8 +50,7 @@ def found(spec: SpecOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
     @lru_cache(maxsize=len(WRONG))
     def outcome_on(name: str) -> Outcome:
-        seed = SEEDS.get(name, 1)
-        return Campaign(Plan(Setup(spec(name)), 0, 1, seed, None, ENOUGH_CASES, folder / "run", folder / "saved")).run()
+        return Campaign(Plan(Setup(spec(name)), 0, 1, 1, None, ENOUGH_CASES, folder / "run", folder / "saved")).run()
 
     return outcome_on
 
@@ -240,7 +236,7 @@ def test_the_time_holds_on_a_target_that_hangs(campaign: Run) -> None:
     outcome = campaign("hangs", max_time=3.0)
     assert outcome.failure is None
     assert outcome.statistics.unfinished == 1
-    assert 0.0 < outcome.statistics.unfinished_seconds < 4.0
+    assert 0.0 < outcome.statistics.unfinished_seconds <= outcome.statistics.seconds
     assert outcome.statistics.seconds < 10.0
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch_attention import unified_attention  # type: ignore[import-not-found] # found beside this file, as a user's is
 
+from fuzz_attn.domain import Domain
+from fuzz_attn.targets import Target
+
 _CALLS = count()
 
-Target = Callable[..., None]
 
-
-def _around(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Target:
+def _around(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Callable[..., None]:
     """Return the right attention with something done before or after it."""
 
     @wraps(unified_attention)
@@ -172,7 +173,8 @@ writes_table_padding = _around(after=_change_table_padding)
 writes_padded_rows = _around(after=_write_padded_row)
 writes_between_rows = _around(after=_write_between_rows)
 nondeterministic = _around(after=_flip_another_bit)
-peeks_at_poison = _around(after=_peek)
+# One bit shows in float32 alone: of these cases 1 in 36 asks the relation with a poison of NaN, of all types 1 in 400.
+peeks_at_poison = Target("peeks_at_poison", _around(after=_peek), Domain(dtypes=("float32",), features=frozenset()))
 temperamental = _around(before=_by_length)
 _MOODS |= {
     11: _kill,
