@@ -225,6 +225,10 @@ def one(value: float | None) -> torch.Tensor | None:
     return None if value is None else torch.tensor([value])
 
 
+def output_scale(problem: Problem, inputs: Inputs) -> torch.Tensor | None:
+    return one(problem.output_scale) if inputs.out.dtype in FP8_DTYPES else None
+
+
 def call_decode(problem: Problem, inputs: Inputs) -> None:
     filtered = problem.family == "filtered"
     paged_attention_decode(
@@ -240,7 +244,7 @@ def call_decode(problem: Problem, inputs: Inputs) -> None:
         alibi_slopes=inputs.alibi_slopes,
         sliding_window=problem.window or None,
         sm_scale=problem.sm_scale,
-        output_scale=one(problem.output_scale) if inputs.out.dtype in FP8_DTYPES else None,
+        output_scale=output_scale(problem, inputs),
         sinks=inputs.sinks,
         kv_cache_dtype=problem.bytes_named or "auto",
         filter_by_query_len=filtered,
@@ -248,8 +252,9 @@ def call_decode(problem: Problem, inputs: Inputs) -> None:
     )
 
 
-def call_context(problem: Problem, inputs: Inputs) -> None:
-    context_attention_fwd(
+def call_with_new_tokens(launch: Callable[..., None], problem: Problem, inputs: Inputs, **options: Any) -> None:
+    """Call a launcher that takes new tokens densely: such launchers share all but some names."""
+    launch(
         inputs.q,
         inputs.new_keys,
         inputs.new_values,
@@ -265,37 +270,31 @@ def call_context(problem: Problem, inputs: Inputs) -> None:
         one(problem.k_scale),
         one(problem.v_scale),
         alibi_slopes=inputs.alibi_slopes,
-        sliding_window=problem.window,
         sm_scale=problem.sm_scale,
-        skip_decode=problem.family == "skipping",
-        fp8_out_scale=one(problem.output_scale) if inputs.out.dtype in FP8_DTYPES else None,
         sinks=inputs.sinks,
         tile_size=problem.tile_size,
+        **options,
+    )
+
+
+def call_context(problem: Problem, inputs: Inputs) -> None:
+    call_with_new_tokens(
+        context_attention_fwd,
+        problem,
+        inputs,
+        sliding_window=problem.window,
+        skip_decode=problem.family == "skipping",
+        fp8_out_scale=output_scale(problem, inputs),
     )
 
 
 def call_chunked(problem: Problem, inputs: Inputs) -> None:
-    chunked_prefill_paged_decode(
-        inputs.q,
-        inputs.new_keys,
-        inputs.new_values,
-        inputs.out,
-        problem.bytes_named or "auto",
-        inputs.key_cache,
-        inputs.value_cache,
-        inputs.block_table,
-        inputs.query_start_loc,
-        inputs.seq_lens,
-        int(inputs.seq_lens.max()) if len(inputs.seq_lens) else 0,
-        max(problem.query_lens, default=0),
-        one(problem.k_scale),
-        one(problem.v_scale),
-        alibi_slopes=inputs.alibi_slopes,
+    call_with_new_tokens(
+        chunked_prefill_paged_decode,
+        problem,
+        inputs,
         sliding_window=problem.window or -1,
-        sm_scale=problem.sm_scale,
-        output_scale=one(problem.output_scale) if inputs.out.dtype in FP8_DTYPES else None,
-        sinks=inputs.sinks,
-        tile_size=problem.tile_size,
+        output_scale=output_scale(problem, inputs),
     )
 
 
@@ -364,14 +363,6 @@ def reference(problem: Problem, inputs: Inputs) -> tuple[torch.Tensor, torch.Ten
         value, bound = (value / scale).clamp(-limit, limit), bound / scale
     info = torch.finfo(dtype)
     return value, bound + (value.abs() + bound) * info.eps / 2 + info.tiny * info.eps / 2
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> InterpreterBackend:
-    prepared = InterpreterBackend()
-    prepared.prepare()
-    prepared.preflight()
-    return prepared
 
 
 def assert_agrees(problem: Problem, backend: Backend) -> None:

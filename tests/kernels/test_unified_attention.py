@@ -317,15 +317,6 @@ def stored_output(
     return value, bound + (value.abs() + bound) * unit_roundoff(dtype) + underflow(dtype)
 
 
-@pytest.fixture(scope="module")
-def backend() -> InterpreterBackend:
-    """The interpreter with the shims that the installed Triton needs, bfloat16 and fp8 above all."""
-    prepared = InterpreterBackend()
-    prepared.prepare()
-    prepared.preflight()
-    return prepared
-
-
 def assert_agrees(problem: Problem, backend: InterpreterBackend) -> None:
     inputs = make_inputs(problem)
     with backend.running():
@@ -423,9 +414,9 @@ DTYPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("num_segments", [0, 3], ids=["2d", "3d"])
 @pytest.mark.parametrize("features", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_dtypes_agree_with_reference(
-    name: str, num_segments: int, features: dict[str, Any], backend: InterpreterBackend
+    name: str, num_segments: int, features: dict[str, Any], interpreter: InterpreterBackend
 ) -> None:
-    assert_agrees(dataclasses.replace(Problem(), **(DTYPES[name] | features), num_segments=num_segments), backend)
+    assert_agrees(dataclasses.replace(Problem(), **(DTYPES[name] | features), num_segments=num_segments), interpreter)
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -433,23 +424,23 @@ def test_dtypes_agree_with_reference(
     ("num_segments", "q_dtype"), [(0, torch.float16), (3, torch.float32)], ids=["2d-fp16", "3d-fp32"]
 )
 def test_features_agree_with_reference(
-    name: str, num_segments: int, q_dtype: torch.dtype, backend: InterpreterBackend
+    name: str, num_segments: int, q_dtype: torch.dtype, interpreter: InterpreterBackend
 ) -> None:
     changes: dict[str, Any] = {"q_dtype": q_dtype, "kv_dtype": q_dtype, "num_segments": num_segments} | FEATURES[name]
-    assert_agrees(Problem(**changes), backend)
+    assert_agrees(Problem(**changes), interpreter)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("features", [{}, EVERYTHING], ids=["plain", "everything"])
-def test_shapes_agree_with_reference(name: str, features: dict[str, Any], backend: InterpreterBackend) -> None:
-    assert_agrees(dataclasses.replace(Problem(), **(features | SHAPES[name])), backend)
+def test_shapes_agree_with_reference(name: str, features: dict[str, Any], interpreter: InterpreterBackend) -> None:
+    assert_agrees(dataclasses.replace(Problem(), **(features | SHAPES[name])), interpreter)
 
 
 @pytest.mark.parametrize("num_segments", [1, 2, 5, 8, 40])
 @pytest.mark.parametrize("window", [NO_WINDOW, 20])
 def test_any_number_of_segments_agrees_with_reference(
-    num_segments: int, window: int, backend: InterpreterBackend
+    num_segments: int, window: int, interpreter: InterpreterBackend
 ) -> None:
     sequences = ((1, 15), (4, 60), (1, 95))
     problem = Problem(sequences=sequences, num_query_heads=2, num_kv_heads=1, num_segments=num_segments)
-    assert_agrees(dataclasses.replace(problem, window=window, sink=0.3), backend)
+    assert_agrees(dataclasses.replace(problem, window=window, sink=0.3), interpreter)
