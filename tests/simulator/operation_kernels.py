@@ -142,6 +142,11 @@ def combine_product(left, right):
 
 
 @triton.jit
+def combine_first_clamped(left, right):
+    return tl.maximum(left, 2)
+
+
+@triton.jit
 def reduce_kernel(
     x_ptr, out_ptr, OPERATION: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -163,6 +168,8 @@ def reduce_kernel(
         result = tl.xor_sum(x, AXIS)
     elif OPERATION == "product":
         result = tl.reduce(x, AXIS, combine_product)
+    elif OPERATION == "first_clamped":
+        result = tl.reduce(x, AXIS, combine_first_clamped)
     elif OPERATION == "affine":
         _, result = tl.reduce((x, x), AXIS, combine_affine)
     else:

@@ -372,6 +372,7 @@ REDUCE_TRUTH: dict[str, Callable[..., Any]] = {
     "argmax": lambda x, axis: x.argmax(axis),
     "argmin": lambda x, axis: x.argmin(axis),
     "product": lambda x, axis: x.prod(axis),
+    "first_clamped": lambda x, axis: x.select(axis, 0).clamp(min=2),
 }
 
 

@@ -51,9 +51,10 @@ def _dot(emitter: Emitter, operation: Operation) -> None:
 
 
 def _simple_combine(operation: Operation) -> str | None:
-    """Return the name of the one operation that combines two elements, if there is just one."""
-    body = operation.regions[0][0].operations
-    if len(body) != 2 or len(operation.operands) != 1:
+    """Return the name of the one operation that combines two elements, and them alone, if there is just one."""
+    block = operation.regions[0][0]
+    body = block.operations
+    if len(body) != 2 or len(operation.operands) != 1 or set(body[0].operands) != set(block.arguments):
         return None
     return body[0].name if body[1].operands == body[0].results else None
 
@@ -97,25 +98,21 @@ def _reduce(emitter: Emitter, operation: Operation) -> None:
         _define_reduced(emitter, operation, [emitter.assign(text, sources, reduced, element)])
         return
     sources = [emitter.spread(source, shape) for source in sources]
-    varying = any(source.varying for source in sources)
-    function = _combine_function(emitter, operation)
-    arguments = ", ".join(f"{{{index}}}" for index in range(len(sources)))
-    together = _pinned(
-        emitter, f"reduce_pairs({function}, {axis + 1}, *np.broadcast_arrays({arguments}))", sources, varying
-    )
+    _combine(emitter, operation, sources, reduced, "reduce_pairs", str(axis + 1))
+
+
+def _combine(
+    emitter: Emitter, operation: Operation, sources: list[Term], shape: tuple[int, ...], helper: str, how: str
+) -> None:
+    """Emit a call of `helper` with the function of the region; it stays in this region, where the function is."""
+    function, together = _combine_function(emitter, operation), emitter.fresh()
+    arrays = ", ".join(emitter.name(source) for source in sources)
+    emitter.line(f"{together} = {helper}({function}, {how}, *np.broadcast_arrays({arrays}))")
+    pinned = Term(together, (), any(source.varying for source in sources), emitter.region, "f32")
     terms = [
-        emitter.assign(f"{{0}}[{i}]", [together], reduced, value.type.element, varying=varying)
-        for i, value in enumerate(operation.results)
+        emitter.assign(f"{{0}}[{i}]", [pinned], shape, value.type.element) for i, value in enumerate(operation.results)
     ]
     _define_reduced(emitter, operation, terms)
-
-
-def _pinned(emitter: Emitter, template: str, sources: list[Term], varying: bool) -> Term:
-    """Return a variable (a tuple of arrays) that must stay in the current region, where its function is defined."""
-    names = [emitter.name(source) for source in sources]
-    name = emitter.fresh()
-    emitter.line(f"{name} = {template.format(*names)}")
-    return Term(name, (), False, emitter.region, "f32")
 
 
 def _spread_axis(emitter: Emitter, operation: Operation, index: int, axis: int) -> Term:
@@ -139,17 +136,7 @@ def _scan(emitter: Emitter, operation: Operation) -> None:
         _define_reduced(emitter, operation, [emitter.assign(text, sources, shape, element)])
         return
     sources = [emitter.spread(source, shape) for source in sources]
-    varying = any(source.varying for source in sources)
-    function = _combine_function(emitter, operation)
-    arguments = ", ".join(f"{{{index}}}" for index in range(len(sources)))
-    together = _pinned(
-        emitter, f"scan({function}, {axis + 1}, {reverse}, *np.broadcast_arrays({arguments}))", sources, varying
-    )
-    terms = [
-        emitter.assign(f"{{0}}[{i}]", [together], shape, value.type.element, varying=varying)
-        for i, value in enumerate(operation.results)
-    ]
-    _define_reduced(emitter, operation, terms)
+    _combine(emitter, operation, sources, shape, "scan", f"{axis + 1}, {reverse}")
 
 
 def _histogram(emitter: Emitter, operation: Operation) -> None:
