@@ -24,7 +24,7 @@ from fuzz_attn.isolation import LAUNCH_SECONDS, IsolatedWorker, OutOfTime
 from fuzz_attn.journal import Journal
 from fuzz_attn.messages import Order, Setup
 from fuzz_attn.properties.catalogue import RELATIONS
-from fuzz_attn.rounds import ON_CPU, ON_GPU, derived_seed, play
+from fuzz_attn.rounds import ON_CPU, ON_GPU, FoundError, derived_seed, play
 from fuzz_attn.statistics import Statistics, Tally, write
 from fuzz_attn.verdict import Verdict
 
@@ -68,10 +68,6 @@ class BudgetSpentError(BaseException):
     """Ends a round at once: a BaseException, because an Exception would be taken for a failure to shrink."""
 
 
-class FoundError(Exception):
-    """A wrong verdict, on its way through Hypothesis."""
-
-
 class Campaign:
     """One shard. :meth:`run` does all of it."""
 
@@ -94,13 +90,15 @@ class Campaign:
                 self._deadline = self._started + self.plan.max_time
             self._report()
             self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
+            broken = False
             try:
                 self._search()
-            except BaseException:
+            except BaseException as error:
+                broken = isinstance(error, Exception)  # by the case in the journal, and by no interrupt
                 self._outcome()
                 raise
             finally:
-                self._journal.close(keep=self.tally.unfinished > 0)
+                self._journal.close(keep=broken or self.tally.unfinished > 0)
             return self._outcome()
 
     def _search(self) -> None:

@@ -46,8 +46,13 @@ CPU, 3.4 with 960 cases of 8 keys in all layouts, 8.0 so. Few keys at a time, si
 cuts off has compiled most of its kernels and made few of its cases.
 """
 
+
+class FoundError(Exception):
+    """What an attempt raises of a case that fails, to have it shrunk; any other exception ends the round as it is."""
+
+
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
-"""What is done with each case and the relation asked of it; whatever exception it raises is a failure."""
+"""What is done with each case and the relation asked of it."""
 
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
@@ -55,7 +60,7 @@ _RELATIONS: Final = 33
 
 
 def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size: Size = ON_CPU) -> None:
-    """Draw ``examples`` cases of one round and hand each to ``attempt``; the first that it raises on is shrunk."""
+    """Draw ``examples`` cases of one round and hand each to ``attempt``; the first that fails is shrunk."""
     keys, layouts = keys_of_round(domain, round_seed, size.keys), layouts_of_round(domain, round_seed, size.layouts)
     relations = relations_of_round(round_seed, size.compiling)
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
@@ -72,7 +77,7 @@ def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size:
     for sample, order in zip(samples, orders, strict=True):
         try:
             attempt(*order)
-        except Exception:
+        except FoundError:
             shrink(strategy, sample.choices, lambda drawn: attempt(*asked(drawn)))
             raise
 

@@ -14,6 +14,7 @@ import pytest
 from fuzz_attn import counterexample
 from fuzz_attn.campaign import Campaign, Outcome, Plan, launch_limit
 from fuzz_attn.case import AttentionCase
+from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.isolation import IsolatedWorker
 from fuzz_attn.messages import Answer, Order, Setup
 from fuzz_attn.plugin import share_of
@@ -214,6 +215,21 @@ def test_shrinking_keeps_the_bug_that_was_found(fake: Fake) -> None:
     assert outcome.failure is not None
     assert outcome.failure.verdict.kind == "mismatch"
     assert outcome.also_seen == ("oracle (nan)",)
+
+
+def test_a_harness_that_fails_on_a_case_is_told_at_once(fake: Fake, tmp_path: Path) -> None:
+    asked: list[Order] = []
+
+    def broken(order: Order) -> Verdict:
+        asked.append(order)
+        if order.case.max_seq_len > 20:
+            raise FuzzAttnError("fuzz_attn itself failed")
+        return Verdict("oracle")
+
+    with pytest.raises(FuzzAttnError, match="itself failed"):
+        fake(broken, max_cases=30)
+    assert sum(order.case.max_seq_len > 20 for order in asked) == 1, "it is no failure to shrink"
+    assert counterexample.load(tmp_path / "run" / "journal-0.json").case == asked[-1].case
 
 
 def test_the_failure_of_a_flaky_target_is_told(campaign: Run) -> None:
