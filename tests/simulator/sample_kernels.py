@@ -200,3 +200,9 @@ def paged_attention_kernel(
         accumulator += tl.dot(weights.to(v.dtype), v)
     result = accumulator / row_sum[:, None]
     tl.store(out_ptr + q_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & dim_mask[None, :])
+
+
+@triton.jit
+def misspelt_kernel(x_ptr):
+    """A name that nobody defined, in the middle of an expression."""
+    tl.store(x_ptr, tl.load(x_ptr + offest) + 1)  # type: ignore[name-defined]  # noqa: F821 - the point of it

@@ -7,13 +7,10 @@ as JITFunctions too.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
-from triton.compiler.code_generator import CodeGenerator
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -69,19 +66,3 @@ def _digest(function: Any) -> str:
             elif isinstance(value, (int, float, str)) or hasattr(value, "value"):
                 seen[f"{name}.{used}"] = repr(value)
     return hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def front_end_takes_interpreted() -> Iterator[None]:
-    """Let the front end call InterpretedFunctions as if they were JITFunctions."""
-    original = CodeGenerator.call_Function
-
-    def call(self: Any, node: Any, function: Any, arguments: Any, keywords: Any) -> Any:
-        arguments = [compiled(argument) for argument in arguments]
-        return original(self, node, compiled(function), arguments, keywords)
-
-    CodeGenerator.call_Function = call
-    try:
-        yield
-    finally:
-        CodeGenerator.call_Function = original

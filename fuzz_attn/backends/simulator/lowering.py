@@ -7,13 +7,14 @@ A kernel that needs the constant 1 to compile (a shape, a `static_assert`) raise
 
 from __future__ import annotations
 
-import ast
+import atexit
 import contextlib
 import functools
 import gc
+import itertools
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,9 +22,9 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
-from triton.runtime.jit import JITFunction
 
 from .errors import LoweringError
+from .front_end import quick_front_end
 
 _TARGET = ("cuda", 90, 32)
 
@@ -78,18 +79,32 @@ def scalar_type(value: object) -> str:
     raise LoweringError(f"{value!r} of {type(value)} is not an argument that the simulator can pass to a kernel")
 
 
-_TREES: dict[str, ast.Module] = {}
-"""Syntax trees of functions by their source."""
-
-
 @functools.lru_cache(maxsize=1)
 def _backend() -> tuple[Any, Any, Any]:
     target = GPUTarget(*_TARGET)
     backend = make_backend(target)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = backend.parse_options({})
+        # The checks would only be asserts, which Triton leaves out too, but not what they compute.
+        options = backend.parse_options({"sanitize_overflow": False})
     return target, backend, options
+
+
+LOWERINGS_IN_A_CONTEXT: Final = 64
+"""What one has seen stays in it, some 50 kB a kernel; to make one takes a tenth of the time of a lowering."""
+_LOWERINGS: Final = itertools.count()
+
+
+@functools.lru_cache(maxsize=1)
+def _context(_: int) -> Any:
+    """Return the compiler's context of an era."""
+    context = ir.context()
+    ir.load_dialects(context)
+    _backend()[1].load_dialects(context)
+    return context
+
+
+atexit.register(_context.cache_clear)  # or Triton's bindings would complain that it was never given back
 
 
 def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -> str:
@@ -98,14 +113,12 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     Raises LoweringError with the front end's message.
     """
     target, backend, options = _backend()
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
+    context = _context(next(_LOWERINGS) // LOWERINGS_IN_A_CONTEXT)
     positions = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(function, signature=signature, constexprs=positions)
     implementation = backend.get_codegen_implementation(options)
     try:
-        with functions_parsed_once():
+        with quick_front_end():
             module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
     except Exception as error:
         raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
@@ -129,25 +142,3 @@ def garbage_left_alone() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def functions_parsed_once() -> Iterator[None]:
-    """Let Triton take a function's syntax tree from the last time, as it never changes it.
-
-    By itself the front end parses the source of a device function again for each call with other types or constants,
-    which was a fifth of its time.
-    """
-    original = JITFunction.parse
-
-    def parse(self: Any) -> ast.Module:
-        tree = _TREES.get(self.src)
-        if tree is None:
-            tree = _TREES[self.src] = original(self)
-        return tree
-
-    JITFunction.parse = parse
-    try:
-        yield
-    finally:
-        JITFunction.parse = original

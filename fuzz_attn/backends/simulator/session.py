@@ -16,15 +16,16 @@ from .casts import STORAGE
 from .codegen import Program, generate
 from .errors import SimulatorError, UnsupportedOperation
 from .findings import Finding, FindingKind
-from .interpreted import front_end_takes_interpreted
+from .front_end import functions_parsed_once
 from .layout import Layout
-from .lowering import SCALAR_TYPES, TORCH_TYPES, functions_parsed_once, garbage_left_alone, lower
+from .lowering import SCALAR_TYPES, TORCH_TYPES, garbage_left_alone, lower
 from .memory import Memory
 from .parser import parse_module
 from .races import RaceTracker
 from .rewrites import Rewrite, rewritten
 from .run import Run
 from .shadow import EmptyWatcher, Shadows
+from .stack import with_room
 from .tree import Function
 from .virtual import VirtualMemory, VirtualTensor
 
@@ -152,11 +153,10 @@ class Session:
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
         with garbage_left_alone():
-            return generate(self._parse(kernel, bound), self.options.coverage)
+            return with_room(lambda: generate(self._parse(kernel, bound), self.options.coverage))
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
-        with front_end_takes_interpreted():
-            return parse_module(lower(kernel, bound.signature, bound.constants()))
+        return parse_module(lower(kernel, bound.signature, bound.constants()))
 
     def _memory(self, name: str, value: Any) -> Memory:
         if isinstance(value, VirtualTensor):
