@@ -48,6 +48,25 @@ def bias_kernel(
 
 
 @triton.jit
+def split_kernel(
+    x_ptr, stride_chunk, stride_row, num_rows, out_ptr, WIDTH: tl.constexpr, X: tl.constexpr, ACROSS: tl.constexpr
+):  # fmt: skip
+    """Copies 8 rows whose columns lie in runs of X, read as a tile of rows or, ACROSS, of columns; 0.5 where masked."""
+    row = tl.program_id(0) * 8 + tl.arange(0, 8)
+    column = tl.arange(0, 16)
+    used = column < WIDTH
+    wanted = row < num_rows
+    places = column // X * stride_chunk + column % X
+    if ACROSS:
+        mask = used[:, None] & wanted[None, :]
+        x = tl.trans(tl.load(x_ptr + (row * stride_row)[None, :] + places[:, None], mask=mask, other=0.5))
+    else:
+        mask = wanted[:, None] & used[None, :]
+        x = tl.load(x_ptr + (row * stride_row)[:, None] + places[None, :], mask=mask, other=0.5)
+    tl.store(out_ptr + row[:, None] * 16 + column[None, :], x)
+
+
+@triton.jit
 def copy_kernel(
     x_ptr, x_stride, out_ptr, out_stride, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr,
     SHIFT: tl.constexpr,

@@ -66,6 +66,53 @@ def _copy(out: torch.Tensor, *, masked: bool = True, shift: int = 0) -> list[Fin
     return session.findings
 
 
+def _run_split(x: torch.Tensor, rows: int, *, across: bool) -> tuple[list[Finding], torch.Tensor]:
+    """Copy `rows` rows of `[chunks, rows or more, run]`, all chunks."""
+    chunks, _, run = x.shape
+    out = torch.empty(-(-rows // 8) * 8, 16)
+    with simulate() as session:
+        kernels.split_kernel[(out.shape[0] // 8,)](
+            x, x.stride(0), x.stride(1), rows, out, WIDTH=chunks * run, X=run, ACROSS=across
+        )
+    return session.findings, out
+
+
+_SPLITS = {
+    "dense": torch.arange(4 * 11 * 4.0).reshape(4, 11, 4),
+    "padded columns": torch.arange(3 * 11 * 4.0).reshape(3, 11, 4),
+    "single columns": torch.arange(12 * 11.0).reshape(12, 11, 1),
+    "a slice of chunks": torch.arange(3 * 22 * 4.0).reshape(3, 22, 4)[:, 4:15],
+    "a slice of runs": torch.arange(4 * 11 * 9.0).reshape(4, 11, 9)[:, :, 2:6],
+    "chunks in between": torch.arange(11 * 4 * 4.0).reshape(11, 4, 4).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("name", _SPLITS)
+def test_columns_in_runs_are_copied_and_rows_past_the_end_found(name: str, across: bool) -> None:
+    x = _SPLITS[name]
+    findings, out = _run_split(x, 11, across=across)
+    expected = torch.full((16, 16), 0.5)
+    width = x.shape[0] * x.shape[2]
+    expected[:11, :width] = x.transpose(0, 1).reshape(11, width)
+    assert not findings
+    assert torch.equal(out, expected)
+    finding = _only(_run_split(x[:, :10], 11, across=across)[0])
+    assert (finding.kind, finding.program) == (FindingKind.OUT_OF_BOUNDS_LOAD, (1, 0, 0))
+    assert (finding.index, finding.count) == (10 * x.stride(1), width)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_columns_in_runs_that_nothing_has_written_are_found(across: bool) -> None:
+    x = torch.empty(4, 11, 4)
+    with simulate() as session:
+        session.mark_uninitialised(x)
+        out = torch.empty(16, 16)
+        kernels.split_kernel[(2,)](x, 44, 4, 11, out, WIDTH=16, X=4, ACROSS=across)
+    finding = _only(session.findings)
+    assert (finding.kind, finding.index, finding.count) == (FindingKind.UNINITIALISED_READ, 0, 11 * 16)
+
+
 def test_unmasked_head_dimension_stores_into_the_padding_of_strided_rows() -> None:
     storage = torch.zeros(5, 16)
     assert not _copy(storage[:, :12])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic, atomics, casts, lanes, ranges, tiles
+from . import arithmetic, atomics, casts, columns, lanes, ranges, tiles
 from .coverage import MASKS, cover
 from .emit_blocks import emit_blocks
 from .emitter import Emitter
@@ -105,7 +105,7 @@ def _namespace() -> dict[str, Any]:
         "nan": float("nan"),
         "DTYPES": casts.CONTAINER,
     }
-    for module in (arithmetic, atomics, casts, lanes, tiles):
+    for module in (arithmetic, atomics, casts, columns, lanes, tiles):
         names.update(
             {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
         )

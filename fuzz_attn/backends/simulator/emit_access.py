@@ -2,7 +2,8 @@
 
 A tile address is nearly always a row offset plus consecutive columns. Where the terms of a pointer have that
 form, memory moves whole rows and checks only where they start; whether the columns are consecutive is known at
-run time, once a launch. Any other address takes the general path, element by element.
+run time, once a launch. Loads do the same where columns lie apart, in every row alike. Any other address takes the
+general path, element by element.
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ def access_of(emitter: Emitter, operation: Operation, mask_index: int) -> Access
 
 def column_axes(access: Access) -> list[tuple[int, Term]]:
     """Axes along which one term alone moves the address, the same for all programs, with that term."""
+    return [(axis, term) for axis, term in _uniform_axes(access) if term.affine]
+
+
+def apart_axes(access: Access) -> list[tuple[int, Term]]:
+    """Axes with the term that alone moves the address, where its columns may lie apart, known before a launch runs."""
+    return [(axis, term) for axis, term in _uniform_axes(access) if term.start is None and term.region.shared]
+
+
+def _uniform_axes(access: Access) -> list[tuple[int, Term]]:
     found = []
     for axis in range(access.rank):
         moving = [term for term in access.pointer.terms if term.shape[axis] != 1]
@@ -55,9 +65,9 @@ def column_axes(access: Access) -> list[tuple[int, Term]]:
             continue
         term = moving[0]
         alone = all(size == 1 for other, size in enumerate(term.shape) if other != axis)
-        if alone and not term.varying and term.affine and access.sizes[axis] > 1 and _mask_splits(access, axis):
+        if alone and not term.varying and access.sizes[axis] > 1 and _mask_splits(access, axis):
             found.append((axis, term))
-    return sorted(found, key=lambda pair: -pair[0])
+    return found[::-1]
 
 
 def _mask_splits(access: Access, axis: int) -> bool:
@@ -121,17 +131,42 @@ def inner_region(emitter: Emitter) -> Region:
     return Region(outer, outer.scope, depth=outer.depth + 1)
 
 
-def plan_rows(emitter: Emitter, access: Access, axis: int, column: Term) -> tuple[str, str, str, str]:
-    """Source of (condition, row starts, width, row mask) of the access by rows along `axis`."""
+@dataclass(slots=True)
+class Rows:
+    """Source of what an access by rows needs: conditions, where rows start, their width, and the mask of rows."""
+
+    conditions: list[str]
+    starts: str
+    width: str
+    mask: str
+
+
+def plan_rows(emitter: Emitter, access: Access, axis: int, column: Term) -> Rows:
+    """Return the access by rows of consecutive columns along `axis`."""
     size = access.sizes[axis]
-    conditions = []
     if column.start is not None:
         unit = str(column.start)
+        plan = _rows(emitter, access, axis, column)
     else:
         unit = _probe(emitter, ("unit", column, size), f"unit_start({{0}}, {size})", column)
-        conditions.append(f"{unit} is not None")
-    rows = [term for term in access.pointer.terms if term is not column]
-    starts = emitter.name(_offsets(emitter, access, rows))
+        plan = _rows(emitter, access, axis, column)
+        plan.conditions.insert(0, f"{unit} is not None")
+    if unit != "0":
+        plan.starts += f" + {unit}"
+    return plan
+
+
+def plan_columns(emitter: Emitter, access: Access, axis: int, column: Term) -> tuple[str, Rows]:
+    """Return the variable that tells where columns along `axis` lie in each row, and the access by these rows."""
+    size = access.sizes[axis]
+    columns = _probe(emitter, ("columns", column, size), f"columns_of({{0}}, {size})", column)
+    return columns, _rows(emitter, access, axis, column)
+
+
+def _rows(emitter: Emitter, access: Access, axis: int, column: Term) -> Rows:
+    size = access.sizes[axis]
+    conditions = []
+    starts = emitter.name(_offsets(emitter, access, [term for term in access.pointer.terms if term is not column]))
     drop = "[" + ", ".join([":"] * (axis + 1) + ["0"] + [":"] * (access.rank - axis - 1)) + "]"
     width, row_mask = str(size), "None"
     for term in access.mask.terms if access.mask else ():
@@ -151,8 +186,7 @@ def plan_rows(emitter: Emitter, access: Access, axis: int, column: Term) -> tupl
     for group in access.pointer.groups:
         if group.range and not fits_32_bits(group.range):
             conditions.append(f"{group.range}[0] >= {LOW} and {group.range}[1] <= {HIGH}")
-    moved = f"{starts}{drop}" if unit == "0" else f"{starts}{drop} + {unit}"
-    return " and ".join(conditions) or "True", moved, width, row_mask
+    return Rows(conditions, starts + drop, width, row_mask)
 
 
 def _probe(emitter: Emitter, key: tuple[object, ...], template: str, term: Term) -> str:

@@ -9,6 +9,7 @@ from .emission import track_exactly
 from .emit_access import (
     Access,
     access_of,
+    apart_axes,
     check_groups,
     check_taints,
     column_axes,
@@ -16,6 +17,7 @@ from .emit_access import (
     inner_region,
     mask_text,
     moved,
+    plan_columns,
     plan_rows,
     spread_offsets,
 )
@@ -41,17 +43,22 @@ def _by_form(
         general()
         return
     axis, column = axes[0]
-    condition, starts, width, mask = plan_rows(emitter, access, axis, column)
-    line = by_rows(axis, starts, width, mask)
-    if condition == "True":
+    plan = plan_rows(emitter, access, axis, column)
+    line = by_rows(axis, plan.starts, plan.width, plan.mask)
+    if not plan.conditions:
         emitter.line(line)
         return
-    emitter.region.lines += [f"if {condition}:", f"    {line}", "else:"]
+    emitter.region.lines += [f"if {' and '.join(plan.conditions)}:", f"    {line}"]
+    _otherwise(emitter, "else", lambda: _by_form(emitter, access, axes[1:], by_rows, general))
+
+
+def _otherwise(emitter: Emitter, condition: str, emit: Callable[[], None]) -> None:
+    """Emit lines that only run under a condition."""
     outer, inner = emitter.region, inner_region(emitter)
     emitter.region = inner
-    _by_form(emitter, access, axes[1:], by_rows, general)
+    emit()
     emitter.region = outer
-    outer.lines += [f"    {line}" for line in inner.lines]
+    outer.lines += [f"{condition}:", *(f"    {line}" for line in inner.lines)]
 
 
 def _load(emitter: Emitter, operation: Operation) -> None:
@@ -79,8 +86,24 @@ def _load(emitter: Emitter, operation: Operation) -> None:
         filler = "None" if other is None else emitter.name(other)
         emitter.line(f"{name} = {access.memory}.load{call}, {offsets}, {mask_text(emitter, access.mask)}, {filler})")
 
+    def apart() -> None:
+        axes = apart_axes(access) if other is None or other.bare else []
+        if not axes:
+            general()
+            return
+        axis = axes[0][0]
+        columns, plan = plan_columns(emitter, access, *axes[0])
+        filler = "None" if other is None else _scalar(emitter, other)
+        arguments = f"{plan.starts}, {columns}, {plan.width}, {access.sizes[axis]}, {plan.mask}, {filler}"
+        condition = f" if {' and '.join(plan.conditions)} else None" if plan.conditions else ""
+        emitter.line(f"{name} = {access.memory}.load_columns({arguments}){condition}")
+        _otherwise(emitter, f"if {name} is None", general)
+        order = moved(axis, access.rank)
+        if order:  # a dot product rounds by the order in memory
+            emitter.region.lines += ["else:", f"    {name} = np.ascontiguousarray({name}{order})"]
+
     axes = column_axes(access) if other is None or other.bare else []
-    _by_form(emitter, access, axes, by_rows, general)
+    _by_form(emitter, access, axes, by_rows, apart)
     term = Term(name, access.shape, access.varying, emitter.region, result.type.element)
     emitter.define(result, term)
     if result in emitter.tracked:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .casts import CONTAINER, from_bits, narrowed, to_storage
 from .checks import check_written, discard_outside, inspect_rows, programs_of, store_tracked, track_load
+from .columns import Columns
 from .findings import FindingKind
 from .layout import Layout
 from .select import select
@@ -48,6 +49,21 @@ def spread_alike(offsets: Array, mask: Array) -> tuple[Array, Array]:
     return offsets, mask if mask.shape == shape else np.broadcast_to(mask, shape)
 
 
+def _chosen(starts: Array, mask: Array | None) -> tuple[Array, Array | None, Array, Array | None]:
+    """Return starts and mask of rows in one shape, the starts that the mask lets through, and which these are.
+
+    Where it lets all through, it is None and so is the last one.
+    """
+    if mask is None:
+        return starts, None, starts.ravel(), None
+    if mask.shape != starts.shape:
+        starts, mask = spread_alike(starts, mask)
+    chosen = mask.ravel().nonzero()[0]
+    if chosen.size == mask.size:
+        return starts, None, starts.ravel(), None
+    return starts, mask, starts.ravel()[chosen], chosen
+
+
 class Memory:
     """The elements of one tensor argument, `flat` counted from its first one, with what the sanitizers know of them.
 
@@ -70,7 +86,7 @@ class Memory:
         self.tracker: RaceTracker | None = None
         self.shift = 0
         self.storage: tuple[int, int] | None = None
-        self._windows: dict[int, Array] = {}
+        self._windows: dict[object, Array] = {}
 
     def physical(self, offsets: Array) -> Array:
         """Return the positions in `flat` of valid offsets; they differ for virtual memory only."""
@@ -120,16 +136,7 @@ class Memory:
         self, run: Run, site: int, lanes: Array, starts: Array, width: int, size: int, mask: Array | None, other: Any
     ) -> Array:
         """Return rows of `size` elements, of which the first `width` are read from `starts` on where `mask` holds."""
-        active, chosen = starts.ravel(), None
-        if mask is not None:
-            if mask.shape != starts.shape:
-                starts, mask = spread_alike(starts, mask)
-                active = starts.ravel()
-            chosen = mask.ravel().nonzero()[0]
-            if chosen.size == mask.size:
-                mask = chosen = None
-            else:
-                active = active[chosen]
+        starts, mask, active, chosen = _chosen(starts, mask)
         if not self._valid(active, width):
             columns = starts[..., None] + np.arange(size)
             wanted = np.broadcast_to(np.arange(size) < width, columns.shape)
@@ -140,18 +147,42 @@ class Memory:
         if chosen is None and width == size and active.size:
             bits = self._rows(width)[positions].view(self.flat.dtype)
         else:
-            bits = self._padded(starts.size, size, width, positions, chosen, other)
+            bits = self._blank(starts.size, size, other)
+            if width and positions.size:
+                type_ = _row_type(width * self.flat.itemsize)
+                places = np.ndarray((starts.size,), type_, bits, strides=(size * self.flat.itemsize,))
+                places[... if chosen is None else chosen] = self._rows(width)[positions]
         return from_bits(bits.reshape((*starts.shape, size)), self.element)
 
-    def _padded(self, count: int, size: int, width: int, positions: Array, chosen: Array | None, other: Any) -> Array:
-        """Return the bits of a tile of `other` with rows of `width` elements put at the start of those `chosen`."""
+    def load_columns(
+        self, starts: Array, columns: Columns | None, width: int, size: int, mask: Array | None, other: Any
+    ) -> Array | None:
+        """As `load_rows` for rows whose first `width` columns lie apart, or None if that needs a closer look.
+
+        It does where a row might leave the tensor, and where the sanitizers follow single elements.
+        """
+        runs = None if columns is None or self.written is not None or self.tracker is not None else columns.runs(width)
+        if columns is None or runs is None:
+            return None
+        starts, mask, active, chosen = _chosen(starts, mask)
+        if width and active.size and not self.layout.reached(active, columns, *runs):
+            return None
+        (count, run), step = runs, self.flat.itemsize
+        if chosen is None and width == size and active.size:
+            bits = self._columns(columns, count, run)[active].view(self.flat.dtype)
+        else:
+            bits = self._blank(starts.size, size, other)
+            if width and active.size:
+                type_ = _row_type(run * step)
+                places = np.ndarray((starts.size, count), type_, bits, strides=(size * step, run * step))
+                places[... if chosen is None else chosen] = self._columns(columns, count, run)[active]
+        return from_bits(bits.reshape((*starts.shape, size)), self.element)
+
+    def _blank(self, count: int, size: int, other: Any) -> Array:
+        """Return the bits of `count` rows of `size` elements that are all `other`."""
         bits = np.zeros(count * size, self.flat.dtype)
         if not _is_blank(other):
             bits[...] = to_storage(np.array([other], self.container), self.element)
-        if width and positions.size:
-            type_ = _row_type(width * self.flat.itemsize)
-            places = np.ndarray((count,), type_, bits, strides=(size * self.flat.itemsize,))
-            places[... if chosen is None else chosen] = self._rows(width)[positions]
         return bits
 
     def store(
@@ -238,6 +269,19 @@ class Memory:
             shape = (self.flat.size - width + 1,)
             rows = self._windows[width] = np.ndarray(shape, _row_type(width * step), self.flat, strides=(step,))
         return rows
+
+    def _columns(self, columns: Columns, count: int, run: int) -> Array:
+        """Return for each place in `flat` the `count` runs of columns from there on, each run as one item."""
+        key = (columns, count, run)
+        places = self._windows.get(key)
+        if places is None:
+            step = self.flat.itemsize
+            last = columns.first + (count - 1) * columns.step + run
+            shape = (self.flat.size - last + 1, count)
+            strides = (step, columns.step * step)
+            places = np.ndarray(shape, _row_type(run * step), self.flat, columns.first * step, strides)
+            self._windows[key] = places
+        return places
 
     def _valid(self, offsets: Array, width: int) -> bool:
         if not offsets.size:

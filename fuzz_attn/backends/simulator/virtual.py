@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from .casts import STORAGE
+from .columns import Columns
 from .errors import SimulatorError
 from .layout import Layout
 from .lowering import TORCH_TYPES
@@ -151,6 +152,12 @@ class VirtualMemory(Memory):
         if mask is not None:
             wanted = wanted & mask[..., None]
         return self.load(run, site, lanes, columns, wanted, other)
+
+    def load_columns(
+        self, starts: Array, columns: Columns | None, width: int, size: int, mask: Array | None, other: Any
+    ) -> Array | None:
+        """Return None: where columns lie apart, each element is looked up."""
+        return None
 
     def store_rows(
         self,

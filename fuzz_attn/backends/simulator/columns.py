@@ -1,0 +1,49 @@
+"""Columns of a tile that lie in the same places from the start of each row on: runs of neighbours, evenly spaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Column `c` of a row lies `first + c // run * step + c % run` elements after the row's start.
+
+    `step` is positive and `first` is not negative. This is the form of a dimension that is split in two, as in
+    `dim // 8 * stride + dim % 8`, and of one with a stride.
+    """
+
+    first: int
+    run: int
+    step: int
+
+    def runs(self, width: int) -> tuple[int, int] | None:
+        """Return how many runs the first `width` columns are and the length of each, or None if one is cut."""
+        if width <= self.run:
+            return 1, width
+        return None if width % self.run else (width // self.run, self.run)
+
+    def offsets(self, count: int, run: int) -> Array:
+        """Return where the elements of the first `count` runs of this length lie."""
+        places: Array = self.first + np.arange(count)[:, None] * self.step + np.arange(run)
+        return places.ravel()
+
+
+def columns_of(offsets: Array, size: int) -> Columns | None:
+    """Return the form of `size` offsets, the same for all programs, or None if they have another one."""
+    if offsets.size != size:
+        return None
+    flat = offsets.reshape(-1)
+    apart = (flat[1:] - flat[:-1] != 1).nonzero()[0]
+    run = int(apart[0]) + 1 if apart.size else size
+    first = int(flat[0])
+    step = int(flat[run]) - first if run < size else run
+    columns = Columns(first, run, step)
+    regular = step > 0 <= first and not size % run and np.array_equal(flat, columns.offsets(size // run, run))
+    return columns if regular else None
