@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn import torch_defaults
 from fuzz_attn.abis import FAMILIES
 from fuzz_attn.abis.family import Signature, signature_of
 from fuzz_attn.domain import Domain
@@ -57,7 +58,9 @@ class Target:
 
     def run(self, tensors: AttentionTensors) -> None:
         """Call the target on tensors; it writes ``tensors.output`` in place."""
-        self.call(**FAMILIES[self.abi].arguments_for(self.signature, tensors))
+        arguments = FAMILIES[self.abi].arguments_for(self.signature, tensors)
+        with torch_defaults.of_targets():
+            self.call(**arguments)
 
 
 def slug_of(name: str) -> str:
@@ -100,6 +103,11 @@ def load_target(spec: str, abi: Abi | None = None) -> Target:
     ``path.py:function``; what it names is a callable or a :class:`Target`. ``abi`` None takes the one whose signature
     fits. Raises :class:`TargetError` in one line for anything that does not load or fit.
     """
+    with torch_defaults.of_targets():
+        return _loaded(spec, abi)
+
+
+def _loaded(spec: str, abi: Abi | None) -> Target:
     found = built_in(spec) or _from_entry_point(spec, abi)
     if found is not None:
         return found

@@ -108,6 +108,11 @@ def test_a_target_sees_only_what_its_signature_promises(campaign: Run) -> None:
     assert {"window", "softcap", "alibi"} <= set(outcome.statistics.features)
 
 
+def test_defaults_of_torch_that_a_target_sets_are_its_own(campaign: Run) -> None:
+    outcome = campaign("leaves_defaults", max_cases=30)
+    assert outcome.failure is None, outcome.failure
+
+
 class FakeWorker:
     """A worker in this process: answers at once, by a function of the order."""
 

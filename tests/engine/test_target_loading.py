@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn import fuzz, targets
+from fuzz_attn import fuzz, targets, torch_defaults
 from fuzz_attn.abis import FAMILIES
 from fuzz_attn.abis.family import signature_of
 from fuzz_attn.abis.unified import _SCRATCH, UNIFIED
@@ -98,6 +98,21 @@ def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
         (tmp_path / folder / "same.py").write_text(f"def attend({LEAST}):\n    return {folder!r}\n")
     found = [load_target(f"{tmp_path / folder / 'same.py'}:attend") for folder in ("one", "two")]
     assert [target.call(*range(8)) for target in found] == ["one", "two"]
+
+
+def test_defaults_of_torch_hold_for_their_target_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_defaults, "_TARGETS", [])
+    path = tmp_path / "modern.py"
+    path.write_text(
+        "import torch\ntorch.set_default_device('meta')\ntorch.set_default_dtype(torch.float16)\nSEEN = []\n"
+        "def attend(**given):\n    SEEN.append((torch.zeros(1), given))\n"
+    )
+    target = load_target(f"{path}:attend", "unified")
+    target.run(materialise(AttentionCase((Sequence(1),))))
+    assert torch_defaults.current() == (torch.float32, torch.device("cpu"))
+    ((made, given),) = target.call.__globals__["SEEN"]
+    assert (made.dtype, made.device.type) == (torch.float16, "meta")
+    assert {value.device.type for value in given.values() if isinstance(value, torch.Tensor)} == {"cpu"}
 
 
 def test_a_target_object_brings_its_own_domain(tmp_path: Path) -> None:

@@ -147,6 +147,18 @@ def _flip(out: torch.Tensor, cu_seqlens_q: torch.Tensor, index: int) -> None:
         out.view(torch.int32)[0, head % out.shape[1], column] ^= 1
 
 
+def _leave_defaults(**_: Any) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+
+
+def _give_back_defaults(**_: Any) -> None:
+    if next(_CALLS) and torch.zeros(1).device.type != "meta":
+        raise RuntimeError("the defaults are not what they were left as")
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+
+
 def _fail_second(**_: Any) -> None:
     if next(_CALLS) == 1:
         raise RuntimeError("not again")
@@ -188,6 +200,7 @@ _MOODS |= {
     19: _flood,
 }
 
+leaves_defaults = _around(before=_give_back_defaults, after=_leave_defaults)
 fails_second = _around(before=_fail_second)
 fails_once = _around(before=_fail_once)
 
