@@ -58,7 +58,7 @@ class SimulatorBackend:
         self._told: list[int] = []
         self._options = Options(coverage=True, cache_dir=cache_folder())
         self.parsed: list[Function] = []
-        """The kernels of the last launch before they were rewritten; empty without a rewrite."""
+        """The kernels launched since they were last told to be rewritten, before they were; empty without a rewrite."""
 
     def prepare(self) -> None:
         """Let Triton decorate kernels as for a GPU: the simulator lowers them itself."""
@@ -99,12 +99,13 @@ class SimulatorBackend:
             except SimulatorError as error:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:
-                self.parsed = session.parsed
+                self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
     def rewrite(self, rewrite: Rewrite) -> None:
         """From now on change each kernel before it runs, for an audit; masks are not looked at any more."""
         self._options = Options(cache_dir=cache_folder(), rewrite=rewrite)
+        self.parsed = []
 
     def reaches_far_pages(self) -> bool:
         """Return whether the machine gives out so many addresses, which cost nothing."""

@@ -7,11 +7,17 @@ import pytest
 from rich.console import Console
 
 from fuzz_attn.audit import report
+from fuzz_attn.audit.mutants import Rewrite
 from fuzz_attn.audit.results import Audit, Evidence, Outcome, State, load, own_score, score
 from fuzz_attn.audit.run import Request, audit, sampled, together
 from fuzz_attn.audit.subjects import Subject
+from fuzz_attn.backends.simulated import SimulatorBackend
+from fuzz_attn.case import AttentionCase, LaunchHints, Sequence
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.experiment import Experiment
 from fuzz_attn.plain_text import text_of
+from fuzz_attn.properties.check import check
+from fuzz_attn.targets import load_target
 
 ROOT = Path(__file__).parents[2]
 MUSEUM = ROOT / "tests" / "specimens"
@@ -95,6 +101,17 @@ def test_what_breaks_its_process_is_found_and_the_rest_goes_on(tmp_path: Path) -
     assert told["nothing"][0] == "survived"
     assert done.outcomes[0].rules == {"vllm": 1, "flash_attention": 1}
     assert "1 survivor" in text_of(report.render(done))
+
+
+def test_the_kernels_of_both_launches_of_a_relation_are_changed() -> None:
+    backend, target = SimulatorBackend(), load_target("unified")
+    backend.rewrite(Rewrite())
+    case = AttentionCase((Sequence(1, 20),), launch=LaunchHints("3d", num_segments=2))
+    assert check(Experiment(case, target, backend), "segments").passed
+    kernels = ["kernel_unified_attention_3d", "reduce_segments", "kernel_unified_attention_2d"]
+    assert [function.name for function in backend.parsed] == kernels
+    backend.rewrite(Rewrite())
+    assert backend.parsed == []
 
 
 def test_a_target_of_ones_own_is_audited(tmp_path: Path) -> None:
