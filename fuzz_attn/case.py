@@ -156,6 +156,9 @@ class LaunchHints(Plain, frozen=True):
 class CompileKey(Plain, frozen=True):
     """What makes Triton compile anew: everything that a kernel of this family takes as a constexpr or a dtype.
 
+    It leaves out what Triton sees in the arguments themselves, such as strides of 1, and the type of the sinks, which
+    is not float32 in one case of twenty.
+
     Drawn before the rest of a case, from a bounded set, because compiling is what a campaign spends its time on.
     """
 
