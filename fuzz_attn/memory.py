@@ -60,8 +60,7 @@ def rounded(array: Floats, dtype: DTypeName, scale: float = 1.0) -> Bits:
         with np.errstate(over="ignore"):
             array = array / np.float32(scale)
     target, largest = TORCH_DTYPES[dtype], _LARGEST[dtype]
-    clamped = np.maximum(array, -largest)
-    np.minimum(clamped, largest, out=clamped)
+    clamped: Floats = np.clip(array, -largest, largest)
     if dtype == "float32":
         return clamped.view(np.uint32)
     stored = torch.from_numpy(clamped).to(target)
@@ -218,7 +217,7 @@ def _pages(case: AttentionCase, poisons: tuple[int, int], num_blocks: int, pages
 
 def _paged_view(block: Bits, shape: tuple[int, ...]) -> Bits:
     """Return memory ``[num_blocks, elements]`` seen as dense pages of a shape, whatever lies between the pages."""
-    inner = [int(np.prod(shape[axis + 1 :])) * block.itemsize for axis in range(1, len(shape))]
+    inner = [math.prod(shape[axis + 1 :]) * block.itemsize for axis in range(1, len(shape))]
     return np.lib.stride_tricks.as_strided(block, shape, (block.strides[0], *inner))
 
 
