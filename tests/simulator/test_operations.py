@@ -479,17 +479,13 @@ def test_dot_of_integers() -> None:
     _same(out, (a.int() @ b.int()).to(torch.int32))
 
 
-def test_tf32_is_an_option() -> None:
-    a = torch.full((1, 16, 16), 1 + 2**-12)
-    b = torch.eye(16)
-    results = []
-    for tf32 in (False, True):
-        out = torch.empty(1, 16, 16)
-        with simulate(Options(tf32=tf32)):
-            kernels.dot_kernel[(1,)](a, b, out, M=16, N=16, K=16, PRECISION="tf32")
-        results.append(out)
-    _same(results[0], a)
-    _same(results[1], torch.ones(1, 16, 16))
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_an_option(tf32: bool, precision: str) -> None:
+    a, out = torch.full((1, 16, 16), 1 + 2**-12), torch.empty(1, 16, 16)
+    with simulate(Options(tf32=tf32)):
+        kernels.dot_kernel[(1,)](a, torch.eye(16), out, M=16, N=16, K=16, PRECISION=precision)
+    _same(out, torch.ones(1, 16, 16) if tf32 and precision == "tf32" else a)
 
 
 def _let_through(form: str, rows: int) -> torch.Tensor:
