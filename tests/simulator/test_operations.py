@@ -388,6 +388,15 @@ def test_reductions(operation: str, dtype: torch.dtype, axis: int) -> None:
     _same(out, expected)
 
 
+@pytest.mark.parametrize("operation", ["argmax", "argmin"])
+def test_places_of_truth_values(operation: str) -> None:
+    x = torch.randint(0, 2, (3, 8, 16), generator=torch.Generator().manual_seed(1), dtype=torch.bool)
+    out = torch.empty(3, 8, dtype=torch.int32)
+    with simulate():
+        kernels.reduce_kernel[(3,)](x, out, OPERATION=operation, AXIS=1, ROWS=8, COLUMNS=16)
+    _same(out, REDUCE_TRUTH[operation](x.int(), 2).to(torch.int32))
+
+
 @pytest.mark.parametrize("size", [8, 128])
 def test_maximum_ignores_nan_unless_all_are_nan(size: int) -> None:
     x = torch.randn(2, 16, size, generator=torch.Generator().manual_seed(2))

@@ -105,7 +105,7 @@ def _compare_integers(emitter: Emitter, operation: Operation) -> None:
         if predicate == "slt" and left.start is not None and right.literal is not None:
             size = max(left.shape)
             term.prefix = min(max(int(right.literal) - left.start, 0), size)
-    elif boolean:
+    elif predicate not in _COMPARE_UNSIGNED:
         raise emitter.unsupported(f"arith.cmpi {predicate} of i1")
     else:
         sign = _COMPARE_UNSIGNED[predicate]
