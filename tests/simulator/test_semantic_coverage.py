@@ -88,3 +88,17 @@ def test_nothing_is_recorded_unless_asked_for(masks: Masks) -> None:
     with simulate():
         add_kernel[(1,)](torch.ones(4), torch.ones(4), torch.zeros(4), 4, BLOCK=16)
     assert _bits(masks) == {}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_factors_that_share_no_axis_show_what_their_conjunction_does(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    shapes = [(generator.choice([1, 3]), 4, 1), (generator.choice([1, 3]), 1, 3)]
+    factors = [generator.random(shape) < generator.choice([0, 0.1, 0.5, 0.9, 1]) for shape in shapes]
+    conjunction = factors[0] & factors[1]
+    rows = conjunction.reshape(conjunction.shape[0], -1)
+    outcomes = {MIXED if row.any() and not row.all() else ALL_TRUE if row.all() else ALL_FALSE for row in rows}
+    for before in range(8):
+        seen = [before]
+        cover(seen, 0, *factors)
+        assert seen == [before | sum(outcomes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,13 @@ class Columns:
 
 def columns_of(offsets: Array, size: int) -> Columns | None:
     """Return the form of `size` offsets, the same for all programs, or None if they have another one."""
-    if offsets.size != size:
-        return None
-    flat = offsets.reshape(-1)
+    return _columns(offsets.dtype.str, offsets.tobytes()) if offsets.size == size else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _columns(dtype: str, offsets: bytes) -> Columns | None:
+    flat = np.frombuffer(offsets, dtype)
+    size = flat.size
     apart = (flat[1:] - flat[:-1] != 1).nonzero()[0]
     run = int(apart[0]) + 1 if apart.size else size
     first = int(flat[0])

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from .findings import Location
+
+Array = npt.NDArray[Any]
 
 ALL_TRUE, ALL_FALSE, MIXED, SEVERAL = 1, 2, 4, 8
 """Outcomes, and whether the mask has several elements: one alone is never mixed."""
@@ -16,19 +19,47 @@ COMPLETE_SINGLE = ALL_TRUE | ALL_FALSE
 COMPLETE = COMPLETE_SINGLE | MIXED
 
 
-def cover(seen: list[int], slot: int, mask: npt.NDArray[Any]) -> None:
-    """Add the outcomes of a mask, one for each program (row), to its slot; look only for what is missing."""
-    bits, flat = seen[slot], mask.reshape(mask.shape[0], -1)
+def cover(seen: list[int], slot: int, *factors: Array) -> None:
+    """Add the outcomes of a mask, one for each program (row), to its slot; look only for what is missing.
+
+    The mask is the conjunction of factors that do not share an axis: all of it holds where all of each does, and some
+    of it where some of each does.
+    """
+    bits, partial = seen[slot], []
+    for factor in factors:
+        count = np.count_nonzero(factor)
+        if not count:
+            seen[slot] = bits | ALL_FALSE if factor.size else bits
+            return
+        if count != factor.size:
+            partial.append(factor)
+    if not partial:
+        seen[slot] = bits | ALL_TRUE
+        return
+    varying = [factor for factor in partial if factor.shape[0] > 1]
+    mixed_alone = len(varying) < len(partial)  # by a factor that is the same for all programs
+    if not varying:
+        seen[slot] = bits | MIXED
+        return
     lacks_mixed = not bits & MIXED
-    every = flat.all(axis=1) if lacks_mixed or not bits & ALL_TRUE else None
-    some = flat.any(axis=1) if lacks_mixed or not bits & ALL_FALSE else None
-    if every is not None and every.any():
-        bits |= ALL_TRUE
-    if some is not None and not some.all():
-        bits |= ALL_FALSE
-    if every is not None and some is not None and bool((some != every).any()):
+    every = some = None
+    if not mixed_alone and (lacks_mixed or not bits & ALL_TRUE):
+        every = _rows(np.logical_and, varying)
+        bits |= ALL_TRUE if every.any() else 0
+    if lacks_mixed or not bits & ALL_FALSE:
+        some = _rows(np.logical_or, varying)
+        bits |= 0 if some.all() else ALL_FALSE
+    if lacks_mixed and some is not None and (some if every is None else some != every).any():
         bits |= MIXED
     seen[slot] = bits
+
+
+def _rows(reduction: np.ufunc, factors: list[Array]) -> Array:
+    """Return for each row whether the reduction holds in each factor."""
+    result: Array = reduction.reduce(factors[0].reshape(factors[0].shape[0], -1), axis=1)
+    for factor in factors[1:]:
+        result = result & reduction.reduce(factor.reshape(factor.shape[0], -1), axis=1)
+    return result
 
 
 @dataclass(frozen=True, slots=True, order=True)

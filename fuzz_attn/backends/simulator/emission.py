@@ -6,7 +6,7 @@ import re
 
 from .coverage import COMPLETE, COMPLETE_SINGLE
 from .emitter import Emitter
-from .terms import Term, broadcast_shape
+from .terms import Term, Val, broadcast_shape
 from .tree import Operation, Value
 
 _PREDICATE = re.compile(r"^\s*(\w+)")
@@ -50,19 +50,37 @@ def predicate_of(operation: Operation) -> str:
     return match.group(1) if match else ""
 
 
-def cover(emitter: Emitter, kind: str, mask: Term) -> None:
+def cover(emitter: Emitter, kind: str, *factors: Term) -> None:
     """Emit the record of a mask for the coverage of kernel semantics, while it is not yet complete.
 
-    It stands where the mask is used: a mask that is known before a loop says nothing if the loop never runs. What is
-    decided when the kernel is compiled is no mask.
+    The mask is the conjunction of factors that do not share an axis. The record stands where the mask is used: a mask
+    that is known before a loop says nothing if the loop never runs. What is decided when the kernel is compiled is no
+    mask.
     """
-    if mask.literal is not None:
+    if all(factor.literal is not None for factor in factors):
         return
-    index, several = len(emitter.coverage_sites), not mask.scalar
+    index, several = len(emitter.coverage_sites), not all(factor.scalar for factor in factors)
     emitter.coverage_sites.append((kind, emitter.location, several))
     complete = COMPLETE if several else COMPLETE_SINGLE
     slot = f"slots[{index}]"
-    emitter.line(f"if seen[{slot}] & {complete} != {complete}: cover(seen, {slot}, {emitter.name(mask)})")
+    names = ", ".join(emitter.name(emitter.array(factor)) for factor in factors)
+    emitter.line(f"if seen[{slot}] & {complete} != {complete}: cover(seen, {slot}, {names})")
+
+
+def factors_of(emitter: Emitter, mask: Val) -> list[Term]:
+    """Return a conjunction as factors that do not share an axis: the whole of it is larger than they are together."""
+    groups: list[list[Term]] = []
+    for term in mask.terms:
+        sharing = [group for group in groups if any(_share_an_axis(term, other) for other in group)]
+        groups = [group for group in groups if group not in sharing]
+        groups.append([*(other for group in sharing for other in group), term])
+    if len(groups) == 1:
+        return [emitter.single(mask)]
+    return [emitter.single(Val(mask.type, tuple(group))) for group in groups]
+
+
+def _share_an_axis(left: Term, right: Term) -> bool:
+    return any(one != 1 != other for one, other in zip(left.shape, right.shape, strict=True))
 
 
 _AXIS = re.compile(r"axis = (\d+)")

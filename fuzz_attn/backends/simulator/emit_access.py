@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .emission import cover
+from .emission import cover, factors_of
 from .emitter import Emitter, fits_32_bits
 from .ranges import HIGH, LOW
 from .terms import Region, Term, Val, broadcast_shape
@@ -43,7 +43,7 @@ def access_of(emitter: Emitter, operation: Operation, mask_index: int) -> Access
     shape = broadcast_shape((term.shape for term in terms), len(sizes))
     varying = any(term.varying for term in terms)
     if mask is not None and emitter.coverage:
-        cover(emitter, operation.name[3:], emitter.single(mask))
+        cover(emitter, operation.name[3:], *factors_of(emitter, mask))
     return Access(pointer.base, pointer, mask, len(sizes), sizes, shape, varying)
 
 
