@@ -58,9 +58,11 @@ class Family:
     """One ABI.
 
     ``required`` are the arguments that a callable must take, ``known`` all others that the ABI can give it,
-    ``late`` those of them that go to callables alone that name them. ``feature_arguments`` are what a callable must
-    take for a feature to be drawn; features in ``undeclared`` are never taken from a signature. ``arguments`` makes
-    all arguments of a call, by the published names; those that ``defaults`` names say what leaving them out says.
+    ``late`` those of them that go to callables alone that name them. ``scratch`` makes arguments that are memory of
+    their own, named in ``scratch_names``, for callables that name one of these. ``feature_arguments`` are what a
+    callable must take for a feature to be drawn; features in ``undeclared`` are never taken from a signature.
+    ``arguments`` makes all other arguments of a call, by the published names; those that ``defaults`` names say what
+    leaving them out says.
     """
 
     abi: Abi
@@ -69,6 +71,8 @@ class Family:
     feature_arguments: Mapping[Feature, tuple[str, ...]]
     arguments: Callable[[AttentionTensors], Arguments]
     late: Parameters = frozenset()
+    scratch: Callable[[AttentionTensors], Arguments] = lambda _: {}
+    scratch_names: Parameters = frozenset()
     undeclared: frozenset[Feature] = frozenset()
     paths: Callable[[Signature], tuple[LaunchPath, ...]] = lambda _: ("auto",)
     defaults: Callable[[AttentionTensors], Parameters] = lambda _: frozenset()
@@ -96,11 +100,10 @@ class Family:
     def arguments_for(self, signature: Signature, tensors: AttentionTensors) -> Arguments:
         """Return the keyword arguments of one call, of those that the callable takes and has no default to say it."""
         spared = self.defaults(tensors) & (signature.names - signature.required)
-        return {
-            name: value
-            for name, value in self.arguments(tensors).items()
-            if self._given(signature, name) and name not in spared
-        }
+        arguments = self.arguments(tensors)
+        if not self.scratch_names.isdisjoint(signature.names):
+            arguments |= self.scratch(tensors)
+        return {name: value for name, value in arguments.items() if self._given(signature, name) and name not in spared}
 
     def _given(self, signature: Signature, name: str) -> bool:
         return name in signature.names or (signature.anything and name not in self.late)

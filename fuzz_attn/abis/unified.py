@@ -20,7 +20,7 @@ _SCRATCH: Final = (
 
 
 def _arguments(tensors: AttentionTensors) -> Arguments:
-    """Return all keyword arguments of one unified call."""
+    """Return all keyword arguments of one unified call but the scratch."""
     window = (tensors.window - 1, 0) if tensors.window else (-1, -1)
     return {
         "q": tensors.query,
@@ -45,7 +45,6 @@ def _arguments(tensors: AttentionTensors) -> Arguments:
         "output_scale": tensors.out_scale,
         "kv_quant_mode": int(tensors.key_cache.dtype.itemsize == 1),
         **_hints(tensors.launch),
-        **_scratch(tensors),
     }
 
 
@@ -99,6 +98,8 @@ UNIFIED: Final = Family(
     },
     arguments=_arguments,
     late=frozenset(("kv_quant_mode", "num_segments", "tile_size", *_SCRATCH)),
+    scratch=_scratch,
+    scratch_names=frozenset(_SCRATCH),
     # Published versions compute fp8 queries in ways that differ, so a target must declare them.
     undeclared=frozenset(("fp8_q",)),
     paths=_paths,
