@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import linecache
 import os
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 
 from fuzz_attn.backends.simulator import Options, lowering, session, simulate
 from fuzz_attn.backends.simulator.cache import CHECK_EVERY, LIMIT_BYTES, DiskCache, key_of
-from tests.simulator.sample_kernels import add_kernel
+from tests.simulator.sample_kernels import add_kernel, apply_kernel
 
 
 @pytest.fixture
@@ -67,6 +69,34 @@ def test_types_and_constants_are_told_apart(lowered: list[str], tmp_path: Path) 
     _launch(tmp_path, dtype=torch.float16)
     _launch(tmp_path, block=32)
     assert len(lowered) == len(list(tmp_path.glob("*.program"))) == 3
+
+
+FUNCTIONS = """
+from triton.runtime.jit import JITFunction
+@JITFunction
+def change(x):
+    return x {sign} 2
+"""
+
+
+def _apply(folder: Path, sign: str, cache: Path) -> float:
+    """Launch a kernel with a function of the user's file as its constant, as the file is now."""
+    (folder / "functions.py").write_text(FUNCTIONS.format(sign=sign))
+    specification = importlib.util.spec_from_file_location("functions", folder / "functions.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    linecache.clearcache()
+    specification.loader.exec_module(module)
+    out = torch.zeros(1)
+    with simulate(Options(cache_dir=cache)):
+        apply_kernel[(1,)](torch.full((1,), 5.0), out, FUNCTION=module.change)
+    return float(out)
+
+
+def test_a_function_that_is_a_constant_is_told_by_its_source(lowered: list[str], tmp_path: Path) -> None:
+    assert [_apply(tmp_path, sign, tmp_path) for sign in ("+", "*", "+")] == [7.0, 10.0, 7.0]
+    assert lowered == ["apply_kernel"] * 2
 
 
 def test_a_damaged_file_is_written_anew(lowered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.backends.simulator import FindingKind, Session, simulate
+from fuzz_attn.backends.simulator import FindingKind, Session, SimulatorError, simulate
 
 
 @triton.jit
@@ -24,6 +25,11 @@ def scaled_copy(x_ptr, x_stride, out_ptr, out_stride, factor, columns, BLOCK: tl
 @triton.jit
 def sign_of(out_ptr, number):
     tl.store(out_ptr, 1.0 / number)
+
+
+@triton.jit
+def sign_of_constant(x_ptr, out_ptr, NUMBER: tl.constexpr):
+    tl.store(out_ptr, 1.0 / tl.load(x_ptr, mask=tl.program_id(0) > 0, other=NUMBER))
 
 
 def launched(x: torch.Tensor, out: torch.Tensor, factor: float = 1.0) -> Session:
@@ -88,6 +94,24 @@ def test_numbers_that_equal_others_or_not_even_themselves() -> None:
         with np.errstate(all="ignore"):
             expected = np.float32(1.0) / np.float32(number)
         np.testing.assert_array_equal(out.numpy()[0], expected)
+
+
+def test_constants_that_are_equal_and_not_the_same() -> None:
+    out = torch.zeros(1)
+    for number in (0.0, -0.0, 2.0, float("nan"), -0.0, 0.0):
+        with simulate(), np.errstate(all="ignore"):
+            sign_of_constant[(1,)](torch.ones(1), out, NUMBER=number)
+            expected = np.float32(1.0) / np.float32(number)
+        np.testing.assert_array_equal(out.numpy()[0], expected)
+
+
+def test_a_launch_that_is_refused_leaves_nothing_watched() -> None:
+    x, out = torch.randn(4, 12), torch.zeros(4, 12)
+    with simulate() as session:
+        session.mark_uninitialised(x)
+        with pytest.raises(SimulatorError, match="is on meta"):
+            scaled_copy[(4,)](x, 12, out.to("meta"), 12, 1.0, 12, BLOCK=16)
+    assert torch.equal(copied(x, out), x)
 
 
 def test_what_is_watched_is_that_of_the_launch() -> None:

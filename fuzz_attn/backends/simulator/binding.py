@@ -17,6 +17,10 @@ MOST_FORMS: Final = 1024
 """So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
 
 
+_TOLD_BY_TEXT: Final = frozenset({float, tuple})
+"""Types of constants that may be equal and not the same: 0.0 and -0.0, (1,) and (True,)."""
+
+
 class Key:
     """What selects a program among those of one kernel: types and constants. Its hash is computed once."""
 
@@ -91,6 +95,7 @@ class Binder:
         if wide:
             return Bound(values, self._form(values))
         types = (*map(type, constants), *map(type, others), *[getattr(value, "dtype", None) for value in others])
+        constants = tuple([repr(value) if value.__class__ in _TOLD_BY_TEXT else value for value in constants])
         try:
             form = self._forms.get((types, constants))
         except TypeError:  # a constant that has no hash
@@ -135,6 +140,8 @@ def _annotation(parameter: Any) -> str:
 
 
 def _hashable(value: Any) -> object:
+    if value.__class__ in _TOLD_BY_TEXT:
+        return repr(value)
     try:
         hash(value)
     except TypeError:

@@ -142,7 +142,7 @@ class Session:
         key = key_of(
             *_identity(kernel),
             sorted(bound.signature.items()),
-            sorted(bound.constants().items()),
+            sorted((name, _told(value)) for name, value in bound.constants().items()),
             self.options.coverage,
         )
         program = disk.get(key)
@@ -163,8 +163,8 @@ class Session:
             return VirtualMemory(name, value)
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
         memory = _memory_at(name, tensor)
-        if self.options.uninitialised and self._shadows:
-            memory.written = self._shadows.find(tensor)
+        # Also where nothing is watched: a launch that was refused after this may have left what it watched.
+        memory.written = self._shadows.find(tensor) if self.options.uninitialised and self._shadows else None
         return memory
 
     def _collect(self, run: Run) -> None:
@@ -186,6 +186,13 @@ def _identity(kernel: Any) -> tuple[str, str]:
     """Return what a kernel's program depends on: its source, and the file, which findings and coverage name."""
     with functions_parsed_once():
         return kernel.cache_key, kernel.fn.__code__.co_filename
+
+
+def _told(constant: Any) -> str:
+    """Return what tells a constant from others: a function keeps its name when its source changes."""
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_told, constant))})"
+    return str(getattr(constant, "cache_key", None) or repr(constant))
 
 
 def _binder(kernel: Any) -> Binder:
