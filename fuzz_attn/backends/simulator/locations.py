@@ -6,7 +6,6 @@ import re
 
 from .findings import UNKNOWN_LOCATION, Location
 
-_ALIAS = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.MULTILINE)
 _FILE = re.compile(r'^"(.*)":(\d+):\d+(?: to .*)?$')
 _NAMED = re.compile(r'^"[^"]*"\((.*)\)$')
 _LIBRARY = ("/triton/language/", "<unknown>")
@@ -16,7 +15,8 @@ class Locations:
     """The lines of a module's location aliases; a location in Triton's own library counts as its caller's."""
 
     def __init__(self, text: str) -> None:
-        self._aliases = dict(_ALIAS.findall(text))
+        defined = (line.partition(" = loc(") for line in text.splitlines() if line.startswith("#loc"))
+        self._aliases = {name: location[:-1] for name, _, location in defined}
         self._known: dict[str, Location] = {}
 
     def resolve(self, text: str) -> Location:
@@ -42,6 +42,9 @@ class Locations:
 
 
 def _split_callsite(text: str) -> tuple[str, str]:
+    if "(" not in text:
+        callee, _, caller = text.partition(" at ")
+        return callee, caller or "unknown"
     depth = 0
     for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")

@@ -181,6 +181,8 @@ class _Parser:
 
 def _expand_results(text: str) -> list[str]:
     """Return the names of all results: `%r:2` defines `%r#0` and `%r#1`."""
+    if ":" not in text and "," not in text:
+        return [text]
     names = []
     for piece in text.split(", "):
         name, _, count = piece.partition(":")
@@ -190,6 +192,9 @@ def _expand_results(text: str) -> list[str]:
 
 def _strip_locations(line: str) -> tuple[str, str]:
     """Return the line without any `loc(...)`, and the text of the last one."""
+    rest, found, last = line.rpartition(" loc(")
+    if found and " loc(" not in rest and last.find(")") == len(last) - 1 and "(" not in last:
+        return rest, last[:-1]
     last = ""
     start = line.find(" loc(")
     while start >= 0:

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-_NAME = re.compile(r"\b[a-z]+\d+\b")
+_NAME = re.compile(r"\b[vr]\d+\b")
+"""Variables that hold a result or its range; those that loops and branches assign are never dropped."""
 _ASSIGNED = re.compile(r"\s*([vr]\d+) = ")
 _EFFECT = "(run, "
 """What loads, reports or changes memory is handed the run; all else is only worth its result."""
@@ -30,7 +31,7 @@ def pruned(lines: list[str]) -> list[str]:
 
 def assigned_and_used(lines: Iterable[str], users: Iterable[str]) -> list[str]:
     """Return the variables that `lines` assign and `users` name, in order."""
-    used = {name for line in users for name in _NAME.findall(line)}
+    used = set(_NAME.findall("\n".join(users)))
     found = (_ASSIGNED.match(line) for line in lines)
     return list(dict.fromkeys(match.group(1) for match in found if match and match.group(1) in used))
 
