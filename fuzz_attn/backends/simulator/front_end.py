@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 from unittest import mock
 
+import triton
 from triton.compiler import code_generator
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
 from .interpreted import compiled
+
+_LOCATIONS_COME_BACK: Final = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
+"""Whether an operation has the location of its own expression; before, it had that of the operand visited last."""
 
 _TREES: dict[str, ast.Module] = {}
 """Syntax trees of functions by their source."""
@@ -74,7 +78,7 @@ class _Generator(code_generator.CodeGenerator):  # type: ignore[misc]  # Triton 
 
         Inside an assignment, the value's own location names that of the statement, so it is set as ever.
         """
-        kind = node.__class__
+        kind = node.__class__ if _LOCATIONS_COME_BACK else None
         if kind is ast.Name:
             name = cast("ast.Name", node)
             if self._location_stays():
