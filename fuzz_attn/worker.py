@@ -2,7 +2,7 @@
 
 One JSON message a line, both ways. The first line in is a :class:`Setup`, its answer :class:`Ready` or
 :class:`Refused`; every further line is an :class:`Order`, its answer an :class:`Answer`. What a target prints goes to
-standard error, so that it cannot garble the answers.
+standard error, so that it cannot garble the answers, and what it reads is empty, so that it cannot take an order away.
 
 Setting up takes seconds (torch, Triton, the target's own imports), and a target that crashes does so at every try of
 the shrinker. So the process that is set up answers through forks of itself: the death of one is told by :class:`Died`,
@@ -41,10 +41,10 @@ _PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     """Serve until standard input ends."""
     die_with_parent()
-    answers = take_standard_output()
+    orders, answers = take_standard_streams()
     faulthandler.enable()
     try:
-        serve(sys.stdin.buffer, answers)
+        serve(orders, answers)
     except BrokenPipeError:
         os._exit(0)  # the parent is gone; there is nobody to tell
 
@@ -197,11 +197,14 @@ def _say(answers: IO[bytes], message: msgspec.Struct) -> None:
     answers.flush()
 
 
-def take_standard_output() -> IO[bytes]:
-    """Return the real standard output, and let everything else that is printed go to standard error."""
-    answers = os.fdopen(os.dup(1), "wb")
+def take_standard_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """Return the real standard input and output; whoever else reads finds nothing, and prints to standard error."""
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
-    return answers
+    return orders, answers
 
 
 def die_with_parent() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from fuzz_attn.audit.messages import Alarms, Batch, Finished, Progress, Start, S
 from fuzz_attn.audit.subjects import Subject
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.messages import Refused
-from fuzz_attn.worker import die_with_parent, take_standard_output
+from fuzz_attn.worker import die_with_parent, take_standard_streams
 
 if TYPE_CHECKING:
     from fuzz_attn.audit.examiner import Candidate
@@ -28,9 +27,9 @@ PROGRESS_SECONDS: Final = 0.5
 def main() -> None:
     """Serve until standard input ends."""
     die_with_parent()
-    answers = take_standard_output()
+    orders, answers = take_standard_streams()
     try:
-        _serve(sys.stdin.buffer, answers)
+        _serve(orders, answers)
     except FuzzAttnError as error:
         _say(answers, Refused(str(error)))
     except BrokenPipeError:

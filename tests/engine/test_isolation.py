@@ -23,7 +23,9 @@ def of_length(seq_len: int) -> AttentionCase:
     return AttentionCase(sequences=(Sequence(1, seq_len - 1),), heads=HeadLayout(head_size=4))
 
 
-KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
+KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS, ASKS = (
+    of_length(n) for n in range(11, 21)
+)
 """How the target ``temperamental`` takes a case depends on the longest sequence."""
 
 
@@ -140,6 +142,14 @@ def test_what_a_target_prints_harms_nothing(case: AttentionCase, worker: Isolate
     for _ in range(6):
         assert worker.judge(Order(case)).verdict.passed
     assert os.fstat(worker._errors.fileno()).st_size < 2 * KEPT_BYTES
+
+
+def test_a_target_that_reads_takes_no_order_away(worker: IsolatedWorker) -> None:
+    worker.launch_seconds = 20.0
+    verdict = worker.judge(Order(ASKS)).verdict
+    assert verdict.message.startswith("the target raised EOFError: EOF when reading a line at ")
+    assert worker.judge(Order(SHORT)).verdict.passed
+    assert worker.deaths == 0
 
 
 def test_a_digest_is_given_without_a_launch(worker: IsolatedWorker) -> None:

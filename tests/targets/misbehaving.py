@@ -93,6 +93,10 @@ def _raise(seqused_k: torch.Tensor, **_: Any) -> None:
         raise ValueError(f"longest={int(seqused_k.max())} must not exceed 8")
 
 
+def _ask(**_: Any) -> None:
+    input("go on? ")
+
+
 _MOODS: dict[int, Callable[..., None]] = {}
 
 
@@ -198,6 +202,7 @@ _MOODS |= {
     17: _sleep,
     18: _say,
     19: _flood,
+    20: _ask,
 }
 
 leaves_defaults = _around(before=_give_back_defaults, after=_leave_defaults)
