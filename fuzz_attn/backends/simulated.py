@@ -94,6 +94,8 @@ class SimulatorBackend:
             try:
                 with simulate(self._options) as session:
                     yield watch
+                for swallowed in session.unsupported:  # by a target that has something else for a kernel that fails
+                    raise swallowed
             except LoopLimitError as error:
                 watch.observations.append(Observation("timeout", str(error)))
             except SimulatorError as error:

@@ -24,7 +24,7 @@ TARGET = f"{FILE}:unified_attention"
 CASE = AttentionCase(sequences=(Sequence(1, 3),))
 
 
-@pytest.mark.parametrize("name", ["unified_attention", "needs_a_constant"])
+@pytest.mark.parametrize("name", ["unified_attention", "needs_a_constant", "has_something_else"])
 def test_auto_falls_back_to_the_interpreter(name: str) -> None:
     with IsolatedWorker(Setup(f"{FILE}:{name}")) as worker:
         assert (worker.ready.backend, worker.ready.sanitizers) == ("simulator", True)
