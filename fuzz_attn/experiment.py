@@ -6,6 +6,7 @@ import dataclasses
 import traceback
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 
@@ -17,6 +18,9 @@ from fuzz_attn.row_blocks import RowBlock, row_blocks
 from fuzz_attn.snapshots import Snapshot, snapshot_of, still_holds
 from fuzz_attn.targets import Target
 from fuzz_attn.tensors import AttentionTensors, materialise, output_of, storage_bytes
+
+SHOWN_CHARACTERS: Final = 4000
+"""How much of what an exception says is told: a compiler may print the whole kernel."""
 
 
 @dataclass(frozen=True)
@@ -105,4 +109,14 @@ class Experiment:
 def _told(raised: Exception) -> str:
     frames = traceback.extract_tb(raised.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(raised).__name__}: {raised}{place}"
+    return f"{type(raised).__name__}: {_words(raised)}{place}"
+
+
+def _words(raised: Exception) -> str:
+    """Return the text of a target's exception, whose class may be the target's too: cut, and fit for a file."""
+    try:
+        text = str(raised)
+    except Exception as error:  # noqa: BLE001 - it is anybody's code
+        text = f"(its text raised {type(error).__name__})"
+    more = f" ... ({len(text) - SHOWN_CHARACTERS} more characters)" if len(text) > SHOWN_CHARACTERS else ""
+    return text[:SHOWN_CHARACTERS].encode(errors="backslashreplace").decode() + more

@@ -191,7 +191,7 @@ class IsolatedWorker:
         printed = _without_noise(self._errors.read().decode(errors="replace"))
         self._errors.seek(0)
         self._errors.truncate()
-        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended its process with status {code}"
+        how = f"died of {_signal_name(-code)}" if code < 0 else f"ended its process with status {code}"
         if code == DEVICE_LOST:
             how = "broke the device for its process"
         return f"{how}; it last printed:\n{printed[-SHOWN_CHARACTERS:]}" if printed else how
@@ -207,6 +207,14 @@ class IsolatedWorker:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
         self._process = None
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal; those for real time have numbers alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _without_noise(printed: str) -> str:

@@ -1,6 +1,7 @@
 """A target lives in a process of its own: what it does to that process is a verdict, and the next case is judged."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,9 +24,8 @@ def of_length(seq_len: int) -> AttentionCase:
     return AttentionCase(sequences=(Sequence(1, seq_len - 1),), heads=HeadLayout(head_size=4))
 
 
-KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS, ASKS = (
-    of_length(n) for n in range(11, 21)
-)
+KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
+ASKS, SIGNALS, SPEECHLESS, NO_TEXT, BOOK = (of_length(n) for n in range(20, 25))
 """How the target ``temperamental`` takes a case depends on the longest sequence."""
 
 
@@ -57,11 +57,12 @@ def test_says_what_it_runs(worker: IsolatedWorker, spec: Callable[[str], str]) -
     [
         (KILLED, "died of SIGSEGV; it last printed:\nabout to die\n"),
         (SEGFAULT, "died of SIGSEGV; it last printed:\nFatal Python error: Segmentation fault\n"),
+        (SIGNALS, f"died of signal {signal.SIGRTMIN + 6}"),
         (LEAVES, "ended its process with status 3"),
         (LEAVES_WELL, "ended its process with status 0"),
         (QUITS, "ended its process with status 1; it last printed:\nenough"),
     ],
-    ids=["signal", "segmentation fault", "exit status", "exit status 0", "SystemExit"],
+    ids=["signal", "segmentation fault", "signal without a name", "exit status", "exit status 0", "SystemExit"],
 )
 def test_a_death_is_a_verdict_and_the_next_case_is_judged(
     case: AttentionCase, message: str, worker: IsolatedWorker
@@ -101,6 +102,22 @@ def test_an_exception_is_a_verdict(worker: IsolatedWorker) -> None:
     verdict = worker.judge(Order(RAISES)).verdict
     assert verdict.kind == "exception"
     assert "raised ValueError: longest=16 must not exceed 8 at " in verdict.message
+    assert worker.deaths == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (SPEECHLESS, r"_SpeechlessError: \(its text raised RuntimeError\)"),
+        (NO_TEXT, r"ValueError: half of a pair: \\ud800"),
+        (BOOK, r"ValueError: (word ){800} \.\.\. \(496000 more characters\)"),
+    ],
+    ids=["speechless", "no text", "book"],
+)
+def test_whatever_an_exception_says_is_a_verdict(case: AttentionCase, words: str, worker: IsolatedWorker) -> None:
+    verdict = worker.judge(Order(case)).verdict
+    assert verdict.kind == "exception"
+    assert re.search(rf"raised {words} at .*misbehaving\.py:\d+", verdict.message)
     assert worker.deaths == 0
 
 

@@ -97,6 +97,27 @@ def _ask(**_: Any) -> None:
     input("go on? ")
 
 
+def _signal_for_real_time(**_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
+class _SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _raise_speechless(**_: Any) -> None:
+    raise _SpeechlessError
+
+
+def _raise_no_text(**_: Any) -> None:
+    raise ValueError("half of a pair: \ud800")
+
+
+def _raise_a_book(**_: Any) -> None:
+    raise ValueError("word " * 100_000)
+
+
 _MOODS: dict[int, Callable[..., None]] = {}
 
 
@@ -203,6 +224,10 @@ _MOODS |= {
     18: _say,
     19: _flood,
     20: _ask,
+    21: _signal_for_real_time,
+    22: _raise_speechless,
+    23: _raise_no_text,
+    24: _raise_a_book,
 }
 
 leaves_defaults = _around(before=_give_back_defaults, after=_leave_defaults)
