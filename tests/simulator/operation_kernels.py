@@ -9,6 +9,9 @@
 import triton
 import triton.language as tl
 
+MINUS_ZERO = -0.0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 0.0
+"""What the front end makes of a -0.0 written in a kernel."""
+
 
 @triton.jit
 def binary_kernel(x_ptr, y_ptr, out_ptr, num_elements, OPERATION: tl.constexpr, BLOCK: tl.constexpr):

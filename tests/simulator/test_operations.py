@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton
 import triton.language as tl
 
 from fuzz_attn.backends.simulator import LoopLimitError, Options, simulate
@@ -498,10 +497,6 @@ def test_tf32_is_an_option(tf32: bool, precision: str) -> None:
     _same(out, torch.ones(1, 16, 16) if tf32 and precision == "tf32" else a)
 
 
-MINUS_ZERO = -0.0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 0.0
-"""What the front end makes of a -0.0 written in a kernel."""
-
-
 def _let_through(form: str, rows: int) -> torch.Tensor:
     row, column = torch.arange(rows)[:, None], torch.arange(16)[None, :]
     mask = row % 3 == 1 if form == "rows" else column < 5 if "prefixes" in form else (row * 16 + column) % 7 == 3
@@ -519,7 +514,7 @@ def test_what_a_mask_leaves_out_is_the_other_down_to_its_sign(form: str, dtype: 
         with simulate() as session:
             kernels.filler_kernel[(1,)](x, out, filler, FORM=form, ROWS=rows, COLUMNS=16)
         assert not session.findings
-        other = torch.tensor(MINUS_ZERO if "literal" in form else filler)
+        other = torch.tensor(kernels.MINUS_ZERO if "literal" in form else filler)
         if form == "array":
             other = torch.arange(rows * 16).view(rows, 16)
         expected = torch.where(_let_through(form, rows), x[::step].view(rows, 16), other.to(dtype))

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.backends.simulator import FindingKind, Session, SimulatorError, simulate
+from tests.simulator.operation_kernels import MINUS_ZERO
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def test_numbers_that_equal_others_or_not_even_themselves() -> None:
 
 def test_constants_that_are_equal_and_not_the_same() -> None:
     out = torch.zeros(1)
-    for number in (0.0, -0.0, 2.0, float("nan"), -0.0, 0.0):
+    for number in (0.0, MINUS_ZERO, 2.0, float("nan"), MINUS_ZERO, 0.0):
         with simulate(), np.errstate(all="ignore"):
             sign_of_constant[(1,)](torch.ones(1), out, NUMBER=number)
             expected = np.float32(1.0) / np.float32(number)
