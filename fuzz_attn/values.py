@@ -197,9 +197,9 @@ def _(recipe: recipes.DenormalScores, case: AttentionCase, rows: Rows) -> tuple[
 
 def _around(size: float, stream: Stream, shape: tuple[int, int, int]) -> Floats:
     """Return signed numbers between an eighth and eight times ``size``."""
-    exponents = stream.below(7, *shape) - 3
-    around: Floats = np.ldexp(stream.signs(*shape) * np.float32(size), exponents).astype(np.float32)
-    return around
+    sizes: Floats = np.ldexp(np.float32(size), np.arange(-3, 4)).astype(np.float32)
+    exponents = stream.below(7, *shape)
+    return stream.signs(*shape) * sizes[exponents]
 
 
 def _needles(place: recipes.Place, case: AttentionCase, rows: Rows) -> Integers:
@@ -242,9 +242,11 @@ def _(recipe: recipes.ConstantValues, case: AttentionCase, rows: Rows) -> Floats
 def _(recipe: recipes.PositionValues, case: AttentionCase, rows: Rows) -> Floats:
     heads = np.arange(case.heads.num_kv_heads)[None, :, None]
     columns = np.arange(case.heads.head_size)[None, None, :]
-    keys = (rows.key_position + 5 * rows.key_sequence)[:, None, None]
-    codes = (keys * (columns % 30 + 1) + 3 * heads + columns) % 31 - 15
-    return codes.astype(np.float32) * np.float32(0.125)
+    # The codes of keys repeat: each is computed once and copied.
+    keys, place = np.unique((rows.key_position + 5 * rows.key_sequence) % 31, return_inverse=True)
+    codes = (keys[:, None, None] * (columns % 30 + 1) + 3 * heads + columns) % 31 - 15
+    values: Floats = (codes.astype(np.float32) * np.float32(0.125))[place]
+    return values
 
 
 @_values.register
