@@ -26,14 +26,16 @@ _OWN: Final = frozenset(get_args(Abi))
 class Explanation(Plain, frozen=True):
     """Why masks on one source line never show some outcomes.
 
-    ``file`` lies below kernels/ and has the line ``source`` once. ``kernels`` are the launched ones it holds for, in
-    campaigns of the ``families``; none means all. ``ordinals`` are as a mask's, likewise.
+    ``file`` lies below kernels/ and has the line ``source`` once; ``continued`` is the line below that older versions
+    of Triton name instead. ``kernels`` are the launched ones it holds for, in campaigns of the ``families``; none means
+    all. ``ordinals`` are as a mask's, likewise.
     """
 
     file: str
     source: str
     never: tuple[Outcome, ...]
     because: str
+    continued: str = ""
     kernels: tuple[str, ...] = ()
     families: tuple[Abi, ...] = ()
     ordinals: tuple[int, ...] = ()
@@ -41,7 +43,8 @@ class Explanation(Plain, frozen=True):
     def covers(self, mask: Mask, family: str) -> bool:
         """Return whether this is about a mask, in a campaign of a family."""
         return (
-            (PurePath(mask.file).name, mask.text) == (self.file, self.source)
+            PurePath(mask.file).name == self.file
+            and mask.text in {self.source, self.continued or self.source}
             and (not self.kernels or mask.kernel in self.kernels)
             and (not self.families or family in self.families)
             and (not self.ordinals or mask.ordinal in self.ordinals)

@@ -20,8 +20,17 @@ VISITOR = msgspec.structs.replace(STORED, kernel="kernel_paged_attention_2d", se
 
 @pytest.mark.parametrize("entry", explanations.load().explanation, ids=lambda entry: f"{entry.file}-{entry.source}")
 def test_each_stands_on_one_line(entry: Explanation) -> None:
-    lines = (kernels_folder() / entry.file).read_text(encoding="utf-8").splitlines()
-    assert [line.strip() for line in lines].count(entry.source) == 1
+    lines = [line.strip() for line in (kernels_folder() / entry.file).read_text(encoding="utf-8").splitlines()]
+    assert lines.count(entry.source) == 1
+    below = lines.index(entry.source) + 1
+    assert bool(entry.continued) == entry.source.endswith("(")
+    assert entry.continued in ("", *lines[below : below + 2])
+    assert lines.count(entry.continued) == 1 or not entry.continued
+
+
+def test_a_call_over_several_lines_is_explained_wherever_triton_sees_it() -> None:
+    (gap,) = explanations.gaps([msgspec.structs.replace(STORED, line=43, text="output,")], "unified")
+    assert gap.because.startswith("a program that stores has a live row")
 
 
 def test_what_is_explained_is_told_apart() -> None:
