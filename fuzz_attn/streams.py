@@ -66,7 +66,7 @@ class Stream:
     def below(self, bound: int | Integers, *shape: int) -> Integers:
         """Return integers in ``[0, bound)``; ``bound`` may be an array that broadcasts against ``shape``."""
         high = (self.raw(math.prod(shape)) >> np.uint64(33)).view(np.int64).reshape(shape)
-        if isinstance(bound, int) and not bound & (bound - 1):
+        if isinstance(bound, int) and bound > 0 and not bound & (bound - 1):
             return high & (bound - 1)  # the same for a power of two, and several times as fast
         return high % bound
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -17,11 +17,8 @@ class Defaults(NamedTuple):
 
     def set(self) -> None:
         """Make torch use them. The CPU is set as no default device: with one, each call to torch is slower."""
-        now = current()
-        if self.dtype != now.dtype:
-            torch.set_default_dtype(self.dtype)
-        if self.device != now.device:
-            torch.set_default_device(None if self.device.type == "cpu" else self.device)
+        torch.set_default_dtype(self.dtype)
+        torch.set_default_device(None if self.device.type == "cpu" else self.device)
 
 
 def current() -> Defaults:
@@ -29,18 +26,21 @@ def current() -> Defaults:
     return Defaults(torch.get_default_dtype(), torch.get_default_device())
 
 
-_TARGETS: Final[list[Defaults]] = []
-"""What targets have left behind, if one was called or loaded before."""
+_of_targets: Defaults | None = None
+"""What targets have left behind, where it is not what the harness uses."""
 
 
 @contextmanager
 def of_targets() -> Iterator[None]:
     """Let a target have the defaults that it has set before; those that it sets now end with the context."""
+    global _of_targets  # noqa: PLW0603 - torch's defaults are the process's, and so is what targets made of them
     ours = current()
-    for defaults in _TARGETS:
-        defaults.set()
+    if _of_targets is not None:
+        _of_targets.set()
     try:
         yield
     finally:
-        _TARGETS[:] = [current()]
-        ours.set()
+        left = current()
+        _of_targets = None if left == ours else left
+        if left != ours:
+            ours.set()

@@ -94,8 +94,8 @@ class SimulatorBackend:
             try:
                 with simulate(self._options) as session:
                     yield watch
-                for swallowed in session.unsupported:  # by a target that has something else for a kernel that fails
-                    raise swallowed
+                if session.unsupported:  # and swallowed, by a target that has something else for a kernel that fails
+                    raise session.unsupported[0]
             except LoopLimitError as error:
                 watch.observations.append(Observation("timeout", str(error)))
             except SimulatorError as error:

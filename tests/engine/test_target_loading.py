@@ -101,7 +101,7 @@ def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
 
 
 def test_defaults_of_torch_hold_for_their_target_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_defaults, "_TARGETS", [])
+    monkeypatch.setattr(torch_defaults, "_of_targets", None)
     path = tmp_path / "modern.py"
     path.write_text(
         "import torch\ntorch.set_default_device('meta')\ntorch.set_default_dtype(torch.float16)\nSEEN = []\n"

@@ -21,6 +21,13 @@ _TOLD_BY_TEXT: Final = frozenset({float, tuple})
 """Types of constants that may be equal and not the same: 0.0 and -0.0, (1,) and (True,)."""
 
 
+def told(constant: Any) -> str:
+    """Return what tells a constant from others: a function keeps its name when its source changes."""
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(told, constant))})"
+    return str(getattr(constant, "cache_key", None) or repr(constant))
+
+
 class Key:
     """What selects a program among those of one kernel: types and constants. Its hash is computed once."""
 
@@ -95,7 +102,7 @@ class Binder:
         if wide:
             return Bound(values, self._form(values))
         types = (*map(type, constants), *map(type, others), *[getattr(value, "dtype", None) for value in others])
-        constants = tuple([repr(value) if value.__class__ in _TOLD_BY_TEXT else value for value in constants])
+        constants = tuple([told(value) if value.__class__ in _TOLD_BY_TEXT else value for value in constants])
         try:
             form = self._forms.get((types, constants))
         except TypeError:  # a constant that has no hash
@@ -141,7 +148,7 @@ def _annotation(parameter: Any) -> str:
 
 def _hashable(value: Any) -> object:
     if value.__class__ in _TOLD_BY_TEXT:
-        return repr(value)
+        return told(value)
     try:
         hash(value)
     except TypeError:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from .binding import Binder, Bound, grid_of
+from .binding import Binder, Bound, grid_of, told
 from .cache import DiskCache, key_of
 from .casts import STORAGE
 from .codegen import Program, generate
@@ -142,7 +142,7 @@ class Session:
         key = key_of(
             *_identity(kernel),
             sorted(bound.signature.items()),
-            sorted((name, _told(value)) for name, value in bound.constants().items()),
+            sorted((name, told(value)) for name, value in bound.constants().items()),
             self.options.coverage,
         )
         program = disk.get(key)
@@ -186,13 +186,6 @@ def _identity(kernel: Any) -> tuple[str, str]:
     """Return what a kernel's program depends on: its source, and the file, which findings and coverage name."""
     with functions_parsed_once():
         return kernel.cache_key, kernel.fn.__code__.co_filename
-
-
-def _told(constant: Any) -> str:
-    """Return what tells a constant from others: a function keeps its name when its source changes."""
-    if isinstance(constant, tuple):
-        return f"({', '.join(map(_told, constant))})"
-    return str(getattr(constant, "cache_key", None) or repr(constant))
 
 
 def _binder(kernel: Any) -> Binder:
