@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from fuzz_attn.case import CompileKey, Sequence
@@ -54,9 +55,9 @@ class Budget:
         return self.ms < self._cost(1, 1) or self.tokens < 1 or self.pages < 1
 
     def most_queries(self) -> int:
-        """Return the longest query that is affordable with a single tile, at least 1."""
-        per_token = (self.per_block + self.per_tile) / self.block_q + self.per_token
-        return max(1, min(self.tokens, int(self.ms * self.share / per_token), self.pages * self.block_size))
+        """Return the longest query that is affordable without a context, at least 1."""
+        most = min(self.tokens, self.pages * self.block_size)
+        return max(1, bisect_right(range(1, most + 1), self.ms * self.share, key=self._least))
 
     def most_keys(self, query_len: int) -> int:
         """Return the longest sequence that is affordable with such a query; a few tiles for a short one always are."""
@@ -67,10 +68,16 @@ class Budget:
 
     def spend(self, sequence: Sequence) -> None:
         """Take what a sequence costs."""
-        tiles = -(-sequence.seq_len // self.tile)
-        self.ms -= self._cost(sequence.query_len, tiles) if sequence.query_len else 0
+        self.ms -= self._cost(sequence.query_len, self._tiles(sequence.seq_len)) if sequence.query_len else 0
         self.tokens -= sequence.query_len
         self.pages -= -(-sequence.seq_len // self.block_size)
+
+    def _least(self, query_len: int) -> int:
+        """Return what a query costs with no keys but its own."""
+        return self._cost(query_len, self._tiles(query_len))
+
+    def _tiles(self, seq_len: int) -> int:
+        return -(-seq_len // self.tile)
 
     def _blocks(self, query_len: int) -> int:
         return max(1, -(-query_len // self.block_q))

@@ -19,10 +19,12 @@ from fuzz_attn.strategies.budgets import (
     MAX_TIMES,
     MAX_TOKENS,
     MERGE_MS,
+    MIN_TILES,
     PROGRAM_MS,
     SEGMENT_MS,
     TILE_MS,
     TYPICAL_TILE,
+    budget_for,
     smallest_block_q,
 )
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -132,6 +134,19 @@ def test_costs_are_bounded(data: st.DataObject, key: CompileKey, num_kv_heads: i
     assert sum(sequence.query_len for sequence in batch) <= MAX_TOKENS
     assert cost(batch, key, num_kv_heads) <= MAX_TIMES * MAX_MS + one_token
     assert pages * key.block_size * row <= max(MAX_CACHE_ELEMENTS, 2 * key.block_size * row)
+
+
+@pytest.mark.parametrize("times", [1, 2, MAX_TIMES])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
+def test_no_sequence_that_a_budget_allows_is_beyond_it(num_kv_heads: int, times: int) -> None:
+    """Every key of the pool and every query length, so that no draw has to meet the worst of them."""
+    for key in key_pool(FULL):
+        budget = budget_for(key, num_kv_heads=num_kv_heads, merges=key.launch.path == "3d", times=times)
+        few_tiles = cost((Sequence(1, MIN_TILES * budget.tile),), key, num_kv_heads)
+        for query_len in range(1, budget.most_queries() + 1):
+            context_len = max(0, budget.most_keys(query_len) - query_len)
+            spent = cost((Sequence(query_len, context_len),), key, num_kv_heads)
+            assert spent <= budget.ms * budget.share + few_tiles, (key, query_len, context_len)
 
 
 def test_no_heads_are_refused() -> None:
