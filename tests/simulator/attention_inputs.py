@@ -122,3 +122,34 @@ def attention_inputs(shape: Shape) -> dict[str, Any]:
         "output_scale": one * 0.5 if shape.fp8_output else None,
         "num_segments": shape.segments,
     }
+
+
+def exact_attention_inputs(shape: Shape) -> dict[str, Any]:
+    """As `attention_inputs`, with numbers for which every order of summation gives the same bits.
+
+    Logits differ by nothing or by at least 128, so weights are 1 or 0, and values are small integers: all sums are
+    integers. A soft cap leaves logits 30 apart; such weights vanish beside a sum of at least 1, which the key of the
+    largest logit sees to. A sink may be the largest instead, so a case has one or the other.
+    """
+    keywords = attention_inputs(shape)
+    generator = torch.Generator().manual_seed(shape.seed)
+
+    def integers(name: str, low: int, high: int, factor: Any = 1) -> None:
+        if keywords[name] is not None:
+            drawn = torch.randint(low, high + 1, keywords[name].shape, generator=generator)
+            keywords[name].copy_(drawn * factor)
+
+    # One component of a query is not 0, so that many keys of a row share the largest logit.
+    place = torch.randint(shape.head_size, keywords["q"].shape[:2], generator=generator)
+    integers("q", -1, 1, torch.nn.functional.one_hot(place, shape.head_size))
+    integers("k", -1, 1)
+    integers("v", 1, 8)
+    for name in ("alibi_slopes", "qq_bias", "sinks"):
+        integers(name, -1, 1, 256)
+    fp8 = keywords["k_descale"] is not None
+    return keywords | {
+        "softmax_scale": 256.0,
+        "softcap": 30.0 if shape.softcap and not shape.sinks else 0.0,
+        "k_descale": torch.tensor([0.5]) if fp8 else None,
+        "v_descale": torch.tensor([2.0]) if fp8 else None,
+    }
