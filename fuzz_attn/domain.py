@@ -28,7 +28,6 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     tile_sizes: tuple[int, ...] = (16, 32, 64)
     tile_hint: bool = False
     fp8_q_scales: bool = True
-    decode_only: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a domain that promises nothing."""

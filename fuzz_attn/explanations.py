@@ -1,7 +1,7 @@
 """Explanations: why some masks of this project's own kernels cannot show every outcome, so that what is left is news.
 
-They lie in ``explanations.toml``, anchored by source text and not by line. A wrong one shows: what it says never
-happens is seen (:func:`refuted`). The kernels of others have none.
+They lie in ``explanations.toml``, anchored by source text and not by line. A test fails where a campaign sees what one
+of them says never happens. The kernels of others have none.
 """
 
 from __future__ import annotations
@@ -85,17 +85,6 @@ def _gap(mask: Mask, target: str) -> Gap:
     explained = {outcome for entry in about for outcome in entry.never}
     left = tuple(outcome for outcome in mask.missing if outcome not in explained)
     return Gap(mask, left) if left else Gap(mask, mask.missing, "; ".join(entry.because for entry in about))
-
-
-def refuted(masks: Iterable[Mask], target: str) -> tuple[Gap, ...]:
-    """Return each mask that showed what was explained as never seen, as a gap of those outcomes."""
-    found = []
-    for mask in coverage.merged(masks):
-        for entry in _about(mask, target):
-            seen = tuple(outcome for outcome in entry.never if outcome in mask.seen)
-            if seen:
-                found.append(Gap(mask, seen, entry.because))
-    return tuple(found)
 
 
 def _visited(mask: Mask, target: str) -> str:

@@ -116,12 +116,6 @@ def load(setup: Setup) -> Loaded:
     return Loaded(load_target(setup.target, setup.abi).on_device(backend.tensor_core_slack), backend)
 
 
-def prepared(setup: Setup) -> tuple[Ready, Callable[[Order], Answer]]:
-    """Return what a set-up worker says of itself, and the function that answers its orders."""
-    loaded = load(setup)
-    return loaded.ready(), loaded.answer
-
-
 def _answer_in_forks(answer: Callable[[], None], answers: IO[bytes]) -> None:
     """Answer from a fork of this process, and from a new one whenever it dies."""
     while (code := _exit_of_fork(answer)) != _NO_MORE_ORDERS:

@@ -28,11 +28,6 @@ class LaunchPlan:
     num_q_blocks: int
 
 
-def block_q_for(num_queries_per_kv: int, max_seqlen_q: int = 1) -> int:
-    """Return the query tokens of a q-block."""
-    return block_m_for(num_queries_per_kv, max_seqlen_q) // num_queries_per_kv
-
-
 def q_blocks_for(num_tokens: int, num_seqs: int, block_q: int) -> int:
     """Return the number of q-blocks that certainly holds every sequence, without a look at their lengths."""
     return num_tokens // block_q + num_seqs

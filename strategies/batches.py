@@ -67,10 +67,10 @@ def batches(
 @composite
 def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
     single = key.abi == "paged" and not key.leaves_others
-    kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single or domain.decode_only))
+    kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single))
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=_TIMES.get(kind, 1))
-    queries, contexts = _lengths(key, single or domain.decode_only, domain.tile_sizes, kind)
+    queries, contexts = _lengths(key, single, domain.tile_sizes, kind)
     total = draw(_BOOLEANS)
     empty = domain.allows("empty_sequences") and not single
     steps = _steps(kind, empty)
@@ -109,7 +109,7 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _kinds(qq_bias: bool, window: bool, segments: bool, decode_only: bool) -> st.SearchStrategy[Kind]:
+def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.SearchStrategy[Kind]:
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
@@ -117,7 +117,7 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, decode_only: bool) -> st
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12, "prompt": 4}
-    if decode_only:
+    if single:
         weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
     return sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
 
@@ -135,13 +135,13 @@ def _steps(kind: Kind, empty: bool) -> st.SearchStrategy[_Step]:
 
 @lru_cache(maxsize=4096)
 def _lengths(
-    key: CompileKey, decode_only: bool, tile_sizes: tuple[int, ...], kind: Kind
+    key: CompileKey, single: bool, tile_sizes: tuple[int, ...], kind: Kind
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tables of query lengths and of context lengths (or whole lengths) of a kind of batch."""
     tiles = (key.launch.tile_size,) if key.launch.tile_size else tile_sizes
     edges = multiples(key.block_size, *tiles, times=(1, 2, 3, 4))
     if kind == "crowd":
-        return ((1,) if decode_only else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
+        return ((1,) if single else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
     if kind == "prompt":
@@ -149,7 +149,7 @@ def _lengths(
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
     if kind == "long":
-        return ((1,) if decode_only else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
+        return ((1,) if single else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
     straddled = {edge - step for edge in edges for step in _STRADDLES}
     return _queries(key, edges), _contexts(key, edges | straddled, tiles)
 

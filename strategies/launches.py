@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
 from fuzz_attn.case import LaunchHints
 from fuzz_attn.domain import Domain
-from fuzz_attn.strategies.draws import sampled_from
 
 SEGMENTS = (2, 1, 3, 4, 7, 8, 16)
 """Segments of the 3D path, the simplest count that has something to merge first."""
@@ -30,15 +27,3 @@ def tile_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (
 def tile_allowed(tile_size: int, *, one_byte: bool) -> bool:
     """Return whether a tile hint goes with one-byte operands, if there are any."""
     return tile_size == 0 or tile_size >= ONE_BYTE_TILE or not one_byte
-
-
-def launch_hints(*, domain: Domain = Domain(), one_byte: bool = False) -> st.SearchStrategy[LaunchHints]:  # noqa: B008
-    """Return a strategy of launch hints of the domain; shrinks towards the launcher's own choice of everything."""
-    tiles = [tile for tile in tile_sizes(domain=domain) if tile_allowed(tile, one_byte=one_byte)]
-    return sampled_from(
-        [
-            LaunchHints(path=path.path, num_segments=path.num_segments, tile_size=tile)
-            for path in launch_paths(domain=domain)
-            for tile in tiles
-        ]
-    )

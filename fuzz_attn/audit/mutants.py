@@ -6,7 +6,6 @@ that are alike (:class:`~fuzz_attn.audit.subjects.Mutant`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
@@ -53,11 +52,3 @@ class Rewrite:
             return function
         operation, change = place
         return rewritten(function, operation, change.build(), probed=self.probed)
-
-
-def applying(mutants: Iterable[Mutant], functions: Iterable[Function]) -> Iterator[Mutant]:
-    """Yield those mutants that some of the kernels can be turned into."""
-    known: set[Mutant] = set()
-    for function in functions:
-        known.update(_mutants(function))
-    yield from (mutant for mutant in mutants if mutant in known)

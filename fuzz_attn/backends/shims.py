@@ -34,11 +34,6 @@ def needed(defects: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name, mends in _MENDS.items() if any(mends(defect) for defect in defects))
 
 
-def unmended(defects: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the findings that no shim mends."""
-    return tuple(defect for defect in defects if not any(mends(defect) for mends in _MENDS.values()))
-
-
 _MENDS: Final[dict[str, Callable[[str], bool]]] = {
     "interpreter_float_casts": lambda defect: defect.startswith("cast:"),
     "interpreter_bfloat16_arithmetic": lambda defect: defect in ("add:bfloat16", "dot:bfloat16"),

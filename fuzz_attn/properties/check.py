@@ -46,8 +46,6 @@ RELATIONS: Final[dict[str, Property]] = {
 }
 """Each needs another launch; the catalogue says for which cases it holds."""
 
-PROPERTIES: Final = LAUNCH | RELATIONS
-
 
 def check(experiment: Experiment, relation: str | None = None) -> Verdict:
     """Return the first verdict that is wrong, of the launch properties and one relation; else the oracle's.

@@ -25,7 +25,7 @@ from fuzz_attn.campaign import Campaign, Plan
 from fuzz_attn.families import FEATURES
 from fuzz_attn.isolation import IsolatedWorker
 from fuzz_attn.messages import Order, Setup
-from fuzz_attn.worker import prepared
+from fuzz_attn.worker import load
 
 CASES: Final = 480
 REPEATS: Final = 3
@@ -132,7 +132,8 @@ def campaign_seconds(target: str, cases: int) -> tuple[float, float]:
 
 def parts_of(target: str, cases: int) -> dict[str, float]:
     """Return the CPU seconds of each part of a campaign's cases, drawn and judged in this process."""
-    ready, answer = prepared(Setup(target))
+    loaded = load(Setup(target))
+    ready = loaded.ready()
     from fuzz_attn import experiment  # noqa: PLC0415 - torch and Triton come once the backend has been chosen
     from fuzz_attn.properties import check, launch  # noqa: PLC0415 - as above
 
@@ -149,7 +150,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
 
     def attempt(case: Any, relation: str | None) -> None:
         with clock.running("rest"):
-            assert answer(Order(case, relation)).verdict.passed
+            assert loaded.answer(Order(case, relation)).verdict.passed
 
     def played(number: int) -> dict[str, float]:
         clock.start()

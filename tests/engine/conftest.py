@@ -11,7 +11,7 @@ import pytest
 from fuzz_attn.campaign import Campaign, Outcome, Plan
 from fuzz_attn.case import AttentionCase, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.messages import Answer, Order, Setup
-from fuzz_attn.worker import prepared
+from fuzz_attn.worker import load
 
 TARGETS = Path(__file__).parents[1] / "targets"
 Judge = Callable[[Order], Answer]
@@ -33,7 +33,9 @@ def spec() -> Callable[[str], str]:
 
 @lru_cache(maxsize=32)
 def _judge(name: str) -> Judge:
-    return prepared(Setup(spec_of_target(name), backend="interpreter"))[1]  # as this process was started for
+    loaded = load(Setup(spec_of_target(name), backend="interpreter"))  # as this process was started for
+    loaded.ready()
+    return loaded.answer
 
 
 @pytest.fixture(scope="session")

@@ -98,9 +98,8 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
     assert sum(any(s.query_len > 32 and not s.context_len for s in batch) for batch in drawn) > 6
 
 
-def test_a_decode_only_domain_has_at_most_one_token_each(sample: Any) -> None:
-    domain = Domain(decode_only=True)
-    assert {s.query_len for batch in sample(batches(domain=domain)) for s in batch} == {0, 1}
+def test_a_paged_kernel_that_leaves_no_others_has_one_token_each(sample: Any) -> None:
+    assert {s.query_len for batch in sample(batches(key=CompileKey(abi="paged"))) for s in batch} == {1}
 
 
 def test_a_domain_without_empty_sequences_has_none(sample: Any) -> None:

@@ -34,7 +34,7 @@ DOMAINS = [
     FULL,
     Domain(features=frozenset()),
     Domain(dtypes=("bfloat16",), head_sizes=(64, 128, 256), block_sizes=(16, 16), group_sizes=(4, 8)),
-    Domain(decode_only=True, features=frozenset({"window", "sinks", "fp8_kv"})),
+    Domain(features=frozenset({"window", "sinks", "fp8_kv"})),
     Domain(fp8_q_scales=False, dtypes=("float16",), head_sizes=(80,), paths=("3d",)),
     Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
     *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
@@ -42,7 +42,7 @@ DOMAINS = [
     *(Domain(abi=abi) for abi in FEATURES),
     Domain(abi="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
     Domain(abi="paged", dtypes=("float16",), features=FEATURES["paged"] - {"leaves_others", "fp8_out"}),
-    Domain(abi="context", decode_only=True, features=frozenset({"stale_cache"})),
+    Domain(abi="context", features=frozenset({"stale_cache"})),
 ]
 
 
@@ -85,7 +85,6 @@ def lies_within(case: AttentionCase, domain: Domain) -> bool:
         and case.launch.tile_size in tiles
         and features(case) <= set(domain.features)
         and (domain.fp8_q_scales or not is_fp8(case.dtypes.q) or scales == (1, 1, 1))
-        and not (domain.decode_only and case.max_query_len > 1)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides, is_fp8
+from fuzz_attn.case import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.domain import Domain
 from fuzz_attn.families import Abi
 from fuzz_attn.recipes import (
@@ -25,7 +25,6 @@ from fuzz_attn.recipes import (
 from fuzz_attn.strategies.alibi_slopes import alibi_slopes
 from fuzz_attn.strategies.dtypes import dtypes
 from fuzz_attn.strategies.heads import head_layouts, head_sizes
-from fuzz_attn.strategies.launches import launch_hints
 from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
 from fuzz_attn.strategies.poisons import poisons
@@ -50,7 +49,6 @@ BATCH = (Sequence(5, 40), Sequence(0, 9), Sequence(3))
         (dtypes(), DTypes()),
         (dtypes(domain=Domain(dtypes=("bfloat16", "float16"))), DTypes("float16", "float16", "float16")),
         (head_layouts(), HeadLayout()),
-        (launch_hints(domain=FULL), LaunchHints()),
         (memory_layouts(), Strides()),
         (page_layouts(block_size=24), PageLayout(block_size=24)),
         (poisons(), PoisonRecipe()),
@@ -130,8 +128,6 @@ def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: 
         (score_recipes(), lambda recipe: getattr(recipe, "place", "") != "outside_left"),
         (scales(dtypes=FP8, fp8_q_scales=False), lambda values: values == Scales()),
         (scales(dtypes=DTypes(out="float8_e4m3fn")), lambda values: values.q == values.k == values.v == 1),
-        (launch_hints(domain=FULL, one_byte=True), lambda hints: hints.tile_size != 16),
-        (launch_hints(), lambda hints: hints == LaunchHints()),
         (head_layouts(num_queries_per_kv=64), lambda heads: heads.num_kv_heads == 1),
         (head_layouts(num_queries_per_kv=3), lambda heads: heads.num_query_heads <= 16),
         (overrides(), lambda chosen: chosen == ()),
