@@ -14,7 +14,6 @@ from .errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOp
 from .findings import Finding, FindingKind, Location
 from .launch import simulate
 from .session import Options, Session
-from .virtual import VirtualTensor, virtual_tensor
 
 __all__ = [
     "MASKS",
@@ -28,7 +27,5 @@ __all__ = [
     "Session",
     "SimulatorError",
     "UnsupportedOperation",
-    "VirtualTensor",
     "simulate",
-    "virtual_tensor",
 ]

@@ -27,7 +27,6 @@ from .run import Run
 from .shadow import EmptyWatcher, Shadows
 from .stack import with_room
 from .tree import Function
-from .virtual import VirtualMemory, VirtualTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +158,6 @@ class Session:
         return parse_module(lower(kernel, bound.signature, bound.constants()))
 
     def _memory(self, name: str, value: Any) -> Memory:
-        if isinstance(value, VirtualTensor):
-            return VirtualMemory(name, value)
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
         memory = _memory_at(name, tensor)
         # Also where nothing is watched: a launch that was refused after this may have left what it watched.
