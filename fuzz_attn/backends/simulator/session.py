@@ -15,7 +15,7 @@ from .cache import DiskCache, key_of
 from .casts import STORAGE
 from .codegen import Program, generate
 from .errors import SimulatorError, UnsupportedOperation
-from .findings import Finding, FindingKind
+from .findings import Finding
 from .front_end import functions_parsed_once
 from .layout import Layout
 from .lowering import SCALAR_TYPES, TORCH_TYPES, garbage_left_alone, lower
@@ -31,31 +31,16 @@ from .tree import Function
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a session checks and records, and how it reads the IR.
+    """What a session records, where it keeps programs, and what it changes.
 
-    Bounds are always checked, for nothing may be read or written outside of a tensor; `out_of_bounds` says
-    whether that is reported. `tf32` cuts float32 operands of dot products to tf32 where the IR allows it.
     `coverage` adds what masks show to `MASKS`. `cache_dir` keeps generated programs.
     `rewrite` changes each parsed kernel before code is made of it; what comes of it is never kept on disk.
     """
 
-    out_of_bounds: bool = True
-    uninitialised: bool = True
-    races: bool = True
-    overflow: bool = True
-    tf32: bool = False
     coverage: bool = False
     cache_dir: Path | None = None
     rewrite: Rewrite | None = None
 
-
-_REPORTED = {
-    FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",
-    FindingKind.OUT_OF_BOUNDS_STORE: "out_of_bounds",
-    FindingKind.UNINITIALISED_READ: "uninitialised",
-    FindingKind.RACE: "races",
-    FindingKind.INTEGER_OVERFLOW: "overflow",
-}
 
 # Programs and binders outlive sessions: a campaign opens one session for each of its cases.
 _PROGRAMS: dict[object, Program] = {}
@@ -70,25 +55,18 @@ class Session:
     """The record of one `simulate` block.
 
     `findings` holds one finding for each defect (kind, source line and tensor), `unsupported` the operations
-    that the simulator did not know, `launches` the number of launches that ran, `benign_races` the racing
-    stores without effect.
+    that the simulator did not know.
     """
 
     options: Options
     findings: list[Finding] = field(default_factory=list)
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
-    launches: int = 0
-    benign_races: int = 0
     parsed: list[Function] = field(default_factory=list, repr=False)
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
-    def watcher(self) -> EmptyWatcher | None:
-        """Return the mode that watches `torch.empty`, if uninitialised reads are looked for."""
-        return EmptyWatcher(self._shadows) if self.options.uninitialised else None
-
-    def mark_uninitialised(self, tensor: torch.Tensor) -> None:
-        """Treats the storage of a tensor as never written, whatever it holds (a poisoned output, for example)."""
-        self._shadows.add(tensor)
+    def watcher(self) -> EmptyWatcher:
+        """Return the mode that watches `torch.empty`, to find uninitialised reads."""
+        return EmptyWatcher(self._shadows)
 
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a JITFunction. Raises UnsupportedOperation or another SimulatorError."""
@@ -99,16 +77,14 @@ class Session:
         except UnsupportedOperation as error:
             self.unsupported.append(error)
             raise
-        run = Run(program, extents, self.options.tf32, self.options.overflow)
-        plan = program.plan((extents, self.options.tf32, _scalar_key(bound)), lambda: _scalars(bound))
+        run = Run(program, extents)
+        plan = program.plan((extents, _scalar_key(bound)), lambda: _scalars(bound))
         passed = [
             self._memory(name, bound.values[name]) if scalar is None else scalar
             for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
         ]
         memories = [memory for memory in passed if isinstance(memory, Memory)]
-        if self.options.races:
-            _watch(program, passed, memories)
-        self.launches += 1
+        _watch(program, passed, memories)
         try:
             run.execute(plan, passed)
         finally:
@@ -161,16 +137,12 @@ class Session:
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
         memory = _memory_at(name, tensor)
         # Also where nothing is watched: a launch that was refused after this may have left what it watched.
-        memory.written = self._shadows.find(tensor) if self.options.uninitialised and self._shadows else None
+        memory.written = self._shadows.find(tensor) if self._shadows else None
         return memory
 
     def _collect(self, run: Run) -> None:
-        self.benign_races += run.benign_races
         known = {finding.signature: index for index, finding in enumerate(self.findings)}
         for finding in run.findings.values():
-            option = _REPORTED.get(finding.kind)
-            if option is not None and not getattr(self.options, option):
-                continue
             index = known.get(finding.signature)
             if index is None:
                 self.findings.append(finding)
