@@ -116,7 +116,7 @@ def best(call: Callable[[], object], seconds: float = 1.0) -> float:
 
 def simulated(launch: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds of (cold launch, warm launch); each opens a session of its own."""
-    from fuzz_attn.backends.simulator import front_end, session, simulate
+    from fuzz_attn.backends.simulator import session, simulate
 
     def once() -> None:
         with simulate() as record:
@@ -124,7 +124,7 @@ def simulated(launch: Callable[[], object]) -> tuple[float, float]:
         assert not record.findings, record.findings
 
     def first() -> None:
-        for kept in (session._PROGRAMS, session._BINDERS, front_end._TREES):
+        for kept in (session._PROGRAMS, session._BINDERS):
             kept.clear()
         once()
 

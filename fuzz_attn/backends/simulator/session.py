@@ -16,16 +16,14 @@ from .casts import STORAGE
 from .codegen import Program, generate
 from .errors import SimulatorError, UnsupportedOperation
 from .findings import Finding
-from .front_end import functions_parsed_once
 from .layout import Layout
-from .lowering import SCALAR_TYPES, TORCH_TYPES, garbage_left_alone, lower
+from .lowering import SCALAR_TYPES, TORCH_TYPES, lower
 from .memory import Memory
 from .parser import parse_module
 from .races import RaceTracker
 from .rewrites import Rewrite, rewritten
 from .run import Run
 from .shadow import EmptyWatcher, Shadows
-from .stack import with_room
 from .tree import Function
 
 
@@ -115,7 +113,8 @@ class Session:
             return self._generate(kernel, bound)
         disk = DiskCache(folder)
         key = key_of(
-            *_identity(kernel),
+            kernel.cache_key,
+            kernel.fn.__code__.co_filename,  # findings and coverage name it
             sorted(bound.signature.items()),
             sorted((name, told(value)) for name, value in bound.constants().items()),
             self.options.coverage,
@@ -127,8 +126,7 @@ class Session:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
-        with garbage_left_alone():
-            return with_room(lambda: generate(self._parse(kernel, bound), self.options.coverage))
+        return generate(self._parse(kernel, bound), self.options.coverage)
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(lower(kernel, bound.signature, bound.constants()))
@@ -149,12 +147,6 @@ class Session:
             else:
                 old = self.findings[index]
                 self.findings[index] = replace(old, count=old.count + finding.count)
-
-
-def _identity(kernel: Any) -> tuple[str, str]:
-    """Return what a kernel's program depends on: its source, and the file, which findings and coverage name."""
-    with functions_parsed_once():
-        return kernel.cache_key, kernel.fn.__code__.co_filename
 
 
 def _binder(kernel: Any) -> Binder:
