@@ -77,17 +77,16 @@ class Session:
             raise
         run = Run(program, extents)
         plan = program.plan((extents, _scalar_key(bound)), lambda: _scalars(bound))
-        passed = [
-            self._memory(name, bound.values[name]) if scalar is None else scalar
-            for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
-        ]
+        with torch._C._DisableTorchDispatch():  # or each view would pass through the watcher
+            passed = [
+                self._memory(name, bound.values[name]) if scalar is None else scalar
+                for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
+            ]
         memories = [memory for memory in passed if isinstance(memory, Memory)]
         _watch(program, passed, memories)
         try:
             run.execute(plan, passed)
         finally:
-            for memory in memories:
-                memory.tracker = memory.written = None
             self._collect(run)
 
     def _program(self, kernel: Any, bound: Bound) -> Program:
@@ -133,9 +132,8 @@ class Session:
 
     def _memory(self, name: str, value: Any) -> Memory:
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
-        memory = _memory_at(name, tensor)
-        # Also where nothing is watched: a launch that was refused after this may have left what it watched.
-        memory.written = self._shadows.find(tensor) if self._shadows else None
+        memory = _memory_of(name, tensor)
+        memory.written = self._shadows.find(tensor)
         return memory
 
     def _collect(self, run: Run) -> None:
@@ -173,28 +171,19 @@ def _scalar(value: Any, type_: str) -> Any:
     return array.view(f"i{dtype.itemsize}") if dtype.kind == "u" else array
 
 
-_MEMORIES: dict[tuple[object, ...], Memory] = {}
-"""Memories by all that they are made of, since a case is launched several times with the same tensors."""
-
-_MOST_MEMORIES = 256
+_SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types that numpy knows too, by the bytes of an element."""
 
 
-def _memory_at(name: str, tensor: torch.Tensor) -> Memory:
-    """Return the memory of a tensor's elements, unwatched. It holds an address and no tensor: use it for one launch."""
-    address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
-    key = (name, address, tensor.dtype, tensor.storage_offset(), shape, strides)
-    memory = _MEMORIES.get(key)
-    if memory is None or tensor.device.type != "cpu":
-        if tensor.device.type != "cpu":
-            raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
-        layout = _layout(shape, strides)
-        element = TORCH_TYPES[tensor.dtype][1]
-        memory = Memory(name, _flat(address, layout, element), element, layout)
-        memory.shift = int(tensor.storage_offset())
-        memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
-        if len(_MEMORIES) >= _MOST_MEMORIES:
-            _MEMORIES.clear()
-        _MEMORIES[key] = memory
+def _memory_of(name: str, tensor: torch.Tensor) -> Memory:
+    """Return the memory of a tensor's elements, unwatched."""
+    if tensor.device.type != "cpu":
+        raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
+    layout = _layout(tensor.shape, tensor.stride())
+    element = TORCH_TYPES[tensor.dtype][1]
+    memory = Memory(name, _flat(tensor, layout, element), element, layout)
+    memory.shift = int(tensor.storage_offset())
+    memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
     return memory
 
 
@@ -213,25 +202,12 @@ def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     return Layout(tuple(shape), tuple(strides))
 
 
-class _Exposed:
-    """Memory that numpy can take as an array: numpy asks for nothing but this attribute."""
-
-    __slots__ = ("__array_interface__",)
-
-    def __init__(self, address: int, size: int, dtype: np.dtype[Any]) -> None:
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (size,), "typestr": dtype.str}
-
-
-def _flat(address: int, layout: Layout, element: str) -> Any:
-    """Return the storage from a tensor's first element, at that address, to its last one, without a copy.
-
-    Made from the address: torch's own views take ten times as long, and would pass through the dispatch mode
-    that watches it.
-    """
-    storage = STORAGE[element]
+def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
+    """Return the storage from a tensor's first element to its last one, without a copy."""
     if layout.empty:
-        return np.zeros(0, storage)
-    return np.asarray(_Exposed(address, layout.extent, storage))
+        return np.zeros(0, STORAGE[element])
+    line = tensor.detach().as_strided((layout.extent,), (1,))
+    return line.view(_SAME_SIZE[tensor.element_size()]).numpy().view(STORAGE[element])
 
 
 def _reinterpreted(wrapper: Any) -> torch.Tensor:
