@@ -22,11 +22,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from fuzz_attn.backends.base import Backend
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulated import SimulatorBackend
-from fuzz_attn.backends.simulator import virtual_tensor
 from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
 from fuzz_attn.kernels.context_attention import context_attention_fwd
 from fuzz_attn.kernels.contract import FP8_DTYPES
 from fuzz_attn.kernels.paged_attention import paged_attention_decode
+from fuzz_attn.memory import pushed_far
 
 GUARD_PAGES = 3
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -514,10 +514,9 @@ def test_pages_past_2_to_the_31_elements_give_the_same_bits(dtype: str, family: 
     problem = named(dtype, family, EVERYTHING)
     near, far = make_inputs(problem), make_inputs(problem)
     moved = 2**31 // near.value_cache[0].numel() + 1
-    pages = [moved + page for page in range(len(near.key_cache))]
-    num_pages = pages[-1] + 1 + GUARD_PAGES
-    far.key_cache = virtual_tensor(num_pages, pages, near.key_cache.contiguous())
-    far.value_cache = virtual_tensor(num_pages, pages, near.value_cache.contiguous())
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(near, name).contiguous()
+        setattr(far, name, *pushed_far((cache,), moved, cache[0].numel(), "cpu"))
     far.block_table += moved
     assert far.key_cache.stride(0) * moved > 2**31
     for inputs in (near, far):

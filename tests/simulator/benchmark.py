@@ -114,45 +114,41 @@ def best(call: Callable[[], object], seconds: float = 1.0) -> float:
     return min(times) * 1e3
 
 
-def simulated(launch: Callable[[], object], options: Any) -> tuple[float, float, float]:
-    """Milliseconds of (cold launch, warm launch, warm launch without sanitizers); each opens a session of its own."""
-    from fuzz_attn.backends.simulator import Options, front_end, session, simulate
+def simulated(launch: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds of (cold launch, warm launch); each opens a session of its own."""
+    from fuzz_attn.backends.simulator import session, simulate
 
-    def once(chosen: Any) -> None:
-        with simulate(chosen) as record:
+    def once() -> None:
+        with simulate() as record:
             launch()
         assert not record.findings, record.findings
 
     def first() -> None:
-        for kept in (session._PROGRAMS, session._BINDERS, front_end._TREES):
+        for kept in (session._PROGRAMS, session._BINDERS):
             kept.clear()
-        once(options)
+        once()
 
-    cold = best(first)
-    bare = Options(out_of_bounds=False, uninitialised=False, races=False, overflow=False)
-    return cold, best(lambda: once(options)), best(lambda: once(bare))
+    return best(first), best(once)
 
 
-def row(name: str, programs: int, interpreter: float, times: tuple[float, float, float]) -> str:
+def row(name: str, programs: int, interpreter: float, times: tuple[float, float]) -> str:
     """One line of the table."""
-    cold, warm, bare = times
-    share = (warm - bare) / bare * 100
-    measured = f"{interpreter:12.1f} {cold:9.1f} {warm:9.2f} {bare:9.2f}"
-    return f"{name:40} {programs or '':>8} {measured} {interpreter / warm:8.0f} {share:9.0f} %"
+    cold, warm = times
+    return f"{name:40} {programs or '':>8} {interpreter:12.1f} {cold:9.1f} {warm:9.2f} {interpreter / warm:8.0f}"
 
 
 def main() -> None:
     """Prints the table."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    from fuzz_attn.backends.simulator import Options, simulate
+    from fuzz_attn.backends.simulator import simulate
     from fuzz_attn.kernels.unified_attention import unified_attention
     from tests.simulator.interpreter_worker import InterpreterWorker
     from tests.simulator.sample_kernels import add_kernel, paged_attention_kernel
 
     with simulate():  # imports and the first use of Triton's front end are no part of any case
         add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
-    columns = f"{'interpreter':>12} {'cold':>9} {'warm':>9} {'bare':>9} {'ratio':>8} {'sanitizers':>11}"
+    columns = f"{'interpreter':>12} {'cold':>9} {'warm':>9} {'ratio':>8}"
     print(f"{'case':40} {'programs':>8} {columns}")
     ratios = []
     with InterpreterWorker() as worker:
@@ -165,7 +161,7 @@ def main() -> None:
                 worker.launch(path, "paged_attention_kernel", grid, *arguments, **constants)[1]
                 for _ in range(3 if grid[0] < 20 else 1)
             )
-            times = simulated(lambda: paged_attention_kernel[grid](*arguments, **constants), Options())  # noqa: B023 - called at once
+            times = simulated(lambda: paged_attention_kernel[grid](*arguments, **constants))  # noqa: B023 - called at once
             print(row(case.name, grid[0] * grid[1], seconds * 1e3, times), flush=True)
             ratios.append(seconds * 1e3 / times[1])
         for case in CASES:
@@ -174,7 +170,7 @@ def main() -> None:
             name = "fuzz_attn.kernels.unified_attention:unified_attention"
             worker.call(name, **keywords)
             seconds = min(worker.call(name, **keywords)[1] for _ in range(3 if case is not CASES[3] else 1))
-            times = simulated(lambda: unified_attention(**keywords), Options())  # noqa: B023 - called at once
+            times = simulated(lambda: unified_attention(**keywords))  # noqa: B023 - called at once
             print(row(f"unified: {case.name}", 0, seconds * 1e3, times), flush=True)
             ratios.append(seconds * 1e3 / times[1])
     print(f"median ratio {statistics.median(ratios):.0f}")

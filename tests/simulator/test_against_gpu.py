@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.backends.simulator import Options, simulate
+from fuzz_attn.backends.simulator import simulate
 from tests.simulator import operation_kernels as kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares with a GPU")
@@ -37,7 +37,7 @@ def _both(kernel: Any, grid: int, inputs: list[torch.Tensor], out: torch.Tensor,
     """Run a kernel in the simulator and on the GPU, and demand equal outputs (any NaN equals any NaN)."""
     on_gpu = out.cuda()
     kernel[(grid,)](*(x.cuda() for x in inputs), on_gpu, *rest, **constants)
-    with simulate(Options(tf32=True)):
+    with simulate():
         kernel[(grid,)](*inputs, out, *rest, **constants)
     torch.testing.assert_close(out.double(), on_gpu.cpu().double(), rtol=0, atol=0, equal_nan=True)
 
@@ -78,8 +78,7 @@ def test_float_to_integer(target: torch.dtype) -> None:
     _both(kernels.cast_kernel, -(-x.numel() // 1024), [x], out, x.numel(), **constants)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_dot_reads_float32_operands_as_the_hardware_does(precision: str) -> None:
+def test_an_ieee_dot_reads_all_of_float32_as_the_hardware_does() -> None:
     a = torch.randn(4, 16, 16, generator=torch.Generator().manual_seed(1))
-    constants = {"M": 16, "N": 16, "K": 16, "PRECISION": precision}
+    constants = {"M": 16, "N": 16, "K": 16, "PRECISION": "ieee"}
     _both(kernels.dot_kernel, 4, [a, torch.eye(16)], torch.zeros(4, 16, 16), **constants)

@@ -108,21 +108,22 @@ def test_constants_that_are_equal_and_not_the_same() -> None:
 
 
 def test_a_launch_that_is_refused_leaves_nothing_watched() -> None:
-    x, out = torch.randn(4, 12), torch.zeros(4, 12)
-    with simulate() as session:
-        session.mark_uninitialised(x)
+    out = torch.zeros(4, 12)
+    with simulate():
+        x = torch.empty(4, 12)
         with pytest.raises(SimulatorError, match="is on meta"):
             scaled_copy[(4,)](x, 12, out.to("meta"), 12, 1.0, 12, BLOCK=16)
+    x.copy_(torch.randn(4, 12))
     assert torch.equal(copied(x, out), x)
 
 
 def test_what_is_watched_is_that_of_the_launch() -> None:
-    x, out = torch.randn(4, 12), torch.zeros(4, 12)
-    copied(x, out)
+    out = torch.zeros(4, 12)
     with simulate() as session:
-        session.mark_uninitialised(x)
+        x = torch.empty(4, 12)
         scaled_copy[(4,)](x, 12, out, 12, 1.0, 12, BLOCK=16)
     assert [finding.kind for finding in session.findings] == [FindingKind.UNINITIALISED_READ]
+    x.copy_(torch.randn(4, 12))
     copied(x, out)
     with simulate() as session:
         scaled_copy[(4,)](x, 12, out, 6, 1.0, 12, BLOCK=16)

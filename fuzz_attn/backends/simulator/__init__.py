@@ -4,9 +4,9 @@
         target(**tensors)
     session.findings, session.unsupported, dict(MASKS.items())
 
-A launch goes through `launch` (caught), `binding` (arguments, key), `lowering` (TTIR, by Triton's own `front_end` less
-its detours), `parser` (tree), `codegen` with the `emit_*` modules (numpy source over the whole grid), `run` (execution)
-and, for each access, `memory` and `checks`.
+A launch goes through `launch` (caught), `binding` (arguments, key), `lowering` (TTIR, by Triton's own front end),
+`parser` (tree), `codegen` with the `emit_*` modules (numpy source over the whole grid), `run` (execution) and, for each
+access, `memory` and `checks`.
 """
 
 from .coverage import MASKS, Masks
@@ -14,7 +14,6 @@ from .errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOp
 from .findings import Finding, FindingKind, Location
 from .launch import simulate
 from .session import Options, Session
-from .virtual import VirtualTensor, virtual_tensor
 
 __all__ = [
     "MASKS",
@@ -28,7 +27,5 @@ __all__ = [
     "Session",
     "SimulatorError",
     "UnsupportedOperation",
-    "VirtualTensor",
     "simulate",
-    "virtual_tensor",
 ]

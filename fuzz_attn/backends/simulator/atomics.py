@@ -56,10 +56,10 @@ def atomic(
         _, active = discard_outside(memory, run, kind, site, lanes, offsets, active)
     order = np.argsort(lanes, kind="stable")
     chosen = active[order]
-    positions = memory.physical(offsets[order][chosen])
+    positions = offsets[order][chosen]
     operands = [np.broadcast_to(value, shape)[order][chosen] for value in values]
     if memory.written is not None and not memory.written[positions].all():
-        everywhere = memory.physical(np.where(active, offsets, 0))[order]
+        everywhere = np.where(active, offsets, 0)[order]
         check_written(memory, run, site, lanes[order], everywhere, chosen)
     old = _apply(memory, kind, element, positions, operands)
     if memory.written is not None:

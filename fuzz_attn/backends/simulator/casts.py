@@ -128,15 +128,6 @@ def _step_towards_zero(values: Array, element: str) -> Array:
     return from_bits(np.where(magnitude > 0, bits - 1, bits).astype(bits.dtype), element)
 
 
-def read_as_tf32(values: Array) -> Array:
-    """Return float32 values as a tensor core reads them in tf32: the low 13 bits do not exist, nothing is rounded.
-
-    So measured on an H200; a NaN whose payload lies in those bits only becomes an infinity there, but stays NaN here.
-    """
-    truncated: Array = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isnan(values), values, truncated)
-
-
 def from_bits(bits: Array, element: str) -> Array:
     """Return the container values of raw storage elements (as `STORAGE` types them)."""
     if element == "bf16":

@@ -93,7 +93,6 @@ def store_tracked(memory: Memory, run: Run, site: int, positions: Array, program
     after = memory.flat[positions]
     # The same value stored over itself, or by two programs at once, is a race that nobody can see.
     harmful = (earlier & _differ(before, values)) | (together & _differ(after, values))
-    run.count_benign_races(int(clash.sum()) - int(harmful.sum()))
     if harmful.any():
         first = int(harmful.argmax())
         _report_race(memory, run, site, int(programs[first]), int(positions[first]), int(harmful.sum()), "stores to")

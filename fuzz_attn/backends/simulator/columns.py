@@ -1,4 +1,8 @@
-"""Columns of a tile that lie in the same places from the start of each row on: runs of neighbours, evenly spaced."""
+"""Columns of a tile that lie in the same places from the start of each row on: runs of neighbours, evenly spaced.
+
+Split caches have them. Element by element, a whole case of the context family takes 1.11 to 1.15 times as long; one of
+the paged family takes as long as by runs.
+"""
 
 from __future__ import annotations
 

@@ -37,8 +37,6 @@ def _dot(emitter: Emitter, operation: Operation) -> None:
     addend = emitter.operand(operation, 2)
     result = operation.results[0]
     precise = "{0}", "{1}"
-    if "inputPrecision = tf32 " in operation.text and operation.operands[0].type.element == "f32":
-        precise = "run.dot_operand({0})", "run.dot_operand({1})"
     if operation.operands[0].type.element.startswith("i"):
         precise = "{0}.astype(np.int32)", "{1}.astype(np.int32)"
     operands, last = [left, right], "None"

@@ -7,10 +7,14 @@ as JITFunctions too.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import hashlib
 import inspect
 from typing import Any
+from unittest import mock
 
+from triton.compiler import code_generator
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -47,6 +51,23 @@ def compiled(value: Any) -> Any:
         noinline = getattr(value, "kwargs", {}).get("noinline")
         known = _KNOWN[id(value)] = (value, Compiled(value.fn, noinline=noinline))
     return known[1]
+
+
+class _Generator(code_generator.CodeGenerator):  # type: ignore[misc]  # Triton has no types
+    """The front end's walk over a function's syntax tree, with JITFunctions for InterpretedFunctions."""
+
+    def call_Function(  # noqa: N802 - Triton's name
+        self, node: ast.AST, function: Any, arguments: list[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Return the value of a call, also of a function that is found as an attribute of a module."""
+        return super().call_Function(node, compiled(function), [compiled(one) for one in arguments], keywords)
+
+
+def front_end_for(function: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which Triton's front end takes the function; it stays as it is for a plain JITFunction."""
+    if isinstance(function, Compiled):
+        return mock.patch.object(code_generator, "CodeGenerator", _Generator)
+    return contextlib.nullcontext()
 
 
 def _digest(function: Any) -> str:

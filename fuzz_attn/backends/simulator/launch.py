@@ -25,8 +25,7 @@ def simulate(options: Options | None = None) -> Iterator[Session]:
     """
     keep_freed_memory()
     session = Session(options or Options())
-    watcher = session.watcher()
-    with _caught(_replacements(session)), watcher or contextlib.nullcontext():
+    with _caught(_replacements(session)), session.watcher():
         yield session
 
 

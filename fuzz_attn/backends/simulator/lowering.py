@@ -8,12 +8,9 @@ A kernel that needs the constant 1 to compile (a shape, a `static_assert`) raise
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import gc
 import itertools
 import warnings
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from .errors import LoweringError
-from .front_end import quick_front_end
+from .interpreted import front_end_for
 
 _TARGET = ("cuda", 90, 32)
 
@@ -118,7 +115,7 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     source = ASTSource(function, signature=signature, constexprs=positions)
     implementation = backend.get_codegen_implementation(options)
     try:
-        with quick_front_end():
+        with front_end_for(function):
             module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
     except Exception as error:
         raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
@@ -127,18 +124,3 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     module = stages["ttir"](module, {})
     text: str = module.str() if hasattr(module, "str") else str(module)
     return text
-
-
-@contextlib.contextmanager
-def garbage_left_alone() -> Iterator[None]:
-    """Keep Python's collector from looking through all of torch and Triton while a program is made.
-
-    The front end and the generator make many small objects in a few milliseconds and keep nearly all of them.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -69,7 +69,7 @@ class Memory:
 
     `written` (a shadow of initialised elements) and `tracker` with its `shift` (the position of the tensor's first
     element in the tracked storage) are set when the launch asks for them. `storage` tells which memories may share
-    elements: the address of the storage and the size of an element, None for a memory that shares none.
+    elements: the address of the storage and the size of an element.
 
     Every access takes the run, the number of its source line, the programs that run (`lanes`), and where it goes:
     arrays whose axis 0 counts these programs, or has size 1 for all of them.
@@ -88,10 +88,6 @@ class Memory:
         self.storage: tuple[int, int] | None = None
         self._windows: dict[object, Array] = {}
 
-    def physical(self, offsets: Array) -> Array:
-        """Return the positions in `flat` of valid offsets; they differ for virtual memory only."""
-        return offsets
-
     def load(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array | None, other: Any) -> Array:
         """Return the elements at `offsets` where `mask` holds, `other` (0 when None) elsewhere."""
         if mask is not None:
@@ -109,12 +105,11 @@ class Memory:
             offsets, mask = discard_outside(self, run, kind, site, lanes, offsets, mask)
         if self.layout.empty:
             return np.full(offsets.shape, 0 if other is None else other, self.container)
-        positions = self.physical(offsets)
         if self.written is not None:
-            check_written(self, run, site, lanes, positions, mask)
+            check_written(self, run, site, lanes, offsets, mask)
         if self.tracker is not None:
-            track_load(self, run, site, lanes, positions, mask)
-        values = from_bits(self.flat.take(positions), self.element)
+            track_load(self, run, site, lanes, offsets, mask)
+        values = from_bits(self.flat.take(offsets), self.element)
         return values if mask is None else select(mask, values, 0 if other is None else other, self.container)
 
     def _load_chosen(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
@@ -129,7 +124,7 @@ class Memory:
         if not _is_blank(other):
             result[...] = other
         if active.size:
-            result.reshape(-1)[chosen] = from_bits(self.flat[self.physical(active)], self.element)
+            result.reshape(-1)[chosen] = from_bits(self.flat[active], self.element)
         return result
 
     def load_rows(
@@ -141,17 +136,16 @@ class Memory:
             columns = starts[..., None] + np.arange(size)
             wanted = np.broadcast_to(np.arange(size) < width, columns.shape)
             return self.load(run, site, lanes, columns, wanted if mask is None else wanted & mask[..., None], other)
-        positions = self.physical(active)
         if self.written is not None or self.tracker is not None:
-            inspect_rows(self, run, site, lanes, starts, positions, width, mask)
+            inspect_rows(self, run, site, lanes, starts, active, width, mask)
         if chosen is None and width == size and active.size:
-            bits = self._rows(width)[positions].view(self.flat.dtype)
+            bits = self._rows(width)[active].view(self.flat.dtype)
         else:
             bits = self._blank(starts.size, size, other)
-            if width and positions.size:
+            if width and active.size:
                 type_ = _row_type(width * self.flat.itemsize)
                 places = np.ndarray((starts.size,), type_, bits, strides=(size * self.flat.itemsize,))
-                places[... if chosen is None else chosen] = self._rows(width)[positions]
+                places[... if chosen is None else chosen] = self._rows(width)[active]
         return from_bits(bits.reshape((*starts.shape, size)), self.element)
 
     def load_columns(
@@ -204,13 +198,12 @@ class Memory:
             return
         chosen = values.reshape(-1) if mask is None else values[mask]
         stored = (narrowed if wide else to_storage)(np.ascontiguousarray(chosen), self.element)
-        positions = self.physical(active)
         if self.tracker is None:
-            self.flat[positions] = stored
+            self.flat[active] = stored
         else:
-            store_tracked(self, run, site, positions, programs_of(lanes, shape, mask)(), stored)
+            store_tracked(self, run, site, active, programs_of(lanes, shape, mask)(), stored)
         if self.written is not None:
-            self.written[positions] = True
+            self.written[active] = True
 
     def store_rows(
         self,
@@ -250,16 +243,15 @@ class Memory:
             rows = rows.take(chosen, axis=0)
         bits = narrowed(rows[:, :width], self.element) if wide else to_storage(rows, self.element)[:, :width]
         bits = np.ascontiguousarray(bits)
-        positions = self.physical(active)
-        self._rows(width)[positions] = bits.view(_row_type(width * bits.itemsize)).ravel()
+        self._rows(width)[active] = bits.view(_row_type(width * bits.itemsize)).ravel()
         if self.written is not None:
-            self.written[positions[:, None] + np.arange(width)] = True
+            self.written[active[:, None] + np.arange(width)] = True
 
     def _apart(self, active: Array, width: int, lanes: Array, shape: tuple[int, ...], mask: Array | None) -> bool:
         """Return whether rows certainly race with nothing."""
         if self.tracker is None:
             return True
-        return self.tracker.store_rows(self.physical(active) + self.shift, width, programs_of(lanes, shape, mask))
+        return self.tracker.store_rows(active + self.shift, width, programs_of(lanes, shape, mask))
 
     def _rows(self, width: int) -> Array:
         """Return all runs of `width` elements of `flat`, each as one item: numpy moves these twice as fast as rows."""

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .casts import read_as_tf32
 from .codegen import Plan, Program
 from .findings import Finding, FindingKind
 from .memory import Memory
@@ -54,10 +53,7 @@ class Run:
 
     program: Program
     grid: tuple[int, int, int]
-    tf32: bool = False
-    overflow_checks: bool = True
     findings: dict[tuple[object, ...], Finding] = field(default_factory=dict)
-    benign_races: int = 0
     id_ranges: list[Range] = field(default_factory=list)
     lanes: Array = field(default_factory=lambda: _lanes(0, 0))
     """The numbers of the programs that run together just now."""
@@ -93,10 +89,6 @@ class Run:
         value = int(argument.item())
         return (value, value, ())
 
-    def dot_operand(self, values: Array) -> Array:
-        """Return a float32 operand of a tf32 dot product, cut off if this run models tf32."""
-        return read_as_tf32(values) if self.tf32 else values
-
     def report(
         self,
         kind: FindingKind,
@@ -119,14 +111,8 @@ class Run:
         program = self.position(int(lanes[row]))
         self.findings[key] = Finding(kind, self.program.name, location, program, tensor, index, bounds, message, count)
 
-    def count_benign_races(self, count: int) -> None:
-        """Count stores that race without effect."""
-        self.benign_races += count
-
     def overflow(self, memory: Memory, lanes: Array, taints: tuple[Taint, ...], mask: Array | None, rank: int) -> None:
         """Report the 32-bit overflows that reach an element which `mask` lets through."""
-        if not self.overflow_checks:
-            return
         for taint in taints:
             reached = taint.rows(lanes)
             if reached.ndim < rank + 1:

@@ -15,48 +15,30 @@ from .cache import DiskCache, key_of
 from .casts import STORAGE
 from .codegen import Program, generate
 from .errors import SimulatorError, UnsupportedOperation
-from .findings import Finding, FindingKind
-from .front_end import functions_parsed_once
+from .findings import Finding
 from .layout import Layout
-from .lowering import SCALAR_TYPES, TORCH_TYPES, garbage_left_alone, lower
+from .lowering import SCALAR_TYPES, TORCH_TYPES, lower
 from .memory import Memory
 from .parser import parse_module
 from .races import RaceTracker
 from .rewrites import Rewrite, rewritten
 from .run import Run
 from .shadow import EmptyWatcher, Shadows
-from .stack import with_room
 from .tree import Function
-from .virtual import VirtualMemory, VirtualTensor
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a session checks and records, and how it reads the IR.
+    """What a session records, where it keeps programs, and what it changes.
 
-    Bounds are always checked, for nothing may be read or written outside of a tensor; `out_of_bounds` says
-    whether that is reported. `tf32` cuts float32 operands of dot products to tf32 where the IR allows it.
     `coverage` adds what masks show to `MASKS`. `cache_dir` keeps generated programs.
     `rewrite` changes each parsed kernel before code is made of it; what comes of it is never kept on disk.
     """
 
-    out_of_bounds: bool = True
-    uninitialised: bool = True
-    races: bool = True
-    overflow: bool = True
-    tf32: bool = False
     coverage: bool = False
     cache_dir: Path | None = None
     rewrite: Rewrite | None = None
 
-
-_REPORTED = {
-    FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",
-    FindingKind.OUT_OF_BOUNDS_STORE: "out_of_bounds",
-    FindingKind.UNINITIALISED_READ: "uninitialised",
-    FindingKind.RACE: "races",
-    FindingKind.INTEGER_OVERFLOW: "overflow",
-}
 
 # Programs and binders outlive sessions: a campaign opens one session for each of its cases.
 _PROGRAMS: dict[object, Program] = {}
@@ -71,25 +53,18 @@ class Session:
     """The record of one `simulate` block.
 
     `findings` holds one finding for each defect (kind, source line and tensor), `unsupported` the operations
-    that the simulator did not know, `launches` the number of launches that ran, `benign_races` the racing
-    stores without effect.
+    that the simulator did not know.
     """
 
     options: Options
     findings: list[Finding] = field(default_factory=list)
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
-    launches: int = 0
-    benign_races: int = 0
     parsed: list[Function] = field(default_factory=list, repr=False)
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
-    def watcher(self) -> EmptyWatcher | None:
-        """Return the mode that watches `torch.empty`, if uninitialised reads are looked for."""
-        return EmptyWatcher(self._shadows) if self.options.uninitialised else None
-
-    def mark_uninitialised(self, tensor: torch.Tensor) -> None:
-        """Treats the storage of a tensor as never written, whatever it holds (a poisoned output, for example)."""
-        self._shadows.add(tensor)
+    def watcher(self) -> EmptyWatcher:
+        """Return the mode that watches `torch.empty`, to find uninitialised reads."""
+        return EmptyWatcher(self._shadows)
 
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a JITFunction. Raises UnsupportedOperation or another SimulatorError."""
@@ -100,21 +75,18 @@ class Session:
         except UnsupportedOperation as error:
             self.unsupported.append(error)
             raise
-        run = Run(program, extents, self.options.tf32, self.options.overflow)
-        plan = program.plan((extents, self.options.tf32, _scalar_key(bound)), lambda: _scalars(bound))
-        passed = [
-            self._memory(name, bound.values[name]) if scalar is None else scalar
-            for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
-        ]
+        run = Run(program, extents)
+        plan = program.plan((extents, _scalar_key(bound)), lambda: _scalars(bound))
+        with torch._C._DisableTorchDispatch():  # or each view would pass through the watcher
+            passed = [
+                self._memory(name, bound.values[name]) if scalar is None else scalar
+                for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
+            ]
         memories = [memory for memory in passed if isinstance(memory, Memory)]
-        if self.options.races:
-            _watch(program, passed, memories)
-        self.launches += 1
+        _watch(program, passed, memories)
         try:
             run.execute(plan, passed)
         finally:
-            for memory in memories:
-                memory.tracker = memory.written = None
             self._collect(run)
 
     def _program(self, kernel: Any, bound: Bound) -> Program:
@@ -140,7 +112,8 @@ class Session:
             return self._generate(kernel, bound)
         disk = DiskCache(folder)
         key = key_of(
-            *_identity(kernel),
+            kernel.cache_key,
+            kernel.fn.__code__.co_filename,  # findings and coverage name it
             sorted(bound.signature.items()),
             sorted((name, told(value)) for name, value in bound.constants().items()),
             self.options.coverage,
@@ -152,40 +125,26 @@ class Session:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
-        with garbage_left_alone():
-            return with_room(lambda: generate(self._parse(kernel, bound), self.options.coverage))
+        return generate(self._parse(kernel, bound), self.options.coverage)
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(lower(kernel, bound.signature, bound.constants()))
 
     def _memory(self, name: str, value: Any) -> Memory:
-        if isinstance(value, VirtualTensor):
-            return VirtualMemory(name, value)
         tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
-        memory = _memory_at(name, tensor)
-        # Also where nothing is watched: a launch that was refused after this may have left what it watched.
-        memory.written = self._shadows.find(tensor) if self.options.uninitialised and self._shadows else None
+        memory = _memory_of(name, tensor)
+        memory.written = self._shadows.find(tensor)
         return memory
 
     def _collect(self, run: Run) -> None:
-        self.benign_races += run.benign_races
         known = {finding.signature: index for index, finding in enumerate(self.findings)}
         for finding in run.findings.values():
-            option = _REPORTED.get(finding.kind)
-            if option is not None and not getattr(self.options, option):
-                continue
             index = known.get(finding.signature)
             if index is None:
                 self.findings.append(finding)
             else:
                 old = self.findings[index]
                 self.findings[index] = replace(old, count=old.count + finding.count)
-
-
-def _identity(kernel: Any) -> tuple[str, str]:
-    """Return what a kernel's program depends on: its source, and the file, which findings and coverage name."""
-    with functions_parsed_once():
-        return kernel.cache_key, kernel.fn.__code__.co_filename
 
 
 def _binder(kernel: Any) -> Binder:
@@ -212,28 +171,19 @@ def _scalar(value: Any, type_: str) -> Any:
     return array.view(f"i{dtype.itemsize}") if dtype.kind == "u" else array
 
 
-_MEMORIES: dict[tuple[object, ...], Memory] = {}
-"""Memories by all that they are made of, since a case is launched several times with the same tensors."""
-
-_MOST_MEMORIES = 256
+_SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types that numpy knows too, by the bytes of an element."""
 
 
-def _memory_at(name: str, tensor: torch.Tensor) -> Memory:
-    """Return the memory of a tensor's elements, unwatched. It holds an address and no tensor: use it for one launch."""
-    address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
-    key = (name, address, tensor.dtype, tensor.storage_offset(), shape, strides)
-    memory = _MEMORIES.get(key)
-    if memory is None or tensor.device.type != "cpu":
-        if tensor.device.type != "cpu":
-            raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
-        layout = _layout(shape, strides)
-        element = TORCH_TYPES[tensor.dtype][1]
-        memory = Memory(name, _flat(address, layout, element), element, layout)
-        memory.shift = int(tensor.storage_offset())
-        memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
-        if len(_MEMORIES) >= _MOST_MEMORIES:
-            _MEMORIES.clear()
-        _MEMORIES[key] = memory
+def _memory_of(name: str, tensor: torch.Tensor) -> Memory:
+    """Return the memory of a tensor's elements, unwatched."""
+    if tensor.device.type != "cpu":
+        raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
+    layout = _layout(tensor.shape, tensor.stride())
+    element = TORCH_TYPES[tensor.dtype][1]
+    memory = Memory(name, _flat(tensor, layout, element), element, layout)
+    memory.shift = int(tensor.storage_offset())
+    memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
     return memory
 
 
@@ -252,25 +202,12 @@ def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     return Layout(tuple(shape), tuple(strides))
 
 
-class _Exposed:
-    """Memory that numpy can take as an array: numpy asks for nothing but this attribute."""
-
-    __slots__ = ("__array_interface__",)
-
-    def __init__(self, address: int, size: int, dtype: np.dtype[Any]) -> None:
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (size,), "typestr": dtype.str}
-
-
-def _flat(address: int, layout: Layout, element: str) -> Any:
-    """Return the storage from a tensor's first element, at that address, to its last one, without a copy.
-
-    Made from the address: torch's own views take ten times as long, and would pass through the dispatch mode
-    that watches it.
-    """
-    storage = STORAGE[element]
+def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
+    """Return the storage from a tensor's first element to its last one, without a copy."""
     if layout.empty:
-        return np.zeros(0, storage)
-    return np.asarray(_Exposed(address, layout.extent, storage))
+        return np.zeros(0, STORAGE[element])
+    line = tensor.detach().as_strided((layout.extent,), (1,))
+    return line.view(_SAME_SIZE[tensor.element_size()]).numpy().view(STORAGE[element])
 
 
 def _reinterpreted(wrapper: Any) -> torch.Tensor:
