@@ -2,10 +2,10 @@
 
 import torch
 
-from fuzz_attn.kernels.context_attention import launch_context
-from fuzz_attn.kernels.paged_attention import launch_decode
-from fuzz_attn.kernels.split_call import SplitCall
-from fuzz_attn.kernels.split_contract import check_split_call
+from .context_attention import launch_context
+from .paged_attention import launch_decode
+from .split.call import SplitCall
+from .split.contract import check_split_call
 
 NAMES = {"new_keys": "key", "new_values": "value"}
 

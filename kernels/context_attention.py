@@ -2,11 +2,11 @@
 
 import torch
 
-from fuzz_attn.kernels.context_2d import kernel_context_attention
-from fuzz_attn.kernels.launch import block_m_for, ceil_div
-from fuzz_attn.kernels.split_arguments import split_arguments
-from fuzz_attn.kernels.split_call import SplitCall
-from fuzz_attn.kernels.split_contract import check_split_call
+from .common.launch import block_m_for, ceil_div
+from .split.arguments import split_arguments
+from .split.call import SplitCall
+from .split.context_kernel import kernel_context_attention
+from .split.contract import check_split_call
 
 NAMES = {
     "query": "q",

@@ -2,11 +2,11 @@
 
 import torch
 
-from fuzz_attn.kernels.launch import block_m_for
-from fuzz_attn.kernels.paged_2d import kernel_paged_attention_2d
-from fuzz_attn.kernels.split_arguments import split_arguments
-from fuzz_attn.kernels.split_call import SplitCall
-from fuzz_attn.kernels.split_contract import check_split_call
+from .common.launch import block_m_for
+from .split.arguments import split_arguments
+from .split.call import SplitCall
+from .split.contract import check_split_call
+from .split.paged_kernel import kernel_paged_attention_2d
 
 
 def paged_attention_decode(

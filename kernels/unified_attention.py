@@ -2,19 +2,14 @@
 
 import torch
 
-from fuzz_attn.kernels.arguments import TRITON_DTYPES, Arguments, kernel_window, output_arguments
-from fuzz_attn.kernels.contract import FP8_DTYPES
-from fuzz_attn.kernels.launch import compiler_options, dot_dtypes_for
-from fuzz_attn.kernels.segments import reduce_segments
-from fuzz_attn.kernels.unified_2d import kernel_unified_attention_2d
-from fuzz_attn.kernels.unified_3d import kernel_unified_attention_3d
-from fuzz_attn.kernels.unified_contract import check_unified
-from fuzz_attn.kernels.unified_launch import (
-    LaunchPlan,
-    plan_launch,
-    processors_of,
-    segments_padded_for,
-)
+from .common.arguments import TRITON_DTYPES, Arguments, kernel_window, output_arguments
+from .common.contract import FP8_DTYPES
+from .common.launch import compiler_options, dot_dtypes_for
+from .unified.contract import check_unified
+from .unified.kernel_2d import kernel_unified_attention_2d
+from .unified.kernel_3d import kernel_unified_attention_3d
+from .unified.launch import LaunchPlan, plan_launch, processors_of, segments_padded_for
+from .unified.segments import reduce_segments
 
 
 def unified_attention(

@@ -10,11 +10,11 @@ from typing import Final, Literal, TypeAlias
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import CompileKey, Sequence
-from fuzz_attn.domain import Domain
-from fuzz_attn.strategies.budgets import MAX_TIMES, MAX_TOKENS, Budget, budget_for, smallest_block_q
-from fuzz_attn.strategies.draws import composite, sampled_from
-from fuzz_attn.strategies.lattices import DENSE, around, indices, ladder, multiples
+from fuzz_attn.case.attention_case import CompileKey, Sequence
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.strategies.sampling.budgets import MAX_TIMES, MAX_TOKENS, Budget, budget_for, smallest_block_q
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladder, multiples
 
 Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt"]
 """Chunks without a context; one new token each; both and chunks with a context; many tiny ones; one long context; a
@@ -57,7 +57,7 @@ def batches(
     Prefill, decode, chunked prefill with a context, all of them mixed, empty sequences anywhere (where the domain
     allows them), none at all, many tiny sequences, one long one; one query token each for a paged kernel that does not
     leave others alone. Lengths up to 17 are all likely, longer ones lie around multiples of the page, the tiles, the
-    q-block and the segments. :mod:`fuzz_attn.strategies.budgets` bounds what a batch costs.
+    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs.
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")

@@ -6,25 +6,33 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case import LARGEST_FIRST_BLOCK, AttentionCase, CompileKey, Scales, Strides, is_fp8, page_elements
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import FEATURES
-from fuzz_attn.recipes import LevelScores
-from fuzz_attn.strategies.alibi_slopes import alibi_slopes
+from fuzz_attn.case.attention_case import (
+    LARGEST_FIRST_BLOCK,
+    AttentionCase,
+    CompileKey,
+    Scales,
+    Strides,
+    is_fp8,
+    page_elements,
+)
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FEATURES
+from fuzz_attn.case.recipes import LevelScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.compile_keys import compile_keys
-from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.dtypes import one_byte_operands
+from fuzz_attn.strategies.features.alibi_slopes import alibi_slopes
+from fuzz_attn.strategies.features.qq_biases import qq_biases
+from fuzz_attn.strategies.features.scales import scales, softmax_scales
+from fuzz_attn.strategies.features.sinks import sinks
+from fuzz_attn.strategies.features.soft_caps import soft_caps
+from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.memory_layouts import memory_layouts
 from fuzz_attn.strategies.pages import FAR_ELEMENTS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
-from fuzz_attn.strategies.qq_biases import qq_biases
-from fuzz_attn.strategies.scales import scales, softmax_scales
-from fuzz_attn.strategies.sinks import sinks
-from fuzz_attn.strategies.soft_caps import soft_caps
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
-from fuzz_attn.strategies.windows import windows
 
 _SOFT_CAPS = soft_caps()
 _ALIBI_SLOPES = alibi_slopes()

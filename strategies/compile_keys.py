@@ -10,16 +10,16 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import CompileKey, DTypes, LaunchHints
-from fuzz_attn.domain import Domain, within
-from fuzz_attn.families import Feature
-from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.strategies.draws import composite
+from fuzz_attn.case.attention_case import CompileKey, DTypes, LaunchHints
+from fuzz_attn.case.domain import Domain, within
+from fuzz_attn.case.families import Feature
 from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
-from fuzz_attn.strategies.lattices import draw_index, indices
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
+from fuzz_attn.strategies.sampling.covering_arrays import pairwise
+from fuzz_attn.strategies.sampling.draws import composite
+from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
 FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks", "leaves_others")
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import FP8_DTYPES, DTypeName, DTypes, is_fp8
-from fuzz_attn.domain import Domain
-from fuzz_attn.strategies.draws import sampled_from
+from fuzz_attn.case.attention_case import FP8_DTYPES, DTypeName, DTypes, is_fp8
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.strategies.sampling.draws import sampled_from
 
 SIMPLEST_FIRST: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
 """The types that queries have without a scale."""

@@ -7,11 +7,11 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import ITEM_BYTES, DTypes, HeadLayout, piece_size
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import SPLIT_CACHES
-from fuzz_attn.strategies.draws import sampled_from
-from fuzz_attn.strategies.lattices import lattice
+from fuzz_attn.case.attention_case import ITEM_BYTES, DTypes, HeadLayout, piece_size
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import SPLIT_CACHES
+from fuzz_attn.strategies.sampling.draws import sampled_from
+from fuzz_attn.strategies.sampling.lattices import lattice
 
 HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 112, 120, 128, 160, 192, 256)
 """The sizes that models use, the powers of two that a kernel pads to, and their neighbours."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz_attn.case import LaunchHints
-from fuzz_attn.domain import Domain
+from fuzz_attn.case.attention_case import LaunchHints
+from fuzz_attn.case.domain import Domain
 
 SEGMENTS = (2, 1, 3, 4, 7, 8, 16)
 """Segments of the 3D path, the simplest count that has something to merge first."""

@@ -10,11 +10,11 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import Strides
-from fuzz_attn.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
-from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.strategies.draws import composite, sampled_from
-from fuzz_attn.strategies.lattices import draw_index, indices
+from fuzz_attn.case.attention_case import Strides
+from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
+from fuzz_attn.strategies.sampling.covering_arrays import pairwise
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
 _STRIDED = sampled_from((False, False, False, True, True))
 _PADDING = sampled_from((0, 0, 1, 3, 8, 16))

@@ -7,10 +7,10 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import LARGEST_FIRST_BLOCK, PageLayout
-from fuzz_attn.domain import Domain
-from fuzz_attn.strategies.draws import composite, sampled_from
-from fuzz_attn.strategies.lattices import lattice
+from fuzz_attn.case.attention_case import LARGEST_FIRST_BLOCK, PageLayout
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.lattices import lattice
 
 BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 96, 128, 272, 544)
 """Tokens of a page: powers of two, their neighbours, and the sizes of hybrid models (272, 544)."""

@@ -6,9 +6,9 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase
-from fuzz_attn.strategies.draws import composite, sampled_from
-from fuzz_attn.strategies.lattices import draw_index
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.lattices import draw_index
 
 NUM_CHOICES: Final = 2**12
 """How many choices there are; whoever reads one shares them out among the relations that hold for the case."""

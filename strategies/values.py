@@ -7,8 +7,8 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case import HeadLayout, Sequence
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import HeadLayout, Sequence
+from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalScores,
     DenormalValues,
@@ -27,8 +27,8 @@ from fuzz_attn.recipes import (
     UniformScores,
     ValueRecipe,
 )
-from fuzz_attn.strategies.draws import composite, sampled_from
-from fuzz_attn.strategies.lattices import indices
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.lattices import indices
 
 MAX_OVERRIDES = 3
 SCORES: tuple[ScoreRecipe, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final, Literal
 
-from fuzz_attn.backends.base import Backend
+from fuzz_attn.backends.backend import Backend
 from fuzz_attn.errors import BackendError
 
 BackendName = Literal["auto", "simulator", "interpreter", "cuda"]
@@ -25,7 +25,7 @@ def backend_named(name: str) -> Backend:
 
         return CudaBackend()
     if name == "simulator":
-        from fuzz_attn.backends.simulated import SimulatorBackend  # noqa: PLC0415 - imports torch
+        from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - imports torch
 
         return SimulatorBackend()
     if name == "interpreter":

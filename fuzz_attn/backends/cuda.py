@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from fuzz_attn.backends.base import Kernels, Watch
-from fuzz_attn.coverage import Mask
+from fuzz_attn.backends.backend import Kernels, Watch
+from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError
 
 TENSOR_CORE_SLACK: Final = 2.0

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fuzz_attn.backends.base import Kernels, Watch
+from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.quiet import quiet
-from fuzz_attn.coverage import Mask
+from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError
 
 
@@ -64,7 +64,7 @@ class InterpreterBackend:
 
     def reaches_far_pages(self) -> bool:
         """Return whether the machine gives out so many addresses, which cost nothing."""
-        from fuzz_attn.memory import reaches_far_pages  # noqa: PLC0415 - imports torch
+        from fuzz_attn.inputs.storage import reaches_far_pages  # noqa: PLC0415 - imports torch
 
         return reaches_far_pages()
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fuzz_attn.backends.base import Observation
-from fuzz_attn.memory import GUARD_BYTES
+from fuzz_attn.backends.backend import Observation
+from fuzz_attn.inputs.storage import GUARD_BYTES
 
 POISON: Final = 0xFF
 """Every byte of it: NaN in each floating-point type, -1 or the largest number in each integer type, true."""

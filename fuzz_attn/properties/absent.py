@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from fuzz_attn.experiment import Experiment
-from fuzz_attn.oracle import attend
+from fuzz_attn.inputs.transforms import constant, in_float32
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.comparisons import judged
-from fuzz_attn.variants import constant, in_float32
-from fuzz_attn.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
 
 WIDEST: Final = 2**20
 """The widest window that a case may have."""

@@ -11,22 +11,15 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.case import LaunchHints
-from fuzz_attn.experiment import Experiment
-from fuzz_attn.oracle import Reference, attend
+from fuzz_attn.case.attention_case import LaunchHints
+from fuzz_attn.case.translation import translated
+from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.catalogue import live_sequences, other_families
 from fuzz_attn.properties.comparisons import judged, mapped
-from fuzz_attn.targets import built_in
-from fuzz_attn.translation import translated
-from fuzz_attn.variants import (
-    Shift,
-    arranged,
-    coarse,
-    keys_changed,
-    values_changed,
-    with_heads_reversed,
-)
-from fuzz_attn.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.targets.target import built_in
 
 SEGMENTS: Final = (1, 2, 3, 4, 7, 8, 16)
 SCALE: Final = -2.0

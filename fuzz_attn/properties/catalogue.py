@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from fuzz_attn.case import AttentionCase, is_fp8
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import FEATURES, Abi, Feature
-from fuzz_attn.translation import translated
+from fuzz_attn.case.attention_case import AttentionCase, is_fp8
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FEATURES, Abi, Feature
+from fuzz_attn.case.translation import translated
 
 OWN_FAMILIES: Final[tuple[Abi, ...]] = tuple(FEATURES)
 """The families that this project has kernels of."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fuzz_attn.case import AttentionCase
-from fuzz_attn.domain import Domain
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.experiment import Experiment
-from fuzz_attn.properties import absent, bounded, catalogue, exact, hull, launch
-from fuzz_attn.verdict import Verdict
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties import absent, bounded, catalogue, exact, launch, value_range
+from fuzz_attn.properties.experiment import Experiment
 
 Property = Callable[[Experiment], Verdict]
 
@@ -18,7 +18,7 @@ LAUNCH: Final[dict[str, Property]] = {
     "sanitizers": launch.sanitizers,
     "inputs_unchanged": launch.inputs_unchanged,
     "oracle": launch.oracle,
-    "convex_hull": hull.convex_hull,
+    "convex_hull": value_range.convex_hull,
     "nothing_else_written": launch.nothing_else_written,
 }
 """Answered from the first launch, in this order: the oracle reads the inputs as the launch left them."""

@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 import torch
 
-from fuzz_attn.experiment import Experiment, Launch
-from fuzz_attn.judge import judge
-from fuzz_attn.oracle import Reference, attend
-from fuzz_attn.variants import bits_of
-from fuzz_attn.verdict import Kind, Verdict
+from fuzz_attn.inputs.transforms import bits_of
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.properties.experiment import Experiment, Launch
 
 AGAIN: Final = "a second launch on the same input"
 """How determinism is told."""

@@ -6,12 +6,12 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case import AttentionCase, Strides, rearranged, replace
-from fuzz_attn.experiment import Experiment
+from fuzz_attn.case.attention_case import AttentionCase, Strides, rearranged, replace
+from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
+from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
+from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.comparisons import AGAIN, judged, mapped, same_bits
-from fuzz_attn.recipes import PoisonRecipe, SlotPoison, TablePoison
-from fuzz_attn.variants import arranged, with_pages_reversed
-from fuzz_attn.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
 
 STRIDE_STEP: Final = 16
 """Elements by which a padding changes: a compiler that specialises on multiples of 16 then makes the same code."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fuzz_attn.experiment import Experiment
-from fuzz_attn.judge import judge
-from fuzz_attn.tensors import AttentionTensors
-from fuzz_attn.variants import bits_of
-from fuzz_attn.verdict import Verdict
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.inputs.transforms import bits_of
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
 
 
 def oracle(experiment: Experiment) -> Verdict:

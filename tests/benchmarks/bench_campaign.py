@@ -20,12 +20,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fuzz_attn import rounds
-from fuzz_attn.campaign import Campaign, Plan
-from fuzz_attn.families import FEATURES
-from fuzz_attn.isolation import IsolatedWorker
-from fuzz_attn.messages import Order, Setup
-from fuzz_attn.worker import load
+from fuzz_attn.case.families import FEATURES
+from fuzz_attn.engine import schedule
+from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.worker import load
 
 CASES: Final = 480
 REPEATS: Final = 3
@@ -46,7 +46,7 @@ class MeasuredCampaign(Campaign):
 
     def _search(self) -> None:
         assert self.plan.max_cases is not None
-        number_of_rounds = self.plan.max_cases // (1 + REPEATS) // rounds.ON_CPU.cases
+        number_of_rounds = self.plan.max_cases // (1 + REPEATS) // schedule.ON_CPU.cases
         fastest = [self._fastest(number) for number in range(number_of_rounds)]
         self.seconds = sum(parent for parent, _ in fastest), sum(child for _, child in fastest)
 
@@ -134,8 +134,11 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
     """Return the CPU seconds of each part of a campaign's cases, drawn and judged in this process."""
     loaded = load(Setup(target))
     ready = loaded.ready()
-    from fuzz_attn import experiment  # noqa: PLC0415 - torch and Triton come once the backend has been chosen
-    from fuzz_attn.properties import check, launch  # noqa: PLC0415 - as above
+    from fuzz_attn.properties import (  # noqa: PLC0415 - as above
+        check,
+        experiment,
+        launch,
+    )
 
     clock = Clock()
     places: tuple[tuple[Any, str, str], ...] = (
@@ -154,7 +157,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
 
     def played(number: int) -> dict[str, float]:
         clock.start()
-        rounds.play(ready.domain, rounds.derived_seed(SEED, 0, number), rounds.ON_CPU.cases, attempt)
+        schedule.play(ready.domain, schedule.derived_seed(SEED, 0, number), schedule.ON_CPU.cases, attempt)
         return clock.stop()
 
     total: defaultdict[str, float] = defaultdict(float)
@@ -166,7 +169,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
         relations = dict(check.RELATIONS)
         stack.callback(check.RELATIONS.update, relations)
         check.RELATIONS.update({name: clock.timed("relation", asked) for name, asked in relations.items()})
-        for number in range(cases // rounds.ON_CPU.cases):
+        for number in range(cases // schedule.ON_CPU.cases):
             played(number)
             for part, seconds in min(
                 (played(number) for _ in range(REPEATS)), key=lambda parts: sum(parts.values())
@@ -197,4 +200,4 @@ def _print(name: str, cases: int, cost: Cost) -> None:
 
 if __name__ == "__main__":
     chosen = tuple(sys.argv[2:]) or tuple(FEATURES)
-    main(int(sys.argv[1]) // rounds.ON_CPU.cases * rounds.ON_CPU.cases if len(sys.argv) > 1 else CASES, chosen)
+    main(int(sys.argv[1]) // schedule.ON_CPU.cases * schedule.ON_CPU.cases if len(sys.argv) > 1 else CASES, chosen)

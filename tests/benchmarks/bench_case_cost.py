@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz_attn.case import AttentionCase
-from fuzz_attn.domain import Domain
-from fuzz_attn.judge import judge
-from fuzz_attn.numeric_model import NumericModel
-from fuzz_attn.oracle import attend
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.rounding_model import NumericModel
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.tensors import materialise
 
 PARTS = ("draw", "tensors", "oracle", "judge")
 

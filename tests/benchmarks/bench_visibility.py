@@ -11,13 +11,13 @@ from typing import get_args
 
 import torch
 
-from fuzz_attn.audit.stream import Stream
-from fuzz_attn.case import AttentionCase
-from fuzz_attn.families import Abi
-from fuzz_attn.recipes import Plain
-from fuzz_attn.targets import built_in
-from fuzz_attn.tensors import materialise
-from fuzz_attn.visibility import Visibility, visible_share
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.families import Abi
+from fuzz_attn.case.recipes import Plain
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.mutation.case_stream import Stream
+from fuzz_attn.oracle.visibility import Visibility, visible_share
+from fuzz_attn.targets.target import built_in
 
 Row = tuple[str, str]
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fuzz_attn import backends, worker
-from fuzz_attn.backends.base import Watch
-from fuzz_attn.backends.simulated import SimulatorBackend
+from fuzz_attn import backends
+from fuzz_attn.backends.backend import Watch
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.engine import worker
 from fuzz_attn.errors import BackendError, DeviceLostError
 
 TROUBLE = os.environ["FUZZ_ATTN_TEST_DEVICE"]

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from fuzz_attn import counterexample
-from fuzz_attn.campaign import Campaign, Outcome, Plan, launch_limit
-from fuzz_attn.case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.campaign import Campaign, Outcome, Plan, launch_limit
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.replay import replay
+from fuzz_attn.engine.schedule import derived_seed
+from fuzz_attn.engine.statistics import read_all
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.isolation import IsolatedWorker
-from fuzz_attn.messages import Answer, Order, Setup
-from fuzz_attn.plugin import share_of
+from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.catalogue import RELATIONS
-from fuzz_attn.replay import replay
-from fuzz_attn.rounds import derived_seed
-from fuzz_attn.statistics import read_all
-from fuzz_attn.verdict import Verdict
+from fuzz_attn.pytest_plugin import share_of
 
 Run = Callable[..., Outcome]
 SpecOf = Callable[[str], str]
@@ -299,8 +299,8 @@ def test_an_interrupt_saves_what_there_is(fake: Fake, tmp_path: Path) -> None:
 KILLING = """
 import sys
 from pathlib import Path
-from fuzz_attn.campaign import Campaign, Plan
-from fuzz_attn.messages import Setup
+from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.messages import Setup
 
 Campaign(Plan(Setup(sys.argv[1]), 0, 1, 1, None, None, Path(sys.argv[2]), Path(sys.argv[3]))).run()
 """

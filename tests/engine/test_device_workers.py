@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn import isolation
-from fuzz_attn.case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.backends.gpus import gpu_environment, visible_gpus
+from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.engine import isolation
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, TargetError
-from fuzz_attn.gpus import gpu_environment, visible_gpus
-from fuzz_attn.isolation import IsolatedWorker
-from fuzz_attn.messages import Order, Setup
 
 Devices = Callable[[str], IsolatedWorker]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.engine.isolation import KEPT_BYTES, IsolatedWorker, OutOfTime
+from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, TargetError
-from fuzz_attn.isolation import KEPT_BYTES, IsolatedWorker, OutOfTime
-from fuzz_attn.messages import Order, Setup
 
 SHORT = AttentionCase(sequences=(Sequence(1),), heads=HeadLayout(head_size=4))
 
@@ -191,9 +191,9 @@ def test_a_target_that_dies_while_it_loads_is_told(tmp_path: Path) -> None:
 
 ORPHANING = """
 import sys, threading, time
-from fuzz_attn.case import AttentionCase, Sequence
-from fuzz_attn.isolation import IsolatedWorker
-from fuzz_attn.messages import Order, Setup
+from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
 
 with IsolatedWorker(Setup(sys.argv[1])) as worker:
     print(worker._process.pid, flush=True)

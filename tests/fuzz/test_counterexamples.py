@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn import counterexample
-from fuzz_attn.replay import replay
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.replay import replay
 
 FOLDER = Path(__file__).parent.parent / "counterexamples"
 FILES = tuple(counterexample.files_in((FOLDER,)))

@@ -14,13 +14,13 @@ LOADED = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sy
     ("module", "forbidden"),
     [
         ("fuzz_attn", EVERYTHING_HEAVY),
-        ("fuzz_attn.case", EVERYTHING_HEAVY),
-        ("fuzz_attn.domain", EVERYTHING_HEAVY),
-        ("fuzz_attn.verdict", EVERYTHING_HEAVY),
+        ("fuzz_attn.case.attention_case", EVERYTHING_HEAVY),
+        ("fuzz_attn.case.domain", EVERYTHING_HEAVY),
+        ("fuzz_attn.oracle.verdict", EVERYTHING_HEAVY),
         ("fuzz_attn.strategies.cases", KERNEL_STACK),
         # pytest loads the plugin in every repository of the environment that it is installed in.
-        ("fuzz_attn.plugin", KERNEL_STACK),
-        ("fuzz_attn.cli", KERNEL_STACK),
+        ("fuzz_attn.pytest_plugin", KERNEL_STACK),
+        ("fuzz_attn.cli.main", KERNEL_STACK),
     ],
 )
 def test_import_is_light(module: str, forbidden: frozenset[str]) -> None:

@@ -12,15 +12,15 @@ ROOT = Path(__file__).parents[2]
 
 KERNELS_MAY_USE = {"fuzz_attn.kernels", "torch", "triton"}
 STRATEGIES_MAY_USE = {
-    "fuzz_attn.case",
-    "fuzz_attn.domain",
+    "fuzz_attn.case.attention_case",
+    "fuzz_attn.case.domain",
     "fuzz_attn.errors",
-    "fuzz_attn.families",
-    "fuzz_attn.recipes",
+    "fuzz_attn.case.families",
+    "fuzz_attn.case.recipes",
     "fuzz_attn.strategies",
 }
 STRATEGIES_NEVER_USE = {"torch", "triton"}
-CORE_REACHES_ROOMS_FROM = {"fuzz_attn.rounds", "fuzz_attn.targets"}
+CORE_REACHES_ROOMS_FROM = {"fuzz_attn.engine.schedule", "fuzz_attn.targets"}
 ROOMS = {"fuzz_attn.kernels", "fuzz_attn.strategies"}
 
 
@@ -65,10 +65,10 @@ def imports_by_file(modules: dict[str, Path]) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import fuzz_attn.case", ["fuzz_attn.case"]),
+        ("import fuzz_attn.case.attention_case", ["fuzz_attn.case.attention_case"]),
         ("import torch, triton.language as tl", ["torch", "triton.language"]),
-        ("from fuzz_attn.case import Sequence", ["fuzz_attn.case"]),
-        ("from fuzz_attn import case, kernels", ["fuzz_attn.case", "fuzz_attn.kernels"]),
+        ("from fuzz_attn.case.attention_case import Sequence", ["fuzz_attn.case.attention_case"]),
+        ("from fuzz_attn import case, kernels", ["fuzz_attn.case.attention_case", "fuzz_attn.kernels"]),
         ("from . import tree", ["fuzz_attn.backends"]),
         ("from .tree import Block", ["fuzz_attn.backends.tree"]),
         ("from .. import kernels", ["fuzz_attn.kernels"]),

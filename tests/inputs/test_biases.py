@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.biases import alibi_slopes, qq_bias, sinks, standard_slopes
-from fuzz_attn.case import AttentionCase, HeadLayout, Sequence, replace
-from fuzz_attn.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.tensors import materialise
+from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence, replace
+from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.inputs.biases import alibi_slopes, qq_bias, sinks, standard_slopes
+from fuzz_attn.inputs.tensors import materialise
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 

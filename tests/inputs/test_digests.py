@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from fuzz_attn.case import (
+from fuzz_attn.case.attention_case import (
     AttentionCase,
     DTypes,
     HeadLayout,
@@ -21,8 +21,8 @@ from fuzz_attn.case import (
     Strides,
     replace,
 )
-from fuzz_attn.domain import Domain
-from fuzz_attn.recipes import (
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,
     DenormalScores,
@@ -42,8 +42,8 @@ from fuzz_attn.recipes import (
     SinkRecipe,
     UniformScores,
 )
+from fuzz_attn.inputs.tensors import digest_of, materialise
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.tensors import digest_of, materialise
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 BATCH = (Sequence(3, 5), Sequence(0, 7), Sequence(1, 30), Sequence(6))
@@ -145,8 +145,8 @@ GOLDEN: dict[str, tuple[AttentionCase, str]] = {
 
 PRINT_DIGESTS = """
 import sys, msgspec
-from fuzz_attn.case import AttentionCase
-from fuzz_attn.tensors import digest_of, materialise
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.inputs.tensors import digest_of, materialise
 for line in sys.stdin:
     print(digest_of(materialise(msgspec.json.decode(line, type=AttentionCase))))
 """

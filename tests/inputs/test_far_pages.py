@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case import (
+from fuzz_attn.case.attention_case import (
     MAX_FAR_ELEMENTS,
     AttentionCase,
     DTypes,
@@ -20,18 +20,18 @@ from fuzz_attn.case import (
     Strides,
     page_elements,
 )
-from fuzz_attn.description import describe
+from fuzz_attn.case.description import describe
+from fuzz_attn.case.families import SPLIT_CACHES, Abi
+from fuzz_attn.case.translation import translated
+from fuzz_attn.counterexamples.signature import features_of
 from fuzz_attn.errors import CaseError
-from fuzz_attn.experiment import Experiment
-from fuzz_attn.families import SPLIT_CACHES, Abi
+from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
+from fuzz_attn.inputs.transforms import with_pages_reversed
 from fuzz_attn.properties.catalogue import relations_of
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.exact import with_other_strides
-from fuzz_attn.signature import features_of
-from fuzz_attn.targets import Target, built_in
-from fuzz_attn.tensors import AttentionTensors, digest_of, materialise
-from fuzz_attn.translation import translated
-from fuzz_attn.variants import with_pages_reversed
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.targets.target import Target, built_in
 
 FIRST = 130_000_000
 LAYOUTS = [

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase, PageLayout, Sequence, replace
-from fuzz_attn.domain import Domain
-from fuzz_attn.pages import PageMap, page_map
-from fuzz_attn.poison import table_poison
-from fuzz_attn.recipes import PoisonRecipe, TablePoison
+from fuzz_attn.case.attention_case import AttentionCase, PageLayout, Sequence, replace
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.recipes import PoisonRecipe, TablePoison
+from fuzz_attn.inputs.page_map import PageMap, page_map
+from fuzz_attn.inputs.poison import table_poison
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

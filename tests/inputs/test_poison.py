@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.case import DTypeName
-from fuzz_attn.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
-from fuzz_attn.recipes import SlotPoison, TablePoison
+from fuzz_attn.case.attention_case import DTypeName
+from fuzz_attn.case.recipes import SlotPoison, TablePoison
+from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
 
 DTYPES = tuple(TORCH_DTYPES)
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import DTypeName
-from fuzz_attn.memory import rounded
-from fuzz_attn.poison import BIT_DTYPES, TORCH_DTYPES
+from fuzz_attn.case.attention_case import DTypeName
+from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES
+from fuzz_attn.inputs.storage import rounded
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 NARROW: tuple[DTypeName, ...] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

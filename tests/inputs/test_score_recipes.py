@@ -10,10 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
-from fuzz_attn.memory import rounded
-from fuzz_attn.poison import TORCH_DTYPES
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Scales,
+    Sequence,
+    replace,
+)
+from fuzz_attn.case.recipes import (
     DenormalScores,
     LevelScores,
     NeedleScores,
@@ -24,8 +31,10 @@ from fuzz_attn.recipes import (
     ScoreRecipe,
     UniformScores,
 )
-from fuzz_attn.tensors import materialise
-from fuzz_attn.values import CALM, LIMIT, numbers_of
+from fuzz_attn.inputs.numbers import CALM, LIMIT, numbers_of
+from fuzz_attn.inputs.poison import TORCH_DTYPES
+from fuzz_attn.inputs.storage import rounded
+from fuzz_attn.inputs.tensors import materialise
 
 Doubles = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import (
+from fuzz_attn.case.attention_case import (
     AttentionCase,
     DTypes,
     HeadLayout,
@@ -20,14 +20,14 @@ from fuzz_attn.case import (
     piece_size,
     replace,
 )
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import ALL_FEATURES, Abi
-from fuzz_attn.memory import rounded
-from fuzz_attn.pages import page_map
-from fuzz_attn.poison import BIT_DTYPES, TORCH_DTYPES, slot_poison
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import ALL_FEATURES, Abi
+from fuzz_attn.inputs.numbers import numbers_of
+from fuzz_attn.inputs.page_map import page_map
+from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, slot_poison
+from fuzz_attn.inputs.storage import rounded
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.tensors import AttentionTensors, materialise, storage_bytes
-from fuzz_attn.values import numbers_of
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=120)
 SPLIT: tuple[Abi, ...] = ("paged", "context", "chunked")

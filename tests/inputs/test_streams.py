@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.streams import Integers, Stream
+from fuzz_attn.inputs.random_bits import Integers, Stream
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 SEEDS = st.integers(0, 2**53 - 1)

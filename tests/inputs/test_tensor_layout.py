@@ -12,13 +12,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, replace
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import ALL_FEATURES
-from fuzz_attn.memory import GUARD_BYTES, rounded
-from fuzz_attn.pages import page_map
-from fuzz_attn.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Scales,
+    Sequence,
+    Strides,
+    replace,
+)
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import ALL_FEATURES
+from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NeedleScores,
     Override,
@@ -27,9 +34,12 @@ from fuzz_attn.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.inputs.numbers import numbers_of
+from fuzz_attn.inputs.page_map import page_map
+from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.storage import GUARD_BYTES, rounded
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.tensors import AttentionTensors, materialise, storage_bytes
-from fuzz_attn.values import numbers_of
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 PADDING = st.sampled_from((0, 0, 1, 3, 8))

@@ -10,10 +10,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
-from fuzz_attn.memory import rounded
-from fuzz_attn.poison import TORCH_DTYPES
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Scales,
+    Sequence,
+    replace,
+)
+from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalValues,
     IntegerValues,
@@ -24,8 +31,10 @@ from fuzz_attn.recipes import (
     PositionValues,
     ValueRecipe,
 )
-from fuzz_attn.streams import Floats
-from fuzz_attn.values import LIMIT, MARK, numbers_of
+from fuzz_attn.inputs.numbers import LIMIT, MARK, numbers_of
+from fuzz_attn.inputs.poison import TORCH_DTYPES
+from fuzz_attn.inputs.random_bits import Floats
+from fuzz_attn.inputs.storage import rounded
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 BATCH = (Sequence(4, 46), Sequence(0, 6), Sequence(3), Sequence(1, 130))

@@ -19,14 +19,14 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("these tests run kernels on a CPU: set TRITON_INTERPRET=1 before Triton is imported")
 
-from fuzz_attn.backends.base import Backend
+from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.backends.simulated import SimulatorBackend
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.inputs.storage import pushed_far
 from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
+from fuzz_attn.kernels.common.contract import FP8_DTYPES
 from fuzz_attn.kernels.context_attention import context_attention_fwd
-from fuzz_attn.kernels.contract import FP8_DTYPES
 from fuzz_attn.kernels.paged_attention import paged_attention_decode
-from fuzz_attn.memory import pushed_far
 
 GUARD_PAGES = 3
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

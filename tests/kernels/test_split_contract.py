@@ -12,10 +12,10 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("these tests run kernels on a CPU: set TRITON_INTERPRET=1 before Triton is imported")
 
-from fuzz_attn.backends.simulated import SimulatorBackend
+from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
+from fuzz_attn.kernels.common.contract import ContractError
 from fuzz_attn.kernels.context_attention import NAMES, context_attention_fwd
-from fuzz_attn.kernels.contract import ContractError
 from fuzz_attn.kernels.paged_attention import paged_attention_decode
 
 Arguments = dict[str, Any]

@@ -18,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("these tests run kernels on a CPU: set TRITON_INTERPRET=1 before Triton is imported")
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.kernels.contract import FP8_DTYPES
+from fuzz_attn.kernels.common.contract import FP8_DTYPES
 from fuzz_attn.kernels.unified_attention import unified_attention
 
 GUARD_PAGES = 3

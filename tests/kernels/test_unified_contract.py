@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.kernels.contract import ContractError
+from fuzz_attn.kernels.common.contract import ContractError
+from fuzz_attn.kernels.unified.contract import check_unified
 from fuzz_attn.kernels.unified_attention import unified_attention
-from fuzz_attn.kernels.unified_contract import check_unified
 
 Arguments = dict[str, Any]
 Change = Callable[[Arguments], Arguments]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz_attn.kernels.launch import (
+from fuzz_attn.kernels.common.launch import (
     MAX_TILE_SIZE,
     block_m_for,
     compiler_options,
@@ -16,12 +16,7 @@ from fuzz_attn.kernels.launch import (
     smallest_dot_size,
     tile_size_for,
 )
-from fuzz_attn.kernels.unified_launch import (
-    num_segments_for,
-    plan_launch,
-    q_blocks_for,
-    segments_padded_for,
-)
+from fuzz_attn.kernels.unified.launch import num_segments_for, plan_launch, q_blocks_for, segments_padded_for
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 

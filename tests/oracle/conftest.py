@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.poison import output_poison
-from fuzz_attn.tensors import AttentionTensors
+from fuzz_attn.inputs.poison import output_poison
+from fuzz_attn.inputs.tensors import AttentionTensors
 
 Row = tuple[int, int, int, int]
 """token, sequence, position, head"""

@@ -12,11 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn import bound, roundings
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
-from fuzz_attn.judge import judge
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.recipes import (
     AlibiRecipe,
     DenormalScores,
     DenormalValues,
@@ -34,8 +31,11 @@ from fuzz_attn.recipes import (
     SinkRecipe,
     ValueRecipe,
 )
-from fuzz_attn.roundings import cast_unit
-from fuzz_attn.tensors import AttentionTensors, materialise
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle import error_bound, roundings
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.roundings import cast_unit
 
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
 Writing = Callable[[AttentionTensors, torch.Tensor], AttentionTensors]
@@ -226,6 +226,6 @@ HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 def test_a_halved_constant_is_noticed(
     mix: str, row_views: RowViews, writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (bound, roundings):
+    for module in (error_bound, roundings):
         monkeypatch.setattr(module, "cast_unit", lambda dtype: cast_unit(dtype) / 2)
     assert max(ratios_of(mix, row_views, writing, 120)) > 1.2

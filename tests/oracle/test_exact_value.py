@@ -9,9 +9,8 @@ import mpmath
 import pytest
 import torch
 
-from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
+from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,
     DenormalScores,
@@ -23,7 +22,8 @@ from fuzz_attn.recipes import (
     RampScores,
     SinkRecipe,
 )
-from fuzz_attn.tensors import AttentionTensors, materialise
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle.reference import attend
 
 BASE = AttentionCase(
     sequences=(Sequence(2, 7), Sequence(0, 3), Sequence(4, 0), Sequence(1, 20)),

@@ -7,15 +7,24 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, replace
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import Abi
-from fuzz_attn.judge import judge
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import NeedleScores
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Scales,
+    Sequence,
+    Strides,
+    replace,
+)
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import Abi
+from fuzz_attn.case.recipes import NeedleScores
+from fuzz_attn.case.translation import translated
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import attend
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.tensors import materialise
-from fuzz_attn.translation import translated
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=150)
 ABIS: tuple[Abi, ...] = ("unified", "paged", "context", "chunked")

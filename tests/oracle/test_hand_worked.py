@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzz_attn.case import AttentionCase, DTypes, HeadLayout, Sequence
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import ConstantValues, IntegerValues, NormalScores, SinkRecipe, UniformScores
-from fuzz_attn.tensors import AttentionTensors, materialise
+from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, Sequence
+from fuzz_attn.case.recipes import ConstantValues, IntegerValues, NormalScores, SinkRecipe, UniformScores
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle.reference import attend
 
 Builder = Callable[..., AttentionTensors]
 

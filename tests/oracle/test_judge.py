@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence, replace
-from fuzz_attn.judge import judge
-from fuzz_attn.oracle import Reference, attend
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence, replace
+from fuzz_attn.case.recipes import PoisonRecipe
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.oracle.verdict import Verdict, Where
 from fuzz_attn.properties.comparisons import mapped
-from fuzz_attn.recipes import PoisonRecipe
-from fuzz_attn.tensors import AttentionTensors, materialise
-from fuzz_attn.verdict import Verdict, Where
 
 CASE = AttentionCase((Sequence(3, 4), Sequence(0, 2), Sequence(2, 7)), heads=HeadLayout(2, 2, 12), padded_tokens=2)
 DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
-from fuzz_attn.judge import judge
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import AlibiRecipe, NormalScores, PositionValues, QQBiasRecipe, SinkRecipe
-from fuzz_attn.tensors import AttentionTensors, materialise
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Scales,
+    Sequence,
+    replace,
+)
+from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, PositionValues, QQBiasRecipe, SinkRecipe
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import attend
 
 Plainly = Callable[..., torch.Tensor]
 Writing = Callable[[AttentionTensors, torch.Tensor], AttentionTensors]

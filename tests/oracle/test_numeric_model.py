@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fuzz_attn.bound import probability_dtype
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence
-from fuzz_attn.numeric_model import NumericModel
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import NormalScores
-from fuzz_attn.targets import Target
-from fuzz_attn.tensors import materialise
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence
+from fuzz_attn.case.recipes import NormalScores
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.oracle.error_bound import probability_dtype
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.targets.target import Target
 
 SEQUENCES = (Sequence(2, 40), Sequence(1, 9))
 

@@ -9,11 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn import bound, row_blocks
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Sequence, Strides, replace
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe, SlotPoison, TablePoison
-from fuzz_attn.tensors import materialise
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Sequence,
+    Strides,
+    replace,
+)
+from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe, SlotPoison, TablePoison
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.oracle import error_bound, row_blocks
+from fuzz_attn.oracle.reference import attend
 
 RAGGED = AttentionCase(
     sequences=(Sequence(3, 40), Sequence(0, 9), Sequence(1, 2), Sequence(17, 0), Sequence(0, 0), Sequence(5, 100)),
@@ -58,8 +67,8 @@ def test_the_pieces_of_the_deviation_add_up(size: int, monkeypatch: pytest.Monke
         torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2, 7, 9), (2, 9, 3), (2, 7, 3))
     )
     whole = (weights[..., None] * (values[:, None] - output[:, :, None]).abs()).sum(2)
-    monkeypatch.setattr(bound, "MAX_DEVIATIONS", size)
-    torch.testing.assert_close(bound.deviation(weights, values, output), whole)
+    monkeypatch.setattr(error_bound, "MAX_DEVIATIONS", size)
+    torch.testing.assert_close(error_bound.deviation(weights, values, output), whole)
 
 
 SLOTS: tuple[SlotPoison, ...] = ("nan", "inf", "negative_inf", "huge")

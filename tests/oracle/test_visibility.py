@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import ConstantValues, NeedleScores, NormalScores, SinkRecipe, UniformScores
-from fuzz_attn.tensors import AttentionTensors, materialise
-from fuzz_attn.visibility import Visibility, visible_share
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    PageLayout,
+    Scales,
+    Sequence,
+    replace,
+)
+from fuzz_attn.case.recipes import ConstantValues, NeedleScores, NormalScores, SinkRecipe, UniformScores
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.visibility import Visibility, visible_share
 
 Builder = Callable[..., AttentionTensors]
 RowViews = Callable[[AttentionTensors], Iterator[Any]]

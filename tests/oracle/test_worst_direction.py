@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn import bound, logits
-from fuzz_attn.case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence
-from fuzz_attn.numeric_model import NumericModel
-from fuzz_attn.oracle import attend
-from fuzz_attn.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, RampScores, ScoreRecipe, SinkRecipe
-from fuzz_attn.tensors import AttentionTensors, materialise
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, DTypes, HeadLayout, Sequence
+from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, RampScores, ScoreRecipe, SinkRecipe
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.oracle import error_bound, logits
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.rounding_model import NumericModel
 
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
 Builder = Callable[..., AttentionTensors]
@@ -221,14 +221,14 @@ PLAIN, TF32_DOTS = NumericModel(), NumericModel(tf32=True)
 Term = tuple[Callable[[Builder], AttentionTensors], NumericModel, Any, str]
 TERMS: dict[str, Term] = {
     "dot": (dot_dominates, PLAIN, logits, "unit_roundoff"),
-    "cast to half": (partial(cast_dominates, dtype=torch.float16), PLAIN, bound, "cast_unit"),
-    "cast to bfloat16": (partial(cast_dominates, dtype=torch.bfloat16), PLAIN, bound, "cast_unit"),
-    "store in half": (partial(store_dominates, dtype=torch.float16), PLAIN, bound, "half_spacing"),
-    "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, bound, "half_spacing"),
-    "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, bound, "half_spacing"),
-    "denormal weights": (denormals_dominate, PLAIN, bound, "half_denormal"),
+    "cast to half": (partial(cast_dominates, dtype=torch.float16), PLAIN, error_bound, "cast_unit"),
+    "cast to bfloat16": (partial(cast_dominates, dtype=torch.bfloat16), PLAIN, error_bound, "cast_unit"),
+    "store in half": (partial(store_dominates, dtype=torch.float16), PLAIN, error_bound, "half_spacing"),
+    "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, error_bound, "half_spacing"),
+    "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, error_bound, "half_spacing"),
+    "denormal weights": (denormals_dominate, PLAIN, error_bound, "half_denormal"),
     "tf32 scores": (truncated_score_dominates, TF32_DOTS, logits, "TF32_UNIT"),
-    "tf32 weights": (truncated_weights_dominate, TF32_DOTS, bound, "TF32_UNIT"),
+    "tf32 weights": (truncated_weights_dominate, TF32_DOTS, error_bound, "TF32_UNIT"),
 }
 
 
@@ -248,7 +248,7 @@ def test_sums_of_values_and_weights_need_their_units(
 ) -> None:
     tensors = sum_dominates(by_hand)
     assert 0.5 < worst_ratio(tensors, row_views) <= 1.0
-    halve(monkeypatch, bound, "UNIT")
+    halve(monkeypatch, error_bound, "UNIT")
     assert worst_ratio(tensors, row_views, NumericModel(accumulate_slack=0.5)) > 1.0
 
 

@@ -116,7 +116,7 @@ def best(call: Callable[[], object], seconds: float = 1.0) -> float:
 
 def simulated(launch: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds of (cold launch, warm launch); each opens a session of its own."""
-    from fuzz_attn.backends.simulator import session, simulate
+    from fuzz_attn.simulator import session, simulate
 
     def once() -> None:
         with simulate() as record:
@@ -141,8 +141,8 @@ def main() -> None:
     """Prints the table."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    from fuzz_attn.backends.simulator import simulate
     from fuzz_attn.kernels.unified_attention import unified_attention
+    from fuzz_attn.simulator import simulate
     from tests.simulator.interpreter_worker import InterpreterWorker
     from tests.simulator.sample_kernels import add_kernel, paged_attention_kernel
 

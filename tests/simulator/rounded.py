@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzz_attn.roundings import EXP_UNITS, FLUSHED, UNDERFLOW, UNIT, cast_unit, gamma, half_denormal
+from fuzz_attn.oracle.roundings import EXP_UNITS, FLUSHED, UNDERFLOW, UNIT, cast_unit, gamma, half_denormal
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.backends.simulator import simulate
+from fuzz_attn.simulator import simulate
 from tests.simulator import operation_kernels as kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares with a GPU")

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fuzz_attn.backends.simulator import casts
+from fuzz_attn.simulator.runtime import float_formats
 
 FP8 = {"f8E4M3FN": (ml_dtypes.float8_e4m3fn, 448.0), "f8E5M2": (ml_dtypes.float8_e5m2, 57344.0)}
 
@@ -19,19 +19,19 @@ def test_fp8_rounds_as_the_direct_conversion(element: str, lower: int) -> None:
     dtype, largest = FP8[element]
     with np.errstate(all="ignore"):
         expected = np.clip(values, -np.float32(largest), np.float32(largest)).astype(dtype).astype(np.float32)
-    np.testing.assert_array_equal(casts.round_fp8(values, element), expected)
-    signs = np.signbit(casts.round_fp8(values, element))
+    np.testing.assert_array_equal(float_formats.round_fp8(values, element), expected)
+    signs = np.signbit(float_formats.round_fp8(values, element))
     assert (signs == np.signbit(expected)).all()
 
 
 @pytest.mark.parametrize("element", FP8)
 def test_the_bits_of_every_fp8_value_come_back(element: str) -> None:
     bits = np.arange(256, dtype=np.uint8)
-    values = casts.from_bits(bits, element)
+    values = float_formats.from_bits(bits, element)
     number = ~np.isnan(values)
-    again = casts.to_bits(values, element)
+    again = float_formats.to_bits(values, element)
     np.testing.assert_array_equal(again[number], bits[number])
-    assert np.isnan(casts.from_bits(again[~number], element)).all()
+    assert np.isnan(float_formats.from_bits(again[~number], element)).all()
 
 
 @pytest.mark.parametrize("size", [64, 200_000])
@@ -40,7 +40,7 @@ def test_bf16_rounds_to_nearest_even_in_every_size(size: int) -> None:
     values = bits.view(np.float32)
     expected = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
     with np.errstate(invalid="ignore"):  # as in a launch; some of the numbers are signalling NaNs
-        rounded = casts.round_bf16(values)
+        rounded = float_formats.round_bf16(values)
     number = ~np.isnan(values)
     np.testing.assert_array_equal(rounded.view(np.uint32)[number], expected[number])
     assert np.isnan(rounded[~number]).all()

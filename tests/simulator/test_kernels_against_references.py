@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.backends.simulator import simulate
+from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.unified_attention import unified_attention
-from fuzz_attn.oracle import Reference, attend
-from fuzz_attn.targets import load_target
-from fuzz_attn.tensors import AttentionTensors
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.simulator import simulate
+from fuzz_attn.targets.target import load_target
 from tests.simulator import sample_kernels
 from tests.simulator.attention_inputs import Shape, attention_inputs, exact_attention_inputs, random_shape
 from tests.simulator.interpreter_worker import InterpreterWorker

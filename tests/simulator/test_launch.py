@@ -19,7 +19,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from fuzz_attn.backends.simulator import FindingKind, LoweringError, SimulatorError, UnsupportedOperation, simulate
+from fuzz_attn.simulator import FindingKind, LoweringError, SimulatorError, UnsupportedOperation, simulate
 from tests.simulator.sample_kernels import add_kernel
 
 
@@ -169,7 +169,7 @@ import sys
 from pathlib import Path
 
 import torch
-from fuzz_attn.backends.simulator import Options, simulate
+from fuzz_attn.simulator import Options, simulate
 from tests.simulator.sample_kernels import flash_attention_kernel, softmax_kernel
 from triton.runtime.interpreter import InterpretedFunction
 

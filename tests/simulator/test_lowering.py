@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from triton.compiler import code_generator
 
-from fuzz_attn.backends.simulator import LoweringError, lowering
-from fuzz_attn.backends.simulator.interpreted import compiled
-from fuzz_attn.backends.simulator.lowering import lower
+from fuzz_attn.simulator import LoweringError
+from fuzz_attn.simulator.frontend import lowering
+from fuzz_attn.simulator.frontend.interpreted import compiled
+from fuzz_attn.simulator.frontend.lowering import lower
 from tests.simulator.sample_kernels import flash_attention_kernel, misspelt_kernel
 
 SIGNATURE = {

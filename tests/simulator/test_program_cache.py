@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.backends.simulator import Options, lowering, session, simulate
-from fuzz_attn.backends.simulator.cache import CHECK_EVERY, LIMIT_BYTES, DiskCache, key_of
+from fuzz_attn.simulator import Options, session, simulate
+from fuzz_attn.simulator.frontend import lowering
+from fuzz_attn.simulator.runtime.program_cache import CHECK_EVERY, LIMIT_BYTES, DiskCache, key_of
 from tests.simulator.sample_kernels import add_kernel, apply_kernel
 
 

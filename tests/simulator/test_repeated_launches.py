@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.backends.simulator import FindingKind, Session, SimulatorError, simulate
+from fuzz_attn.simulator import FindingKind, Session, SimulatorError, simulate
 from tests.simulator.operation_kernels import MINUS_ZERO
 
 

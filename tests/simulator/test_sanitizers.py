@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.backends.simulator import Finding, FindingKind, LoopLimitError, simulate
+from fuzz_attn.simulator import Finding, FindingKind, LoopLimitError, simulate
 from tests.simulator import specimen_kernels as kernels
 from tests.simulator.operation_kernels import control_kernel
 

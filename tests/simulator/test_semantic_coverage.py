@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.backends.simulator import Masks, Options, codegen, session, simulate
-from fuzz_attn.backends.simulator.coverage import ALL_FALSE, ALL_TRUE, COMPLETE, COMPLETE_SINGLE, MIXED, SEVERAL, cover
+from fuzz_attn.simulator import Masks, Options, session, simulate
+from fuzz_attn.simulator.codegen import program
+from fuzz_attn.simulator.sanitizers.mask_coverage import (
+    ALL_FALSE,
+    ALL_TRUE,
+    COMPLETE,
+    COMPLETE_SINGLE,
+    MIXED,
+    SEVERAL,
+    cover,
+)
 from tests.simulator.operation_kernels import control_kernel
 from tests.simulator.sample_kernels import add_kernel
 
@@ -20,7 +29,7 @@ RECORD = Options(coverage=True)
 def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
     """What the masks showed in this test alone."""
     fresh = Masks()
-    monkeypatch.setattr(codegen, "MASKS", fresh)
+    monkeypatch.setattr(program, "MASKS", fresh)
     monkeypatch.setattr(session, "_PROGRAMS", {})
     return fresh
 

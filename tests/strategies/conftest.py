@@ -10,10 +10,10 @@ import pytest
 from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import AttentionCase
-from fuzz_attn.domain import Domain
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.draws import Sample
+from fuzz_attn.strategies.sampling.draws import Sample
 
 Condition: TypeAlias = Callable[[Any], object]
 Finder: TypeAlias = Callable[..., Any]

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import CompileKey, LaunchHints, Sequence
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import ALL_FEATURES
+from fuzz_attn.case.attention_case import CompileKey, LaunchHints, Sequence
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import ALL_FEATURES
 from fuzz_attn.strategies.batches import MAX_CROWD, batches
-from fuzz_attn.strategies.budgets import (
+from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.sampling.budgets import (
     MAX_CACHE_ELEMENTS,
     MAX_MS,
     MAX_TIMES,
@@ -27,7 +28,6 @@ from fuzz_attn.strategies.budgets import (
     budget_for,
     smallest_block_q,
 )
-from fuzz_attn.strategies.compile_keys import key_pool
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 PAGE = 16

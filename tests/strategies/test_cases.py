@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import (
+from fuzz_attn.case.attention_case import (
     AttentionCase,
     CompileKey,
     HeadLayout,
@@ -20,9 +20,9 @@ from fuzz_attn.case import (
     page_elements,
     replace,
 )
-from fuzz_attn.domain import Domain, within
-from fuzz_attn.families import ALL_FEATURES, FEATURES, Abi
-from fuzz_attn.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.domain import Domain, within
+from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Abi
+from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 

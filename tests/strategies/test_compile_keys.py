@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import CompileKey, DTypes, LaunchHints, is_fp8
-from fuzz_attn.domain import Domain
+from fuzz_attn.case.attention_case import CompileKey, DTypes, LaunchHints, is_fp8
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.strategies.compile_keys import compile_keys, key_pool
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
 from fuzz_attn.strategies.pages import BLOCK_SIZES
@@ -89,7 +89,7 @@ def test_pool_is_built_in_less_than_a_second() -> None:
 
 def test_pool_is_the_same_in_every_process() -> None:
     code = (
-        "import hashlib, msgspec; from fuzz_attn.domain import Domain;"
+        "import hashlib, msgspec; from fuzz_attn.case.domain import Domain;"
         "from fuzz_attn.strategies.compile_keys import key_pool;"
         "pool = key_pool(Domain(paths=('auto', '2d', '3d'), tile_hint=True));"
         "print(hashlib.sha256(msgspec.json.encode(pool)).hexdigest())"

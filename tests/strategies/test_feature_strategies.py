@@ -9,10 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
-from fuzz_attn.domain import Domain
-from fuzz_attn.families import Abi
-from fuzz_attn.recipes import (
+from fuzz_attn.case.attention_case import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import Abi
+from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
     NeedleScores,
@@ -22,19 +22,19 @@ from fuzz_attn.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
-from fuzz_attn.strategies.alibi_slopes import alibi_slopes
 from fuzz_attn.strategies.dtypes import dtypes
+from fuzz_attn.strategies.features.alibi_slopes import alibi_slopes
+from fuzz_attn.strategies.features.qq_biases import qq_biases
+from fuzz_attn.strategies.features.scales import scales, softmax_scales
+from fuzz_attn.strategies.features.sinks import sinks
+from fuzz_attn.strategies.features.soft_caps import soft_caps
+from fuzz_attn.strategies.features.windows import HUGE, windows
 from fuzz_attn.strategies.heads import head_layouts, head_sizes
 from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
 from fuzz_attn.strategies.poisons import poisons
-from fuzz_attn.strategies.qq_biases import qq_biases
 from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices
-from fuzz_attn.strategies.scales import scales, softmax_scales
-from fuzz_attn.strategies.sinks import sinks
-from fuzz_attn.strategies.soft_caps import soft_caps
 from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
-from fuzz_attn.strategies.windows import HUGE, windows
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 FP8 = DTypes(q="float8_e5m2", kv="float8_e5m2", out="float8_e5m2")

@@ -1,0 +1,126 @@
+"""The simulator backend: whole-grid execution on the CPU, watched by sanitizers."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.backends.backend import Kernels, Observation, Watch
+from fuzz_attn.backends.quiet import quiet
+from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
+from fuzz_attn.errors import BackendError, UnsupportedByBackendError
+from fuzz_attn.oracle.verdict import Kind
+from fuzz_attn.simulator import MASKS, Finding, FindingKind, LoopLimitError, Options, SimulatorError, simulate
+from fuzz_attn.simulator.frontend.ir import Function
+from fuzz_attn.simulator.frontend.rewrites import Rewrite
+from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+
+_KINDS: Final[dict[FindingKind, Kind]] = {
+    FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",
+    FindingKind.OUT_OF_BOUNDS_STORE: "out_of_bounds",
+    FindingKind.UNINITIALISED_READ: "uninitialised",
+    FindingKind.RACE: "race",
+    FindingKind.INTEGER_OVERFLOW: "overflow",
+    FindingKind.DEVICE_ASSERT: "exception",
+}
+
+
+def cache_folder() -> Path:
+    """Return where lowered programs are kept: ``FUZZ_ATTN_CACHE``, or ``fuzz_attn`` in the user's cache folder."""
+    own = os.environ.get("FUZZ_ATTN_CACHE")
+    general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(own) if own else general / "fuzz_attn"
+
+
+class SimulatorBackend:
+    """Runs the whole grid of a launch in a few numpy calls, and reports what no output shows."""
+
+    name = "simulator"
+    device = "cpu"
+    sanitizers = True
+    tensor_core_slack = 1.0
+    forks_first = False
+
+    def __init__(self) -> None:
+        self._told: list[int] = []
+        self._options = Options(coverage=True, cache_dir=cache_folder())
+        self.parsed: list[Function] = []
+        """The kernels launched since they were last told to be rewritten, before they were; empty without a rewrite."""
+
+    def prepare(self) -> None:
+        """Let Triton decorate kernels as for a GPU: the simulator lowers them itself."""
+        os.environ.pop("TRITON_INTERPRET", None)
+
+    def start(self) -> None:
+        """Do nothing: a CPU is awake."""
+
+    def new_kernels(self) -> Kernels:
+        """Return none: nothing is compiled for the CPU."""
+        return Kernels()
+
+    def preflight(self) -> tuple[str, ...]:
+        """Return no shims; raises :class:`BackendError` where the simulator computes wrongly."""
+        from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
+
+        with self.running():
+            found = tuple(preflight.defects(self.device))
+        self.new_masks()  # what the preflight's own kernels showed is nobody's business
+        if found:
+            raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
+        return ()
+
+    @contextmanager
+    def running(self) -> Iterator[Watch]:
+        """Catch every launch, all sanitizers on; raise :class:`UnsupportedByBackendError` for what cannot run.
+
+        A kernel that the front end refuses counts as such too: the interpreter tells whether the kernel is wrong, or
+        only wants an integer argument of 1 made a constant, which the simulator never does.
+        """
+        watch = Watch()
+        with quiet():
+            try:
+                with simulate(self._options) as session:
+                    yield watch
+                if session.unsupported:  # and swallowed, by a target that has something else for a kernel that fails
+                    raise session.unsupported[0]
+            except LoopLimitError as error:
+                watch.observations.append(Observation("timeout", str(error)))
+            except SimulatorError as error:
+                raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
+            finally:
+                self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
+                watch.observations.extend(_observed(finding) for finding in session.findings)
+
+    def rewrite(self, rewrite: Rewrite) -> None:
+        """From now on change each kernel before it runs, for an audit; masks are not looked at any more."""
+        self._options = Options(cache_dir=cache_folder(), rewrite=rewrite)
+        self.parsed = []
+
+    def reaches_far_pages(self) -> bool:
+        """Return whether the machine gives out so many addresses, which cost nothing."""
+        from fuzz_attn.inputs.storage import reaches_far_pages  # noqa: PLC0415 - imports torch
+
+        return reaches_far_pages()
+
+    def new_masks(self) -> tuple[Mask, ...]:
+        """Return the masks that showed something new since the last call, with all that they showed so far."""
+        if MASKS.seen == self._told:
+            return ()
+        told, self._told = self._told, MASKS.seen.copy()
+        before = chain(told, repeat(-1))
+        return tuple(_mask(site, bits) for (site, bits), old in zip(MASKS.items(), before, strict=False) if bits != old)
+
+
+def _observed(finding: Finding) -> Observation:
+    return Observation(_KINDS[finding.kind], str(finding))
+
+
+def _mask(site: Site, bits: int) -> Mask:
+    seen = tuple(outcome for outcome, bit in zip(OUTCOMES, (ALL_TRUE, ALL_FALSE, MIXED), strict=True) if bits & bit)
+    text = linecache.getline(site.file, site.line).strip()
+    return Mask(site.file, site.line, site.kernel, site.kind, site.ordinal, text, bool(bits & SEVERAL), seen)

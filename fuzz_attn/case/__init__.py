@@ -1,0 +1,1 @@
+"""A case: the whole input of one attention call as plain data, its recipes, families, domain and words."""

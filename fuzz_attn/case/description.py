@@ -1,0 +1,216 @@
+"""A case in words: what a person needs to know of it, one line for each thing that is not at its plainest.
+
+Nothing is left out but the defaults of memory and poison: two cases that differ have different descriptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, Sequence, Strides, is_fp8
+from fuzz_attn.case.families import SPLIT_CACHES, Abi
+from fuzz_attn.case.recipes import AlibiRecipe, Override, Plain, PoisonRecipe, QQBiasRecipe, SinkRecipe
+
+Line = tuple[str, str]
+
+_CACHES: Final = {
+    "separate": "",
+    "kv_first": "K and V in one allocation [2, num_blocks, ...]",
+    "blocks_first": "K and V in one allocation [num_blocks, 2, ...]",
+    "heads_first": "caches with heads before slots",
+}
+_FAMILIES: Final[dict[Abi, str]] = {
+    "paged": "paged decode",
+    "context": "context attention",
+    "chunked": "context attention, then paged decode",
+}
+_SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number"}
+_ENTRIES: Final = {"zero": "0", "negative": "-1", "one_past": "num_blocks", "huge": "2**31 - 1"}
+
+
+def describe(case: AttentionCase) -> list[Line]:
+    """Return (what, words) pairs, in the order in which one would explain the case to a colleague."""
+    return [
+        *_family(case),
+        *_batch(case),
+        *_heads(case),
+        ("types", _types(case)),
+        ("pages", _pages(case)),
+        *_scores(case),
+        ("numbers", f"scores {_recipe(case.scores)}, values {_recipe(case.values)}, seed {case.seed}"),
+        *_modes(case),
+        *((override.tensor, _set_by_hand(override)) for override in case.overrides),
+        *_memory(case),
+        *_poison(case.poison),
+        ("launch", _launch(case)),
+    ]
+
+
+def _modes(case: AttentionCase) -> Iterator[Line]:
+    if case.calm:
+        slopes = f", the slopes of most heads by {1 << case.max_seq_len.bit_length()}" * (case.alibi is not None)
+        yield "calm", f"the queries of most rows divided by 64{slopes}"
+    if case.marks:
+        yield "marks", "every other column of V marks the keys"
+
+
+def _family(case: AttentionCase) -> Iterator[Line]:
+    if case.abi != "unified":
+        words = [_FAMILIES[case.abi]]
+        words += ["leaves the other family's sequences alone"] * case.leaves_others
+        words += ["the cache does not hold the new tokens yet"] * case.stale_cache
+        yield "family", ", ".join(words)
+
+
+def _batch(case: AttentionCase) -> Iterator[Line]:
+    if not case.sequences:
+        yield "batch", "no sequences"
+    first = 0
+    for sequence, run in groupby(case.sequences):
+        last = first + len(list(run)) - 1
+        yield (f"sequence {first}" if first == last else f"sequences {first} to {last}"), _sequence(sequence)
+        first = last + 1
+    if case.padded_tokens:
+        yield "padding", f"{_count(case.padded_tokens, 'more row')} in q and out than tokens"
+
+
+def _sequence(sequence: Sequence) -> str:
+    if not sequence.query_len:
+        return f"empty: no query tokens, {sequence.context_len} in the cache"
+    return f"{_count(sequence.query_len, 'query token')}, {sequence.context_len} in the cache before"
+
+
+def _heads(case: AttentionCase) -> Iterator[Line]:
+    heads = case.heads
+    query, shared = _count(heads.num_query_heads, "query head"), _count(heads.num_kv_heads, "KV head")
+    yield "heads", f"{query} on {shared} (group of {heads.num_queries_per_kv}), head size {heads.head_size}"
+
+
+def _types(case: AttentionCase) -> str:
+    dtypes, scales = case.dtypes, case.scales
+    if dtypes.q == dtypes.kv == dtypes.out and not is_fp8(dtypes.q):
+        return f"q, cache and output {dtypes.q}"
+    cache = f" with k_scale {_number(scales.k)} and v_scale {_number(scales.v)}" if is_fp8(dtypes.kv) else ""
+    cache += " as uint8" * case.uint8_cache
+    return f"q {_scaled(dtypes.q, scales.q)}, cache {dtypes.kv}{cache}, output {_scaled(dtypes.out, scales.out)}"
+
+
+def _scaled(dtype: DTypeName, scale: float) -> str:
+    return f"{dtype} with scale {_number(scale)}" if is_fp8(dtype) else dtype
+
+
+def _pages(case: AttentionCase) -> str:
+    pages = case.pages
+    words = [f"{_count(pages.block_size, 'slot')} each"]
+    words += ["in a random order"] * pages.permuted + ["one used twice by each sequence"] * pages.repeated
+    first = "the first" if pages.shared_prefix == 1 else f"the first {pages.shared_prefix}"
+    words += [f"{first} shared by all sequences"] * bool(pages.shared_prefix)
+    words += [f"{pages.spare_blocks} more that nobody owns"] * bool(pages.spare_blocks)
+    words += [f"numbered from {pages.first_block} on"] * bool(pages.first_block)
+    words += [f"a table {_count(pages.extra_columns, 'column')} wider than needed"] * bool(pages.extra_columns)
+    return ", ".join(words)
+
+
+def _scores(case: AttentionCase) -> Iterator[Line]:
+    yield "scale", f"softmax_scale {_softmax_scale(case)}"
+    if case.softcap:
+        yield "soft cap", _number(case.softcap)
+    yield "mask", f"causal, window of {_count(case.window, 'key')}" if case.window else "causal, no window"
+    if case.alibi is not None:
+        yield "ALiBi", _alibi(case.alibi)
+    if case.qq_bias is not None:
+        yield "qq-bias", _qq_bias(case.qq_bias)
+    if case.sinks is not None:
+        yield "sinks", _sinks(case.sinks)
+
+
+def _softmax_scale(case: AttentionCase) -> str:
+    if case.softmax_scale == case.heads.head_size**-0.5:
+        return f"{case.softmax_scale:g}, 1 / sqrt(head size)"
+    return _number(case.softmax_scale)
+
+
+def _alibi(recipe: AlibiRecipe) -> str:
+    return f"{recipe.kind} slopes" + (f" times {_number(recipe.scale)}" if recipe.scale != 1.0 else "")
+
+
+def _qq_bias(recipe: QQBiasRecipe) -> str:
+    words = [recipe.kind + (f" times {_number(recipe.scale)}" if recipe.scale != 1.0 else "")]
+    words += [f"{_count(recipe.extra_rows, 'row')} more than the longest query"] * bool(recipe.extra_rows)
+    columns, than = abs(recipe.extra_columns), "more" if recipe.extra_columns > 0 else "fewer"
+    words += [f"{_count(columns, 'column')} {than} than the longest query"] * bool(columns)
+    words += [f"a slice of a matrix {_count(recipe.row_padding, 'column')} wider"] * bool(recipe.row_padding)
+    return ", ".join(words)
+
+
+def _sinks(recipe: SinkRecipe) -> str:
+    return f"{_number(recipe.level)} give or take {_number(recipe.spread)}, {recipe.dtype}"
+
+
+def _recipe(recipe: Plain) -> str:
+    """Return a recipe's tag and all of its fields."""
+    tag = str(recipe.__struct_config__.tag).replace("_", "-")
+    fields = msgspec.structs.asdict(recipe)
+    listed = ", ".join(f"{name} {_value(value)}" for name, value in fields.items())
+    return f"{tag} ({listed})" if listed else tag
+
+
+def _value(value: object) -> str:
+    return _number(value) if isinstance(value, float) else str(value).replace("_", " ")
+
+
+def _set_by_hand(override: Override) -> str:
+    place = f"sequence {override.sequence}, position {override.position}, head {override.head}"
+    return f"{_number(override.value)} set by hand at {place}, column {override.column}"
+
+
+def _memory(case: AttentionCase) -> Iterator[Line]:
+    strides = case.strides
+    if strides == Strides():
+        return
+    gaps = {
+        "q token": strides.q_token,
+        "q head": strides.q_head,
+        "out token": strides.out_token,
+        "out head": strides.out_head,
+        "page" if case.abi in SPLIT_CACHES else "cache row": strides.cache_slot,
+        "page of V" if case.abi in SPLIT_CACHES else "row of V": strides.value_slot,
+        "table row": strides.block_table,
+        "new key's token": strides.new_token,
+        "new key's head": strides.new_head,
+    }
+    words = [_CACHES[strides.cache]] * (strides.cache != "separate")
+    words += [f"gap of {size} after each {name}" for name, size in gaps.items() if size]
+    yield "memory", ", ".join(words)
+
+
+def _poison(poison: PoisonRecipe) -> Iterator[Line]:
+    if poison == PoisonRecipe():
+        return
+    slots = f"{_SLOTS[poison.keys]} in dead keys, {_SLOTS[poison.values]} in dead values"
+    if poison.keys == poison.values:
+        slots = f"{_SLOTS[poison.keys]} in dead keys and values"
+    second = ", the second NaN in the output" if poison.out else ""
+    yield "poison", f"{slots}, {_ENTRIES[poison.table]} in dead table entries{second}"
+
+
+def _launch(case: AttentionCase) -> str:
+    launch = case.launch
+    words = [{"auto": "the launcher's choice", "2d": "2D kernel", "3d": "3D kernel"}[launch.path]]
+    words += [_count(launch.num_segments, "segment")] * bool(launch.num_segments)
+    words += [f"tiles of {_count(launch.tile_size, 'key')}"] * bool(launch.tile_size)
+    return ", ".join(words)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _number(number: float) -> str:
+    """Return the shortest text that reads back as the number, without a trailing ``.0``."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)

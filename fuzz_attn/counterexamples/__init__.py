@@ -1,0 +1,1 @@
+"""Counterexamples: saved failures and their signatures."""

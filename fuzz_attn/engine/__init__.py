@@ -1,0 +1,1 @@
+"""The engine: campaigns, the processes that run targets, shrinking, replay and statistics."""

@@ -1,0 +1,63 @@
+"""Replay: run saved counterexamples again, without Hypothesis, and say of each whether it still fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.oracle.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One file replayed: what it says, the verdict of today, and whether its tensors are still the same bits."""
+
+    path: Path
+    found: Counterexample
+    verdict: Verdict
+    drifted: bool
+    sanitizers: bool
+    """Whether the backend that it was replayed on has the sanitizers."""
+
+    @property
+    def status(self) -> str:
+        """``FAILED`` while the case fails, ``FIXED`` once it passes.
+
+        ``UNSEEN`` where only sanitizers saw the failure and the backend has none, so that it may be there still. Guard
+        bands see what is written outside on every backend.
+        """
+        if not self.verdict.passed:
+            return "FAILED"
+        found = self.found.verdict
+        seen = self.sanitizers or found.property_name != "sanitizers" or found.kind == "written_outside"
+        return "FIXED" if seen else "UNSEEN"
+
+    @property
+    def still_fails(self) -> bool:
+        """Whether a reader must act: it fails, or nobody can tell here and its file is not marked fixed."""
+        return self.status == "FAILED" or (self.status == "UNSEEN" and self.found.status == "open")
+
+
+def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto") -> Iterator[Replayed]:
+    """Yield each file, replayed on its own target or on another, each target in one child process.
+
+    All files are read before the first one runs, so that a bad one is told at once: raises
+    :class:`fuzz_attn.errors.CounterexampleError` for it, and :class:`fuzz_attn.errors.TargetError` for a bad target.
+    """
+    loaded = [(path, counterexample.load(path)) for path in paths]
+    workers: dict[str, IsolatedWorker] = {}
+    with ExitStack() as stack:
+        for path, found in loaded:
+            name = target or found.target
+            if name not in workers:
+                workers[name] = stack.enter_context(IsolatedWorker(Setup(name, found.abi, backend)))
+            digest = workers[name].judge(Order(found.case, digest=True)).digest
+            verdict = workers[name].judge(Order(found.case, found.relation)).verdict
+            drifted = bool(found.digest) and digest != found.digest
+            yield Replayed(path, found, verdict, drifted, workers[name].ready.sanitizers)

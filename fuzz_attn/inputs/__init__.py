@@ -1,0 +1,1 @@
+"""Inputs: the tensors of a case, the same bits on every machine."""

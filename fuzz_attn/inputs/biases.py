@@ -1,0 +1,103 @@
+"""ALiBi slopes, query-query bias and sinks of a case, as numpy arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.inputs.random_bits import Floats, Stream
+
+_SLOPES, _BIAS, _TREE, _SINKS, _CALM_SLOPES = 21, 22, 23, 24, 25
+
+
+@dataclass(frozen=True)
+class BiasMatrix:
+    """A query-query bias as it lies in memory.
+
+    ``padded`` is ``[rows, columns + row_padding]``, and its first ``columns`` columns are the matrix.
+    """
+
+    padded: Floats
+    columns: int
+
+
+def alibi_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
+    """Return the slopes ``[num_query_heads]``.
+
+    In a calm case, most spread over the longest sequence what the recipe puts between neighbours: a slope of 1 as it is
+    leaves no weight to keys that are 30 tokens away.
+    """
+    slopes = _recipe_slopes(recipe, case)
+    if case.calm:
+        calm = np.float32(2.0 ** -case.max_seq_len.bit_length())
+        slopes *= np.where(Stream(case.seed, _CALM_SLOPES).below(16, slopes.size) == 0, np.float32(1.0), calm)
+    return slopes
+
+
+def _recipe_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
+    heads = case.heads.num_query_heads
+    if recipe.kind == "zero":
+        return np.zeros(heads, np.float32)
+    if recipe.kind == "arbitrary":
+        uniform = Stream(case.seed, _SLOPES).below(2**20 + 1, heads).astype(np.float32) * np.float32(2.0**-19) - 1
+        return uniform.astype(np.float32) * np.float32(recipe.scale)
+    sign = -1.0 if recipe.kind == "negative" else 1.0
+    return np.array(standard_slopes(heads), np.float32) * np.float32(sign * recipe.scale)
+
+
+def standard_slopes(num_heads: int) -> list[float]:
+    """Return the geometric slopes of Press et al., "Train Short, Test Long" (2022), for any number of heads.
+
+    A power of two n takes ``2 ** (-8 i / n)`` for i = 1 to n; other numbers fill up with every second slope of 2 n.
+    Only square roots and products are used, which IEEE rounds the same everywhere.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = _geometric(power)
+    return slopes + _geometric(2 * power)[0::2][: num_heads - power]
+
+
+def _geometric(count: int) -> list[float]:
+    base = 2.0**-8
+    for _ in range(count.bit_length() - 1):
+        base = math.sqrt(base)
+    slopes = [base]
+    while len(slopes) < count:
+        slopes.append(slopes[-1] * base)
+    return slopes
+
+
+def qq_bias(recipe: QQBiasRecipe, case: AttentionCase) -> BiasMatrix:
+    """Return the bias between new tokens, NaN in rows and columns that no row may read."""
+    live = max(1, case.max_query_len)
+    columns = max(1, live + recipe.extra_columns)
+    padded = np.full((live + recipe.extra_rows, columns + recipe.row_padding), np.nan, np.float32)
+    padded[:live, :columns] = _bias(recipe, case, live, columns)
+    return BiasMatrix(padded, columns)
+
+
+def _bias(recipe: QQBiasRecipe, case: AttentionCase, rows: int, columns: int) -> Floats:
+    if recipe.kind == "zero":
+        return np.zeros((rows, columns), np.float32)
+    if recipe.kind == "dense":
+        return Stream(case.seed, _BIAS).normals(rows, columns) * np.float32(recipe.scale)
+    seen = _tree(case, rows, columns) if recipe.kind == "tree" else np.eye(rows, columns, dtype=np.bool_)
+    return np.where(seen, np.float32(0.0), np.float32(-np.inf))
+
+
+def _tree(case: AttentionCase, rows: int, columns: int) -> np.typing.NDArray[np.bool_]:
+    """Return which column is the row's own token or an ancestor of it in a random tree of draft tokens."""
+    parents = Stream(case.seed, _TREE).below(np.maximum(np.arange(rows), 1), rows)
+    ancestors = np.eye(rows, max(rows, columns), dtype=np.bool_)
+    for row in range(1, rows):
+        ancestors[row] |= ancestors[parents[row]]
+    return ancestors[:, :columns]
+
+
+def sinks(recipe: SinkRecipe, case: AttentionCase) -> Floats:
+    """Return the sink logits ``[num_query_heads]`` before they are rounded, and clamped, to the recipe's type."""
+    normals = Stream(case.seed, _SINKS).normals(case.heads.num_query_heads)
+    return normals * np.float32(recipe.spread) + np.float32(recipe.level)

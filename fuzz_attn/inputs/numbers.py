@@ -1,0 +1,276 @@
+"""Queries, keys and values of a case as float32 numbers, before they are rounded to their types and laid out.
+
+``queries`` are ``[num_tokens, num_query_heads, head_size]``, ``keys`` and ``values``
+``[total_keys, num_kv_heads, head_size]``, sequence after sequence. Everything is made of raw seeded bits, integer
+arithmetic and single IEEE operations: the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass
+from functools import lru_cache, singledispatch
+
+import numpy as np
+from msgspec.structs import force_setattr
+
+from fuzz_attn.case import recipes
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, Strides
+from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
+from fuzz_attn.inputs.rows import Rows, rows_of
+
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _CALM = 11, 12, 13, 14, 15, 16
+
+LIMIT = np.float32(4096.0)
+"""No number made here is larger: products and scaled fp8 values then stay finite in float16."""
+
+CALM = np.float32(2.0**-6)
+"""What multiplies the queries of calm rows: peaks of hundreds become a few."""
+
+MARK = np.float32(64.0)
+"""The size of marks, in units of the output's scale: far above the smallest number of each type even where one key in
+thousands holds it, and within their range where one key has all the weight."""
+
+_SAME_POISON, _SAME_STRIDES = recipes.PoisonRecipe(), Strides()
+
+_SMALLEST_NORMAL: dict[DTypeName, float] = {
+    "float32": 2.0**-126,
+    "float16": 2.0**-14,
+    "bfloat16": 2.0**-126,
+    "float8_e4m3fn": 2.0**-6,
+    "float8_e5m2": 2.0**-14,
+}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The float32 numbers of a case; shapes as the module says."""
+
+    queries: Floats
+    keys: Floats
+    values: Floats
+
+
+def numbers_of(case: AttentionCase) -> Numbers:
+    """Return queries, keys and values of the case, overrides applied, clipped to ``LIMIT``; nobody may change them."""
+    alike = copy(case)  # not a case that is checked again, as another change would have to be
+    force_setattr(alike, "poison", _SAME_POISON)
+    force_setattr(alike, "strides", _SAME_STRIDES)
+    return _numbers_of(alike)
+
+
+@lru_cache(maxsize=1)
+def _numbers_of(case: AttentionCase) -> Numbers:
+    """Return the numbers of a case and keep them: what is launched besides differs in poison and strides, if at all."""
+    rows = rows_of(case)
+    queries, keys = _scores(case.scores, case, rows)
+    values = _values(case.values, case, rows)
+    if case.calm:
+        queries *= _calming(case)
+    if case.marks:
+        _mark(values, case, rows)
+    for array in (queries, keys, values):
+        np.clip(array, -LIMIT, LIMIT, out=array)
+    numbers = Numbers(queries, keys, values)
+    for override in case.overrides:
+        _apply(override, case, numbers)
+    for array in (queries, keys, values):
+        array.setflags(write=False)
+    return numbers
+
+
+def _apply(override: recipes.Override, case: AttentionCase, numbers: Numbers) -> None:
+    """Set one element; an override beyond the tensors (after shrinking) changes nothing."""
+    if override.sequence >= len(case.sequences):
+        return
+    lengths = [s.query_len if override.tensor == "q" else s.seq_len for s in case.sequences]
+    array = {"q": numbers.queries, "k": numbers.keys, "v": numbers.values}[override.tensor]
+    if override.position < lengths[override.sequence]:
+        flat = sum(lengths[: override.sequence]) + override.position
+        if override.head < array.shape[1] and override.column < array.shape[2]:
+            array[flat, override.head, override.column] = np.clip(np.float32(override.value), -LIMIT, LIMIT)
+
+
+def _calming(case: AttentionCase) -> Floats:
+    """Return what multiplies the queries ``[num_tokens, num_query_heads, 1]``: 1 for about one row in eight."""
+    lively = Stream(case.seed, _CALM).below(8, *_query_shape(case)[:2], 1) == 0
+    return np.where(lively, np.float32(1.0), CALM)
+
+
+def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
+    """Put the keys' marks into the odd columns: each key has one of them to itself and few others, 0 in the rest.
+
+    Where all keys weigh the same, a column averages next to nothing, so that each of its few keys moves it by far more
+    than its rounding: those that share a column alternate in sign, whatever part of the sequence a row sees.
+    """
+    columns = values[..., 1::2]
+    if not columns.shape[-1]:
+        return
+    keys = rows.key_position + 5 * rows.key_sequence
+    lap, column = np.divmod(keys[:, None] + 3 * np.arange(case.heads.num_kv_heads), columns.shape[-1])
+    marks = np.where(lap % 2, -MARK, MARK) * _factor(case.scales.out)
+    columns[...] = 0.0
+    columns[np.arange(len(column))[:, None], np.arange(column.shape[1]), column] = marks
+
+
+def _query_shape(case: AttentionCase) -> tuple[int, int, int]:
+    return case.num_tokens, case.heads.num_query_heads, case.heads.head_size
+
+
+def _key_shape(case: AttentionCase) -> tuple[int, int, int]:
+    return case.total_keys, case.heads.num_kv_heads, case.heads.head_size
+
+
+def _dot_gain(case: AttentionCase) -> float:
+    """Return the logit of two all-ones vectors, never 0, so that recipes can divide by it."""
+    return (case.softmax_scale or 1.0) * case.heads.head_size
+
+
+def _factor(size: float) -> np.float32:
+    """Return a factor far enough inside of float32's range that no product with it overflows before it is clipped."""
+    return np.float32(min(max(size, -1e30), 1e30))
+
+
+@singledispatch
+def _scores(recipe: recipes.ScoreRecipe, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    raise NotImplementedError(type(recipe))
+
+
+@_scores.register
+def _(recipe: recipes.NormalScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    gain = recipe.spread / (_dot_gain(case) / math.sqrt(case.heads.head_size))
+    queries = Stream(case.seed, _QUERIES).normals(*_query_shape(case)) * _factor(gain)
+    return queries, Stream(case.seed, _KEYS).normals(*_key_shape(case))
+
+
+@_scores.register
+def _(recipe: recipes.UniformScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    return np.zeros(_query_shape(case), np.float32), Stream(case.seed, _KEYS).normals(*_key_shape(case))
+
+
+@_scores.register
+def _(recipe: recipes.NeedleScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    codes = Stream(case.seed, _KEYS).signs(*_key_shape(case))
+    if not case.num_tokens:
+        return np.zeros(_query_shape(case), np.float32), codes
+    needles = np.clip(_needles(recipe.place, case, rows), 0, rows.seq_len[:, None] - 1)
+    kv_head = np.arange(case.heads.num_query_heads) // case.heads.num_queries_per_kv
+    peaks = codes[rows.start[:, None] + needles, kv_head[None, :]]
+    return peaks * _factor(recipe.strength / _dot_gain(case)), codes
+
+
+@_scores.register
+def _(recipe: recipes.LevelScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    gain = abs(_dot_gain(case))
+    size = math.sqrt(max(abs(recipe.level), 1.0) / gain)
+    sign = math.copysign(1.0, recipe.level) * math.copysign(1.0, _dot_gain(case))
+    queries = np.full(_query_shape(case), _factor(sign * size))
+    noise = Stream(case.seed, _KEYS).normals(*_key_shape(case)[:2], 1) * _factor(recipe.jitter / (gain * size))
+    return queries, np.broadcast_to(noise + _factor(abs(recipe.level) / (gain * size)), _key_shape(case)).copy()
+
+
+@_scores.register
+def _(recipe: recipes.RampScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    heights = (rows.key_position - rows.key_context).astype(np.float32) * np.float32(recipe.step)
+    heights = np.clip(heights, -200.0, 200.0)[:, None, None]
+    queries = np.full(_query_shape(case), _factor(1.0 / _dot_gain(case)))
+    return queries, np.broadcast_to(heights, _key_shape(case)).astype(np.float32)
+
+
+@_scores.register
+def _(recipe: recipes.OutlierScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    queries, keys = _scores(recipes.NormalScores(), case, rows)
+    chosen = Stream(case.seed, _OUTLIERS).below(16, *_key_shape(case)[:2], 1) == 0
+    return queries, np.where(chosen, keys * np.float32(recipe.factor), keys)
+
+
+@_scores.register
+def _(recipe: recipes.DenormalScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    smallest_query = _SMALLEST_NORMAL[case.dtypes.q] * case.scales.q
+    smallest_key = _SMALLEST_NORMAL[case.dtypes.kv] * case.scales.k
+    return (
+        _around(smallest_query, Stream(case.seed, _QUERIES), _query_shape(case)),
+        _around(smallest_key, Stream(case.seed, _KEYS), _key_shape(case)),
+    )
+
+
+def _around(size: float, stream: Stream, shape: tuple[int, int, int]) -> Floats:
+    """Return signed numbers between an eighth and eight times ``size``."""
+    sizes: Floats = np.ldexp(np.float32(size), np.arange(-3, 4)).astype(np.float32)
+    exponents = stream.below(7, *shape)
+    return stream.signs(*shape) * sizes[exponents]
+
+
+def _needles(place: recipes.Place, case: AttentionCase, rows: Rows) -> Integers:
+    """Return the position of each row's needle ``[num_tokens, num_query_heads]``, perhaps outside of the sequence."""
+    shape = (case.num_tokens, case.heads.num_query_heads)
+    position, first = rows.position[:, None], rows.first[:, None]
+    if place == "random":
+        return first + Stream(case.seed, _NEEDLES).below(position - first + 1, *shape)
+    if place == "boundary":
+        return _boundary_needles(case, first, position, shape)
+    fixed = {"own": position, "first": first, "outside_left": first - 1, "outside_right": position + 1}[place]
+    return np.broadcast_to(fixed, shape)
+
+
+def _boundary_needles(case: AttentionCase, first: Integers, position: Integers, shape: tuple[int, int]) -> Integers:
+    """Return needles on the last slot before, or the first slot after, an edge of a page or of 16 keys."""
+    stream = Stream(case.seed, _NEEDLES)
+    sizes = np.array([case.pages.block_size, 16], dtype=np.int64)[stream.below(2, *shape)]
+    edges = (first + stream.below(position - first + 1, *shape)) // sizes * sizes
+    needles: Integers = np.clip(edges - stream.below(2, *shape), first, position)
+    return needles
+
+
+@singledispatch
+def _values(recipe: recipes.ValueRecipe, case: AttentionCase, rows: Rows) -> Floats:
+    raise NotImplementedError(type(recipe))
+
+
+@_values.register
+def _(recipe: recipes.NormalValues, case: AttentionCase, rows: Rows) -> Floats:
+    return Stream(case.seed, _VALUES).normals(*_key_shape(case))
+
+
+@_values.register
+def _(recipe: recipes.ConstantValues, case: AttentionCase, rows: Rows) -> Floats:
+    return np.full(_key_shape(case), recipe.value, np.float32)
+
+
+@_values.register
+def _(recipe: recipes.PositionValues, case: AttentionCase, rows: Rows) -> Floats:
+    heads = np.arange(case.heads.num_kv_heads)[None, :, None]
+    columns = np.arange(case.heads.head_size)[None, None, :]
+    # The codes of keys repeat: each is computed once and copied.
+    keys, place = np.unique((rows.key_position + 5 * rows.key_sequence) % 31, return_inverse=True)
+    codes = (keys[:, None, None] * (columns % 30 + 1) + 3 * heads + columns) % 31 - 15
+    values: Floats = (codes.astype(np.float32) * np.float32(0.125))[place]
+    return values
+
+
+@_values.register
+def _(recipe: recipes.OneHotValues, case: AttentionCase, rows: Rows) -> Floats:
+    edges = np.zeros(case.total_keys, dtype=np.bool_)
+    for size in (case.pages.block_size, 16):
+        edges |= (rows.key_position % size == 0) | (rows.key_position % size == size - 1)
+    edges |= rows.key_position == rows.key_seq_len - 1
+    return np.broadcast_to(edges[:, None, None], _key_shape(case)).astype(np.float32)
+
+
+@_values.register
+def _(recipe: recipes.IntegerValues, case: AttentionCase, rows: Rows) -> Floats:
+    return (Stream(case.seed, _VALUES).below(17, *_key_shape(case)) - 8).astype(np.float32)
+
+
+@_values.register
+def _(recipe: recipes.OutlierValues, case: AttentionCase, rows: Rows) -> Floats:
+    values = Stream(case.seed, _VALUES).normals(*_key_shape(case))
+    chosen = Stream(case.seed, _OUTLIERS).below(16, *_key_shape(case)) == 1
+    return np.where(chosen, values * np.float32(recipe.factor), values)
+
+
+@_values.register
+def _(recipe: recipes.DenormalValues, case: AttentionCase, rows: Rows) -> Floats:
+    smallest = _SMALLEST_NORMAL[case.dtypes.kv] * case.scales.v
+    return _around(smallest, Stream(case.seed, _VALUES), _key_shape(case))

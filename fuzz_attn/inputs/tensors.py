@@ -1,0 +1,343 @@
+"""The tensors of a case: every input and the poisoned output of one attention call, on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import torch
+
+from fuzz_attn.case.attention_case import AttentionCase, DTypeName, LaunchHints, is_fp8, page_elements
+from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
+from fuzz_attn.inputs import biases
+from fuzz_attn.inputs.numbers import Numbers, numbers_of
+from fuzz_attn.inputs.page_map import PageMap, page_map
+from fuzz_attn.inputs.poison import TORCH_DTYPES, output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.random_bits import Floats
+from fuzz_attn.inputs.storage import (
+    Bits,
+    cache_memory,
+    dense_memory,
+    heads_view,
+    poisoned,
+    pushed_far,
+    rounded,
+    strided,
+    tensor_of,
+    tensors_over,
+)
+
+
+@dataclass(frozen=True)
+class AttentionTensors:
+    """What one attention call reads and writes, by the glossary's names.
+
+    ``query`` and ``output`` ``[num_tokens + padded_tokens, num_query_heads, head_size]``; ``key_cache`` and
+    ``value_cache`` ``[num_blocks, block_size, num_kv_heads, head_size]``, any strides with the last one 1, or split
+    (:mod:`fuzz_attn.case.families`): ask :meth:`keys_at` and :meth:`values_at`. ``new_keys`` and ``new_values``
+    ``[num_tokens + padded_tokens, num_kv_heads, head_size]`` in q's type, None where all is read from the cache;
+    ``query_start_loc`` int32 ``[num_seqs + 1]``; ``seq_lens`` int32 ``[num_seqs]``; ``block_table`` int32
+    ``[num_seqs, max_blocks]``. Scales are one-element float32 tensors, None where the type is not fp8.
+    ``alibi_slopes`` float32 and ``sinks`` ``[num_query_heads]``; ``qq_bias`` float32 ``[rows, columns]``.
+    ``window`` 0 and ``softcap`` 0 are none. ``softmax_scale`` and ``softcap`` are float32 values already.
+    """
+
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    output: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    query_lens: tuple[int, ...]
+    """The query lengths on the host; ``query_start_loc`` holds their prefix sums."""
+    context_lens: tuple[int, ...]
+    """The context lengths on the host; ``seq_lens`` holds context plus query."""
+    softmax_scale: float
+    window: int = 0
+    softcap: float = 0.0
+    q_scale: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    out_scale: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    qq_bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    new_keys: torch.Tensor | None = None
+    new_values: torch.Tensor | None = None
+    output_poison: int = 0
+    """The bits of an output element not yet written."""
+    launch: LaunchHints = field(default_factory=LaunchHints)
+    """How the launcher is asked to run; no number depends on it."""
+    abi: Abi = "unified"
+    kv_dtype: torch.dtype = torch.float32
+    """The type of the numbers in the caches, which may lie there as uint8."""
+    answers: tuple[bool, ...] = ()
+    """For each sequence, whether the target writes its rows; the others must stay as they are. Empty: all."""
+    leaves_others: bool = False
+    """Whether the target is told to leave the sequences of the other family alone."""
+    reads_dense: tuple[bool, ...] = ()
+    """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
+    first_block: int = 0
+    """The first page of the caches that has memory; the pages before it are addresses that nobody may touch."""
+
+    @property
+    def max_query_len(self) -> int:
+        """The longest query of the batch; 0 for an empty one."""
+        return max(self.query_lens, default=0)
+
+    @property
+    def max_seq_len(self) -> int:
+        """The longest sequence of the batch; 0 for an empty one."""
+        return max((q + c for q, c in zip(self.query_lens, self.context_lens, strict=True)), default=0)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of the caches."""
+        return self.key_cache.shape[1 if self.abi in SPLIT_CACHES else 2]
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a page."""
+        return self.key_cache.shape[3 if self.abi in SPLIT_CACHES else 1]
+
+    @property
+    def answered_tokens(self) -> torch.Tensor | None:
+        """Bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
+        if all(self.answers):
+            return None
+        device = self.query.device
+        answers, lengths = (torch.tensor(each, device=device) for each in (self.answers, self.query_lens))
+        return answers.repeat_interleave(lengths)
+
+    def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
+        if self.abi not in SPLIT_CACHES:
+            return taken(self.key_cache, (block, slot))
+        return taken(self.key_cache.permute(0, 3, 1, 2, 4), (block, slot)).flatten(-2).view(self.kv_dtype)
+
+    def values_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        """Return the stored values ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
+        if self.abi not in SPLIT_CACHES:
+            return taken(self.value_cache, (block, slot))
+        return taken(self.value_cache.permute(0, 3, 1, 2), (block, slot)).view(self.kv_dtype)
+
+    def void_before(self, tensor: torch.Tensor) -> int:
+        """Return how many bytes of the storage of one of these tensors have no memory; they come first."""
+        far = self.first_block and (tensor is self.key_cache or tensor is self.value_cache)
+        return self.first_block * tensor.stride(0) * tensor.element_size() if far else 0
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the memory that one of these tensors is a view of, as uint8: all of it that exists."""
+        return storage_bytes(tensor)[self.void_before(tensor) :]
+
+    def near(self) -> AttentionTensors:
+        """Return the same problem with caches of the pages alone that have memory; table entries past the last change.
+
+        For whoever looks at whole caches. The new caches are views of these.
+        """
+        first = self.first_block
+        if not first:
+            return self
+        return dataclasses.replace(
+            self,
+            key_cache=self.key_cache[first:],
+            value_cache=self.value_cache[first:],
+            block_table=self.block_table - first,
+            first_block=0,
+        )
+
+    def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and tensor of everything that an attention call must leave as it is."""
+        for name in INPUT_NAMES:
+            value = getattr(self, name)
+            if value is not None:
+                yield name, value
+
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+INPUT_NAMES: Final = tuple(
+    entry.name
+    for entry in dataclasses.fields(AttentionTensors)
+    if entry.name != "output" and str(entry.type).startswith("torch.Tensor")
+)
+"""Every tensor that an attention call may be given to read; some are None in most cases."""
+
+
+def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
+    """Return the tensors of a case, the same bits on every machine and device."""
+    numbers, pages = numbers_of(case), page_map(case)
+    key_cache, value_cache = _caches(case, numbers, pages, device)
+    starts = list(accumulate((s.query_len for s in case.sequences), initial=0))
+    seq_lens = [s.seq_len for s in case.sequences]
+    return AttentionTensors(
+        query=_query(case, numbers.queries, device),
+        key_cache=key_cache,
+        value_cache=value_cache,
+        output=output_of(case, device),
+        query_start_loc=_integers(starts, device),
+        seq_lens=_integers(seq_lens, device),
+        block_table=_block_table(case, pages, device),
+        query_lens=tuple(s.query_len for s in case.sequences),
+        context_lens=tuple(s.context_len for s in case.sequences),
+        softmax_scale=float(np.float32(case.softmax_scale)),
+        window=case.window,
+        softcap=float(np.float32(case.softcap)),
+        q_scale=_scale(case.scales.q, case.dtypes.q, device),
+        k_scale=_scale(case.scales.k, case.dtypes.kv, device),
+        v_scale=_scale(case.scales.v, case.dtypes.kv, device),
+        out_scale=_scale(case.scales.out, case.dtypes.out, device),
+        alibi_slopes=_slopes(case, device),
+        qq_bias=_qq_bias(case, device),
+        sinks=_sinks(case, device),
+        new_keys=_new(case, numbers.keys, device),
+        new_values=_new(case, numbers.values, device),
+        output_poison=output_poison(case.dtypes.out, case.poison.out),
+        launch=case.launch,
+        abi=case.abi,
+        kv_dtype=TORCH_DTYPES[case.dtypes.kv],
+        answers=case.answers,
+        leaves_others=case.leaves_others,
+        reads_dense=case.reads_dense,
+        first_block=case.pages.first_block,
+    )
+
+
+def output_of(case: AttentionCase, device: str) -> torch.Tensor:
+    """Return the poisoned output of a case alone."""
+    gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
+    poison = output_poison(dtype, case.poison.out)
+    memory = dense_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
+    view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
+    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+
+
+def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return ``tensor[index]`` for any type; fp8 has no indexing of its own on every device.
+
+    By numpy on the host, which copies whole rows where torch goes from element to element.
+    """
+    if tensor.is_cpu:
+        bits = tensor.view(_BITS[tensor.dtype.itemsize]).numpy()
+        return torch.from_numpy(bits[tuple(each.numpy() for each in index)]).view(tensor.dtype)
+    if tensor.dtype.itemsize == 1:
+        return tensor.view(torch.uint8)[index].view(tensor.dtype)
+    return tensor[index]
+
+
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole memory that a tensor is a view of, as uint8, without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def digest_of(tensors: AttentionTensors) -> str:
+    """Return 16 hexadecimal digits over all inputs' memory and the poisoned output; a drift of generation shows."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
+        layout = f"{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
+        digest.update(f"{name}{tensor.dtype}{layout}".encode())
+        digest.update(tensors.memory_of(tensor).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
+    gaps = case.strides.q_token, case.strides.q_head
+    return _packed(case, rounded(queries, case.dtypes.q, case.scales.q), gaps, device)
+
+
+def _new(case: AttentionCase, array: Floats, device: str) -> torch.Tensor | None:
+    """Return the keys or values of the new tokens, densely packed, for the families that take them so."""
+    if case.abi not in DENSE_NEW_KEYS:
+        return None
+    lengths = [(s.context_len, s.query_len) for s in case.sequences]
+    new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
+    return _packed(case, rounded(array[new], case.dtypes.q), (case.strides.new_token, case.strides.new_head), device)
+
+
+def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str) -> torch.Tensor:
+    """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN wherever nothing is."""
+    dtype = case.dtypes.q
+    poison = slot_poison(dtype, "nan")
+    memory = dense_memory(case, tokens.shape[1], dtype, poison, gaps)
+    view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
+    view[: case.num_tokens] = tokens
+    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+
+
+def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
+    """Return both caches: the slots that hold keys that some row may see hold numbers, everything else poison."""
+    dtype = case.dtypes.kv
+    poisons = slot_poison(dtype, case.poison.keys), slot_poison(dtype, case.poison.values)
+    caches = cache_memory(case, pages.num_blocks - pages.first_block, poisons)
+    everything = bool(pages.held.all())
+    blocks, offsets = np.divmod(pages.slots if everything else pages.slots[pages.held], case.pages.block_size)
+    blocks = blocks - pages.first_block
+    arrays, scales = (numbers.keys, numbers.values), (case.scales.k, case.scales.v)
+    for slots, array, scale in zip(caches.slots, arrays, scales, strict=True):
+        held = rounded(array if everything else array[pages.held], dtype, scale)
+        slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
+    torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
+    steps = page_elements(case.abi, case.heads, case.pages.block_size, case.strides)
+    if len(caches.memory) == 1:
+        return _over(caches.memory[0], caches.views, torch_dtype, device, steps[0], pages.first_block)
+    triples = zip(caches.memory, caches.views, steps, strict=True)
+    return tuple(
+        _over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples
+    )
+
+
+def _over(
+    memory: Bits, views: tuple[Bits, ...], dtype: torch.dtype, device: str, page: int, first_block: int
+) -> tuple[torch.Tensor, ...]:
+    """Return caches over memory that holds the pages from ``first_block`` on, each of ``page`` elements."""
+    if not first_block:
+        return tensors_over(memory, views, dtype, device)
+    return pushed_far(tensors_over(memory, views, dtype, "cpu"), first_block, page, device)
+
+
+def _block_table(case: AttentionCase, pages: PageMap, device: str) -> torch.Tensor:
+    sequences, width = pages.block_table.shape
+    garbage = table_poison(case.poison.table, pages.num_blocks)
+    memory = poisoned((sequences, width + case.strides.block_table), np.int32, garbage)
+    view = strided(memory, (sequences, width), (width + case.strides.block_table, 1))
+    view[...] = pages.block_table
+    return tensors_over(memory, (view,), torch.int32, device)[0]
+
+
+def _integers(numbers: list[int], device: str) -> torch.Tensor:
+    return tensor_of(np.array(numbers, np.int32), torch.int32, device, guard=2**31 - 1)
+
+
+def _floats(numbers: Floats, device: str) -> torch.Tensor:
+    return tensor_of(numbers.view(np.uint32), torch.float32, device, guard=slot_poison("float32", "nan"))
+
+
+def _scale(scale: float, dtype: DTypeName, device: str) -> torch.Tensor | None:
+    return _floats(np.array([scale], np.float32), device) if is_fp8(dtype) else None
+
+
+def _slopes(case: AttentionCase, device: str) -> torch.Tensor | None:
+    return None if case.alibi is None else _floats(biases.alibi_slopes(case.alibi, case), device)
+
+
+def _qq_bias(case: AttentionCase, device: str) -> torch.Tensor | None:
+    if case.qq_bias is None:
+        return None
+    matrix = biases.qq_bias(case.qq_bias, case)
+    memory = poisoned(matrix.padded.shape, np.uint32, slot_poison("float32", "nan"))
+    memory[...] = matrix.padded.view(np.uint32)
+    return tensors_over(memory, (memory[:, : matrix.columns],), torch.float32, device)[0]
+
+
+def _sinks(case: AttentionCase, device: str) -> torch.Tensor | None:
+    if case.sinks is None:
+        return None
+    dtype = case.sinks.dtype
+    bits = rounded(biases.sinks(case.sinks, case), dtype)
+    return tensor_of(bits, TORCH_DTYPES[dtype], device, guard=slot_poison(dtype, "nan"))

@@ -1,0 +1,1 @@
+"""Mutants of a kernel's IR."""

@@ -1,0 +1,422 @@
+"""Mutations: what can be changed in one operation of a kernel's IR so that it is wrong in a way people are wrong.
+
+Every change keeps the types, so that the kernel still runs. Changes that cannot be wrong are left out: a narrowing cast
+dropped is more precise, and a commutative operation's operands may be swapped. A change that another one already makes
+(the constant of `x < 4` raised, and `x <= 4`) is made once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from fuzz_attn.mutation.ir.rewriting import Replacement, new_value, walk
+from fuzz_attn.mutation.subjects import IN_32_BITS
+from fuzz_attn.simulator.codegen.operations.casts import parse_literal
+from fuzz_attn.simulator.frontend.ir import Function, Operation, Type, Value
+
+STAND_IN: Final = -10000.0
+"""The finite number that stands for -inf in many a kernel."""
+
+_PREDICATES: Final = {
+    "slt": ("sle", "sge"), "sle": ("slt", "sgt"), "sgt": ("sge", "sle"), "sge": ("sgt", "slt"),
+    "ult": ("ule", "uge"), "ule": ("ult", "ugt"), "ugt": ("uge", "ule"), "uge": ("ugt", "ult"),
+    "olt": ("ole", "oge"), "ole": ("olt", "ogt"), "ogt": ("oge", "ole"), "oge": ("ogt", "olt"),
+    "eq": ("ne",), "ne": ("eq",), "oeq": ("one",), "one": ("oeq",), "une": ("oeq",), "ueq": ("one",),
+}  # fmt: skip
+"""Each predicate's neighbour, where it has one, and its opposite."""
+
+_EXCHANGED: Final = {
+    "arith.addi": "arith.subi", "arith.subi": "arith.addi", "arith.addf": "arith.subf", "arith.subf": "arith.addf",
+    "arith.divf": "arith.mulf", "arith.divsi": "arith.remsi", "arith.remsi": "arith.divsi",
+    "arith.andi": "arith.ori", "arith.ori": "arith.andi", "arith.minsi": "arith.maxsi", "arith.maxsi": "arith.minsi",
+    "arith.minnumf": "arith.maxnumf", "arith.maxnumf": "arith.minnumf",
+    "arith.minimumf": "arith.maximumf", "arith.maximumf": "arith.minimumf",
+    "math.exp": "math.exp2", "math.exp2": "math.exp", "math.log": "math.log2", "math.log2": "math.log",
+}  # fmt: skip
+"""Operations that are taken for each other."""
+
+_KEEPS_LEFT: Final = frozenset({
+    "arith.addi", "arith.subi", "arith.muli", "arith.divsi", "arith.andi", "arith.ori", "arith.minsi", "arith.maxsi",
+    "arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.minnumf", "arith.maxnumf", "arith.minimumf",
+    "arith.maximumf", "tt.addptr",
+})  # fmt: skip
+_KEEPS_RIGHT: Final = _KEEPS_LEFT - {"arith.subi", "arith.subf", "arith.divf", "arith.divsi", "tt.addptr"}
+"""Operations that may be forgotten: the left, the right operand passes through."""
+
+_UNARY: Final = frozenset({"arith.negf", "math.absf", "math.absi", "math.sqrt", "math.rsqrt", "math.tanh"})
+_ORDERED: Final = frozenset({"arith.subi", "arith.subf", "arith.divf", "arith.divsi", "arith.remsi"})
+_ROUNDED: Final = frozenset({"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "math.exp", "math.exp2", "tt.dot"})
+"""Float32 results that a kernel may keep in too narrow a type."""
+
+_AXES: Final = {"x": "y", "y": "z", "z": "x"}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing to change about an operation: how it is called, its kind for the report, and what comes instead."""
+
+    name: str
+    kind: str
+    build: Callable[[], Replacement]
+
+
+Changes: TypeAlias = Iterator[Change]
+
+
+class Surroundings:
+    """What changes need to know of the whole kernel: where values come from, how often they are used, arguments."""
+
+    def __init__(self, function: Function) -> None:
+        self.parameters = function.parameters
+        self.sources: dict[Value, Operation] = {}
+        self.uses: dict[Value, int] = {}
+        for operation in walk(function.blocks):
+            for result in operation.results:
+                self.sources[result] = operation
+            passed = [value for _, values in operation.successors for value in values]
+            for value in (*operation.operands, *passed):
+                self.uses[value] = self.uses.get(value, 0) + 1
+
+    def constant(self, value: Value) -> float | int | bool | None:
+        """Return the number that a value is, None unless it is a constant."""
+        source = self.sources.get(value)
+        if source is None or source.name != "arith.constant":
+            return None
+        text = source.text.strip().partition(" : ")[0].removeprefix("dense<").removesuffix(">")
+        return parse_literal(text, value.type.element)
+
+    def others(self, value: Value) -> list[Value]:
+        """Return the arguments that a caller may take for this one: the next stride, the next pointer of that type."""
+        if value not in self.parameters or value.type.shape:
+            return []
+        stride = "stride" in value.name
+        if not (stride or value.type.pointer):
+            return []
+        alike = [p for p in self.parameters if p.type == value.type and (p.type.pointer or ("stride" in p.name))]
+        place = alike.index(value)
+        return [other for other in (*alike[place + 1 :], *alike[:place]) if other is not value][:1]
+
+
+def changes_of(operation: Operation, around: Surroundings) -> Changes:
+    """Yield every change of one operation."""
+    for makers in (
+        *_BY_NAME.get(operation.name, ()),
+        _exchanged,
+        _forgotten,
+        _swapped,
+        _rounded,
+        _arguments,
+        _off_by_one,
+    ):
+        yield from makers(operation, around)
+
+
+def _new(
+    operation: Operation, name: str = "", text: str | None = None, operands: list[Value] | None = None
+) -> Operation:
+    """Return an operation like another one, whose results are new values."""
+    return Operation(
+        name or operation.name,
+        list(operation.operands if operands is None else operands),
+        [new_value(result.type) for result in operation.results],
+        operation.text if text is None else text,
+        operation.regions,
+        operation.successors,
+        operation.location,
+    )
+
+
+def _instead(operation: Operation, *new: Operation) -> Replacement:
+    """Return the replacement of an operation by others, the last of which has results of the same types."""
+    pairs = tuple(zip(operation.results, new[-1].results, strict=True))
+    return Replacement(new, dict(pairs), tuple(pair for pair in pairs if not pair[0].type.pointer))
+
+
+def _passed(operation: Operation, value: Value) -> Replacement:
+    """Return the replacement of an operation by a value that is there already."""
+    result = operation.results[0]
+    return Replacement((), {result: value}, () if result.type.pointer else ((result, value),))
+
+
+def _constant(operation: Operation, type_: Type, number: float) -> Operation:
+    """Return a constant; numbers that the IR writes as bits are written as Python does, which the simulator reads."""
+    text = str(number).lower() if isinstance(number, bool) else repr(number)
+    result = new_value(type_)
+    return Operation(
+        "arith.constant", [], [result], f" dense<{text}>" if type_.shape else f" {text}", location=operation.location
+    )
+
+
+def _reworded(operation: Operation, text: str) -> Replacement:
+    """Return the replacement of an operation by itself with other attributes."""
+    return _instead(operation, _new(operation, text=text))
+
+
+def _renamed(operation: Operation, name: str) -> Replacement:
+    """Return the replacement of an operation by another one on the same operands."""
+    return _instead(operation, _new(operation, name))
+
+
+def _fixed(operation: Operation, number: float) -> Replacement:
+    """Return the replacement of an operation by a constant."""
+    return _instead(operation, _constant(operation, operation.results[0].type, number))
+
+
+def _operand(operation: Operation, index: int, number: float) -> Replacement:
+    """Return the replacement of one operand by a constant."""
+    constant = _constant(operation, operation.operands[index].type, number)
+    operands = list(operation.operands)
+    operands[index] = constant.results[0]
+    return _with_operands(operation, operands, constant)
+
+
+def _with_operands(operation: Operation, operands: list[Value], *before: Operation) -> Replacement:
+    """Return the replacement of an operation by itself on other operands; these are compared if results cannot be."""
+    new = _new(operation, operands=operands)
+    replacement = _instead(operation, *before, new)
+    if replacement.compared and not operation.regions:
+        return replacement
+    moved = zip(operation.operands, operands, strict=True)
+    compared = tuple(pair for pair in moved if pair[0] is not pair[1] and not pair[0].type.pointer)
+    return Replacement(replacement.operations, replacement.instead, compared)
+
+
+def _predicates(operation: Operation, _around: Surroundings) -> Changes:
+    name = operation.text.split()[0].rstrip(",")
+    for other in _PREDICATES.get(name, ()):
+        text = operation.text.replace(name, other, 1)
+        yield Change(f"{name} to {other}", "predicate", partial(_reworded, operation, text))
+    for outcome in (True, False):
+        yield Change(f"always {str(outcome).lower()}", "condition", partial(_fixed, operation, outcome))
+
+
+def _arms(operation: Operation, around: Surroundings) -> Changes:
+    condition, left, right = operation.operands
+    if not _only_compares(condition, around):
+        yield Change("arms swapped", "arms", partial(_with_operands, operation, [condition, right, left]))
+        yield Change("first arm always", "arms", partial(_passed, operation, left))
+        yield Change("second arm always", "arms", partial(_passed, operation, right))
+
+
+def _branches(operation: Operation, around: Surroundings) -> Changes:
+    condition = operation.operands[0]
+    if len(operation.regions) == 2 and not _only_compares(condition, around):
+        yield Change("arms swapped", "arms", partial(_reversed, operation))
+
+
+def _only_compares(condition: Value, around: Surroundings) -> bool:
+    """Return whether a condition is a comparison that nothing else uses, whose own changes do the same."""
+    source = around.sources.get(condition)
+    return source is not None and source.name in ("arith.cmpi", "arith.cmpf") and around.uses[condition] == 1
+
+
+def _reversed(operation: Operation) -> Replacement:
+    new = _new(operation)
+    new.regions = new.regions[::-1]
+    return Replacement((new,), dict(zip(operation.results, new.results, strict=True)))
+
+
+def _loads(operation: Operation, _around: Surroundings) -> Changes:
+    if len(operation.operands) > 1:
+        yield Change("mask dropped", "mask", partial(_with_operands, operation, operation.operands[:1]))
+    if len(operation.operands) > 2:
+        garbage = math.nan if operation.results[0].type.is_float else -1
+        yield Change("other dropped", "other", partial(_operand, operation, 2, garbage))
+
+
+def _stores(operation: Operation, _around: Surroundings) -> Changes:
+    if len(operation.operands) > 2:
+        yield Change("mask dropped", "mask", partial(_unmasked, operation))
+    yield Change("never stored", "store", Replacement)
+
+
+def _unmasked(operation: Operation) -> Replacement:
+    return Replacement((_new(operation, operands=operation.operands[:2]),))
+
+
+def _ranges(operation: Operation, _around: Surroundings) -> Changes:
+    type_ = operation.results[0].type
+
+    def shifted() -> Replacement:
+        one, whole = _constant(operation, type_, 1), _new(operation)
+        total = Operation(
+            "arith.addi", [whole.results[0], one.results[0]], [new_value(type_)], location=operation.location
+        )
+        return Replacement((whole, one, total), {operation.results[0]: total.results[0]})
+
+    yield Change("from 1", "constant", shifted)
+
+
+def _program_ids(operation: Operation, _around: Surroundings) -> Changes:
+    axis = operation.text.split()[0]
+    text = operation.text.replace(axis, _AXES[axis], 1)
+    yield Change(f"{axis} to {_AXES[axis]}", "program id", partial(_reworded, operation, text))
+
+
+def _loops(operation: Operation, _around: Surroundings) -> Changes:
+    for index, name, step in (
+        (0, "first iteration skipped", 1),
+        (1, "last iteration skipped", -1),
+        (1, "one iteration more", 1),
+    ):
+        yield Change(name, "loop", partial(_stepped, operation, index, step))
+
+
+def _stepped(operation: Operation, index: int, step: int) -> Replacement:
+    bound = operation.operands[index]
+    one, moved = _constant(operation, bound.type, step), new_value(bound.type)
+    added = Operation("arith.addi", [bound, one.results[0]], [moved], location=operation.location)
+    operands = list(operation.operands)
+    operands[index] = moved
+    new = _new(operation, operands=operands)
+    return Replacement((one, added, new), dict(zip(operation.results, new.results, strict=True)), ((bound, moved),))
+
+
+def _dots(operation: Operation, around: Surroundings) -> Changes:
+    if around.constant(operation.operands[2]) != 0:
+        yield Change("accumulator dropped", "operand", partial(_operand, operation, 2, 0.0))
+
+
+def _clamps(operation: Operation, _around: Surroundings) -> Changes:
+    yield Change("clamp dropped", "operand", partial(_passed, operation, operation.operands[0]))
+
+
+def _exchanged(operation: Operation, _around: Surroundings) -> Changes:
+    other = _EXCHANGED.get(operation.name)
+    if other is not None:
+        short = other.partition(".")[2]
+        yield Change(f"to {short}", "operation", partial(_renamed, operation, other))
+
+
+def _forgotten(operation: Operation, around: Surroundings) -> Changes:
+    if operation.name in _UNARY:
+        yield Change("dropped", "operand", partial(_passed, operation, operation.operands[0]))
+    for index, side, names in ((0, "left", _KEEPS_LEFT), (1, "right", _KEEPS_RIGHT)):
+        other = around.constant(operation.operands[1 - index]) if operation.name in names else None
+        own = around.constant(operation.operands[index]) if operation.name in names else None
+        if operation.name in names and own is None and not _neutral(operation.name, other):
+            yield Change(f"{side} operand only", "operand", partial(_passed, operation, operation.operands[index]))
+
+
+def _neutral(name: str, number: float | bool | None) -> bool:
+    """Return whether an operation with this constant leaves the other operand as it is."""
+    additive = name.endswith(("addi", "subi", "addf", "subf", "addptr"))
+    return number is not None and number == (0 if additive else 1)
+
+
+def _swapped(operation: Operation, _around: Surroundings) -> Changes:
+    if operation.name in _ORDERED and operation.operands[0] is not operation.operands[1]:
+        yield Change("operands swapped", "operand", partial(_with_operands, operation, operation.operands[::-1]))
+
+
+def _rounded(operation: Operation, _around: Surroundings) -> Changes:
+    if operation.name in _ROUNDED and operation.results[0].type.element == "f32":
+        yield Change("rounded to bfloat16", "precision", partial(_rounded_to, operation, "bf16"))
+    if operation.name == "arith.muli" and operation.results[0].type.element == "i64":
+        yield Change(IN_32_BITS, "precision", partial(_in_32_bits, operation))
+
+
+def _rounded_to(operation: Operation, element: str) -> Replacement:
+    whole, shape = _new(operation), operation.results[0].type.shape
+    narrow, wide = new_value(Type(element, shape)), new_value(operation.results[0].type)
+    first = Operation("arith.truncf", whole.results, [narrow], location=operation.location)
+    second = Operation("arith.extf", [narrow], [wide], location=operation.location)
+    return _instead(operation, whole, first, second)
+
+
+def _in_32_bits(operation: Operation) -> Replacement:
+    narrow = Type("i32", operation.results[0].type.shape)
+    casts = [
+        Operation("arith.trunci", [value], [new_value(narrow)], location=operation.location)
+        for value in operation.operands
+    ]
+    product = Operation(
+        "arith.muli", [cast.results[0] for cast in casts], [new_value(narrow)], location=operation.location
+    )
+    wide = Operation(
+        "arith.extsi", product.results, [new_value(operation.results[0].type)], location=operation.location
+    )
+    return _instead(operation, *casts, product, wide)
+
+
+def _arguments(operation: Operation, around: Surroundings) -> Changes:
+    if operation.name in ("scf.for", "scf.while", "scf.if", "scf.yield", "cf.br", "cf.cond_br"):
+        return
+    for index, value in enumerate(operation.operands):
+        for other in around.others(value):
+            operands = list(operation.operands)
+            operands[index] = other
+            # The next argument of its type is not the same one in every compile key.
+            yield Change(
+                f"not {value.name.removeprefix('%')}", "argument", partial(_with_operands, operation, operands)
+            )
+
+
+def _off_by_one(operation: Operation, around: Surroundings) -> Changes:
+    if not operation.name.startswith(("arith.", "math.", "tt.addptr")) or operation.name == "arith.select":
+        return
+    for index, value in enumerate(operation.operands):
+        for how, other in _near(operation, index, around.constant(value)):
+            yield Change(f"constant {how}", "constant", partial(_operand, operation, index, other))
+
+
+def _near(operation: Operation, index: int, number: int | float | bool | None) -> Iterator[tuple[str, float]]:
+    """Yield the numbers that a constant may be mistaken for, and how they differ: the number is the compile key's."""
+    if number is None or isinstance(number, bool):
+        return
+    if isinstance(number, float):
+        yield (
+            ("finite", STAND_IN)
+            if number == -math.inf
+            else ("1 for 0", 1.0)
+            if number == 0
+            else ("doubled", number * 2)
+        )
+        return
+    compared = operation.text.split()[0].rstrip(",")[1:] if operation.name == "arith.cmpi" else ""
+    towards = 1 if index == 1 else -1
+    by_predicate = {"lt": towards, "ge": towards, "le": -towards, "gt": -towards}.get(compared)
+    for how, step in (("raised", 1), ("lowered", -1)):
+        divides = operation.name in ("arith.divsi", "arith.remsi") and index == 1
+        if step != by_predicate and not (divides and number + step == 0):
+            yield how, number + step
+
+
+def _carried(operation: Operation, _around: Surroundings) -> Changes:
+    """Yield loops in which one carried value is never updated."""
+    body = operation.regions[0][0]
+    for index, (argument, value) in enumerate(zip(body.arguments[1:], body.operations[-1].operands, strict=False)):
+        if argument is not value:
+            yield Change(f"value {index} not carried on", "loop", partial(_stuck, operation, index))
+
+
+def _stuck(operation: Operation, index: int) -> Replacement:
+    new = _new(operation)
+    body = operation.regions[0][0]
+    last = body.operations[-1]
+    operands = list(last.operands)
+    operands[index] = body.arguments[1 + index]
+    block = type(body)(
+        body.label, body.arguments, [*body.operations[:-1], Operation(last.name, operands, location=last.location)]
+    )
+    new.regions = [[block]]
+    return Replacement((new,), dict(zip(operation.results, new.results, strict=True)))
+
+
+_BY_NAME: Final[dict[str, tuple[Callable[[Operation, Surroundings], Changes], ...]]] = {
+    "arith.cmpi": (_predicates,),
+    "arith.cmpf": (_predicates,),
+    "arith.select": (_arms,),
+    "scf.if": (_branches,),
+    "scf.for": (_loops, _carried),
+    "tt.load": (_loads,),
+    "tt.store": (_stores,),
+    "tt.make_range": (_ranges,),
+    "tt.get_program_id": (_program_ids,),
+    "tt.dot": (_dots,),
+    "tt.clampf": (_clamps,),
+}

@@ -1,0 +1,121 @@
+"""The judge: compares what a target wrote with the oracle's reference, element by element."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.reference import Reference
+from fuzz_attn.oracle.verdict import Element, Kind, Verdict
+from fuzz_attn.oracle.wrong_places import sequence_of_tokens, where_wrong
+
+WORST: Final = 8
+"""Elements that a verdict shows."""
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
+    """Return the verdict of the property ``oracle`` on ``tensors.output``, as a target left it.
+
+    Only rows of sequences that the target answers count. Wrong are elements that still hold the output's poison, NaN
+    and Inf where the bound is finite, and finite ones further from the reference than the bound; the last not in
+    ill-conditioned rows.
+    """
+    expected, bound = reference.expected, reference.bound
+    actual = tensors.output[: expected.shape[0]]
+    if not expected.numel():
+        return Verdict("oracle")
+    ratio, answered = _ratio(actual.double(), reference), tensors.answered_tokens
+    if answered is not None:
+        ratio.masked_fill_(~answered[:, None, None], 0.0)
+    worst = float(ratio.max())
+    if worst <= 1.0:
+        return Verdict("oracle", ratio=worst, elements=expected.numel())
+    unwritten = is_unwritten(actual, tensors.output_poison)
+    if answered is not None:
+        unwritten &= answered[:, None, None]
+    wrong = (unwritten | ~(ratio <= 1.0)) & (unwritten | bound.isfinite())
+    if not bool(wrong.any()):
+        return Verdict("oracle", ratio=_largest(ratio), elements=expected.numel())
+    return _failure(tensors, reference, wrong, unwritten, ratio)
+
+
+def is_unwritten(actual: torch.Tensor, poison: int) -> torch.Tensor:
+    """Return where the bits of the elements are still the output's poison."""
+    width = 8 * actual.dtype.itemsize
+    signed = poison - (1 << width) if width > 8 and poison >> (width - 1) else poison
+    return actual.view(_BITS[actual.dtype.itemsize]) == signed
+
+
+def _ratio(actual: torch.Tensor, reference: Reference) -> torch.Tensor:
+    """Return ``|err| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements of ill-conditioned rows."""
+    ratio = (actual - reference.expected).abs_().div_(reference.bound)
+    if bool(reference.ill_conditioned.any()):
+        ratio.masked_fill_(reference.ill_conditioned[..., None] & actual.isfinite(), 0.0)
+    return ratio
+
+
+def _largest(ratio: torch.Tensor) -> float | None:
+    """Return the largest finite ratio, None if there is none."""
+    finite = ratio[ratio.isfinite()]
+    return float(finite.max()) if finite.numel() else None
+
+
+def _failure(
+    tensors: AttentionTensors,
+    reference: Reference,
+    wrong: torch.Tensor,
+    unwritten: torch.Tensor,
+    ratio: torch.Tensor,
+) -> Verdict:
+    actual = tensors.output[: wrong.shape[0]].double()
+    nan, infinite = actual.isnan() & ~unwritten & wrong, actual.isinf() & wrong
+    counts = {"unwritten": int(unwritten.sum()), "nan": int(nan.sum()), "inf": int(infinite.sum())}
+    kinds: tuple[Kind, ...] = ("unwritten", "nan", "inf")
+    largest = _largest(ratio)
+    total = int(wrong.sum())
+    return Verdict(
+        "oracle",
+        kind=next((kind for kind in kinds if counts[kind]), "mismatch"),
+        message=_message(total, wrong.numel(), counts, largest),
+        ratio=largest,
+        where=where_wrong(wrong.cpu(), tensors),
+        wrong=total,
+        elements=wrong.numel(),
+        worst=_worst(tensors, reference, wrong, ratio),
+    )
+
+
+def _message(total: int, elements: int, counts: dict[str, int], largest: float | None) -> str:
+    phrases = {"unwritten": "never written", "nan": "NaN", "inf": "infinite"}
+    parts = [f"{count} {phrases[kind]}" for kind, count in counts.items() if count]
+    if largest is not None and largest > 1.0:
+        parts.append(f"worst {largest:.3g} times the bound")
+    return f"{total} of {elements} elements wrong, {', '.join(parts)}"
+
+
+def _worst(
+    tensors: AttentionTensors, reference: Reference, wrong: torch.Tensor, ratio: torch.Tensor
+) -> tuple[Element, ...]:
+    """Return the worst elements: those that are no numbers first, then the largest ratios; ties in memory order."""
+    rank = torch.where(wrong, ratio.nan_to_num(torch.inf, torch.inf), -1.0).flatten()
+    order = rank.sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist()
+    sequences, rows = sequence_of_tokens(tensors.query_lens)
+    elements = []
+    for flat in order:
+        token, head, column = (int(index) for index in torch.unravel_index(torch.tensor(flat), wrong.shape))
+        place = (token, head, column)
+        elements.append(
+            Element(
+                *place,
+                sequence=int(sequences[token]),
+                query_index=int(rows[token]),
+                actual=repr(float(tensors.output[place])),
+                expected=repr(float(reference.expected[place])),
+                bound=repr(float(reference.bound[place])),
+            )
+        )
+    return tuple(elements)

@@ -1,0 +1,205 @@
+"""The error bound: the largest error that a correct kernel may make in each output element. Derived in oracle.md.
+
+A correct kernel computes logits off by at most ``delta_j`` (:mod:`fuzz_attn.oracle.logits`), sums ``p_j v_j`` and
+``p_j`` in float32 in any order and with rescalings in between, casts P, divides, scales and stores. Every term here
+is rigorous, not first-order: perturbed weights are bounded by ``exp(x_j + delta_j)``, never by ``p_j (1 + delta_j)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
+from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.roundings import (
+    FLUSHED,
+    TF32_UNIT,
+    UNDERFLOW,
+    UNIT,
+    cast_unit,
+    gamma,
+    half_denormal,
+    half_spacing,
+    unit_roundoff,
+)
+from fuzz_attn.oracle.row_blocks import RowBlock
+
+MAX_DRIFT: Final = 0.5
+"""Share of a row's total weight that logit errors may move; a row beyond it is ill-conditioned."""
+
+BEYOND: Final = 20.0
+"""Exponent at which drifting weights are cut off: far beyond ``MAX_DRIFT``, and nothing overflows."""
+
+MAX_DEVIATIONS: Final = 2**17
+"""Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which stays in a core's cache."""
+
+NEGLIGIBLE_DRIFT: Final = 1 / 64
+"""Share of P's own rounding below which the logit errors hardly matter, so that a coarser bound on them will do."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Softmax weights of a block, rows x keys as in :class:`~fuzz_attn.oracle.logits.Logits`; 0 where masked.
+
+    ``exact``, the sink in the denominator; ``drift_by_key``, by how much logit errors may raise each unnormalised
+    weight; ``drift`` ``[..., 1]`` their sum over the row, sink included; ``sink_drift`` ``[..., 1]``.
+    """
+
+    exact: torch.Tensor
+    drift_by_key: torch.Tensor
+    drift: torch.Tensor
+    sink_drift: torch.Tensor
+
+    @cached_property
+    def renormalised(self) -> torch.Tensor:
+        """How much the weights may grow together when the denominator shrinks: ``1 / (1 - drift)``."""
+        return self.drift.clamp_max(MAX_DRIFT).neg_().add_(1.0).reciprocal_()
+
+    @cached_property
+    def largest_drift(self) -> float:
+        """The largest ``drift`` of a row; NaN if there is one."""
+        return float(self.drift.max())
+
+
+def weights_of(logits: Logits) -> Weights:
+    """Return the exact weights and how far logit errors may move them.
+
+    Rows that errors of this size would turn over get a second chance, with errors counted from their largest logit:
+    a row that one key dominates is certain, however large its logit.
+    """
+    weights = _weights(logits)
+    if weights.largest_drift <= MAX_DRIFT:
+        return weights
+    lost = weights.drift > MAX_DRIFT
+    relative = _weights(anchored(logits))
+    pairs = ((getattr(relative, field.name), getattr(weights, field.name)) for field in dataclasses.fields(Weights))
+    return Weights(*(torch.where(lost, second, first) for second, first in pairs))
+
+
+def _weights(logits: Logits) -> Weights:
+    # From the largest logit, not from 0: weights of logits around -20,000 would miss a sum of 1 by 1e-12 otherwise.
+    exponent, sink_exponent = logits.exact - logits.top, logits.sink - logits.top
+    share = (exponent.exp().sum(-1, keepdim=True) + sink_exponent.exp()).log_()
+    exact = exponent.sub_(share).exp()
+    drift_by_key = exponent.add_(logits.error).clamp_max_(BEYOND).exp_().sub_(exact)
+    sink_drift = _drift(sink_exponent - share, logits.sink_error)
+    return Weights(exact, drift_by_key, drift_by_key.sum(-1, keepdim=True) + sink_drift, sink_drift)
+
+
+def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Return ``sum_j w_j |v_jd - o_d|`` of weights ``[..., R, K]``, values ``[..., K, D]``, outputs ``[..., R, D]``.
+
+    The one term that no matrix product gives; computed in pieces that stay in the cache.
+    """
+    num_rows, (num_keys, size) = output.shape[-2], values.shape[-2:]
+    room = MAX_DEVIATIONS * num_keys // max(1, values.numel())
+    keys = max(1, min(num_keys, room))
+    rows = max(1, min(num_rows, room // keys))
+    buffer = values.new_empty(*values.shape[:-2], rows, keys, size)
+    result = torch.empty_like(output)
+    for row in (slice(first, first + rows) for first in range(0, num_rows, rows)):
+        for key in (slice(first, first + keys) for first in range(0, num_keys, keys)):
+            shares, wanted, found = weights[..., row, None, key], output[..., row, None, :], values[..., None, key, :]
+            distance = buffer[..., : wanted.shape[-3], : found.shape[-2], :]
+            torch.sub(found, wanted, out=distance)
+            moved = (shares @ distance.abs_())[..., 0, :]
+            result[..., row, :] = moved if key.start == 0 else result[..., row, :] + moved
+    return result
+
+
+def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: float) -> torch.Tensor:
+    """Return how far the output moves when every logit is off by its error, the worst way.
+
+    ``o' - o = sum_j (w'_j - w_j) (v_j - o) / sum_j w'_j`` exactly, with ``|w'_j - w_j| <= w_j (exp(delta_j) - 1)`` and
+    ``sum w' >= 1 - drift``; the sink is one more key whose value is 0. Where all of it is small beside the ``cast`` of
+    P, ``|v_j| + |o|`` stands for ``|v_j - o|``: much cheaper, and the bound grows by a few percent.
+    """
+    drift = weights.drift_by_key.flatten(2, 3)
+    if weights.largest_drift <= NEGLIGIBLE_DRIFT * cast:
+        moved, at_zero = drift @ block.value_sizes, weights.drift
+    else:
+        moved, at_zero = deviation(drift, block.values, output.flatten(2, 3)), weights.sink_drift
+    return moved.view_as(output).addcmul_(output.abs(), at_zero).mul_(weights.renormalised)
+
+
+def value_term(
+    weights: Weights, logits: Logits, block: RowBlock, tensors: AttentionTensors, model: NumericModel
+) -> torch.Tensor:
+    """Return the error of the sum ``sum_j p_j v_j``.
+
+    Covers the cast of P (relative in its normal range, half a denormal below it: the larger of both), ``v`` cut to tf32
+    or left unrounded, exponentials flushed to 0 at each rescaling, one product, the additions in any order, the
+    rescalings, a division of P before its cast (4 units), and products that underflow.
+    """
+    probability = probability_dtype(tensors, model)
+    largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
+    summed = gamma(logits.terms + 5, accumulation_unit(probability, model))
+    rest = (1 + summed).mul_(1 + value_unit(tensors, model)).sub_(1)
+    share = largest * rest
+    cast = probability_unit(tensors, model)
+    if cast:
+        share.add_(largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest))
+    share.add_((logits.rescales + 2).mul_(FLUSHED)).masked_fill_(block.hidden, 0.0)
+    moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
+    return moved.add_((logits.terms + 4).mul_(UNDERFLOW))
+
+
+def probability_dtype(tensors: AttentionTensors, model: NumericModel) -> torch.dtype:
+    """Return the type that P is cast to: the model's, or that of q, bfloat16 when q is fp8."""
+    if model.probability is not None:
+        dtype: torch.dtype = getattr(torch, model.probability)
+        return dtype
+    return torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
+
+
+def probability_unit(tensors: AttentionTensors, model: NumericModel) -> float:
+    """Return the relative error of P's cast: nothing for float32, unless the dot cuts it to tf32."""
+    dtype = probability_dtype(tensors, model)
+    return TF32_UNIT if model.tf32 and dtype == torch.float32 else cast_unit(dtype)
+
+
+def value_unit(tensors: AttentionTensors, model: NumericModel) -> float:
+    """Return the relative error of V on its way into the dot: cut to tf32, or not rounded after dequantisation."""
+    query = tensors.query.dtype
+    unit = TF32_UNIT if model.tf32 and probability_dtype(tensors, model) == torch.float32 else 0.0
+    if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
+        unit += unit_roundoff(query)
+    return unit
+
+
+def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:
+    """Return the relative error of everything that multiplies a whole row.
+
+    Covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units where
+    approximate, or a reciprocal and a product), v's scale, and the reciprocal of the output's scale and its product.
+    """
+    scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
+    return gamma(logits.terms + (1 + scaling), UNIT)
+
+
+def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the value as stored, before its last rounding, and the bound that includes that rounding.
+
+    fp8 is clamped to its finite range first: clamping is monotone, so the clamped ends of the interval bound it.
+    Other types overflow to infinity; where a correct kernel may do so, the bound is infinite.
+    """
+    limit = torch.finfo(dtype).max
+    if dtype.itemsize == 1:
+        upper, lower = (expected + error).clamp_(-limit, limit), (expected - error).clamp_(-limit, limit)
+        expected = expected.clamp(-limit, limit)
+        error = torch.maximum(upper.sub_(expected), expected - lower)
+    largest = expected.abs().add_(error)
+    bound = half_spacing(largest, dtype).add_(error)
+    if dtype.itemsize > 1 and not bool(largest.max() < limit):
+        bound = bound.masked_fill(~(largest < limit), torch.inf)
+    return expected, bound
+
+
+def _drift(exponent: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    return (exponent + error).clamp_max_(BEYOND).exp_() - exponent.exp()

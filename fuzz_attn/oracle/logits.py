@@ -1,0 +1,194 @@
+"""Logits: the exact scores of a row block in float64, and how far a correct kernel's float32 scores may be off.
+
+Each error term is one function; its docstring says which roundings it covers. Errors are absolute, in natural
+exponents: a logit off by ``d`` multiplies its weight by ``exp(d)``. What all keys of a row share cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.roundings import EXP_UNITS, OVERFLOW, TF32_UNIT, UNDERFLOW, UNIT, unit_roundoff
+from fuzz_attn.oracle.row_blocks import RowBlock
+
+SECOND_ORDER: Final = 1 + 2.0**-16
+"""Covers that roundings act on already perturbed numbers: products of two of the errors below."""
+
+NO_SINK: Final = -1e30
+"""Stands for a sink of -inf, so that differences with it stay finite; its weight is exactly 0 all the same."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Scores of a block ``[B, num_kv_heads, Q, group, K]`` in float64; rows are its axes 0 to 3.
+
+    ``exact``, -inf where masked; ``error``, finite everywhere, and the same for the sink, ``[..., 1]`` (``sink`` is
+    ``NO_SINK`` without one). ``top`` ``[..., 1]`` is the largest logit, sink included. ``rescales`` ``[B, 1, Q, 1, 1]``
+    is how often a kernel may rescale the accumulator after a row's first visible key; with its visible keys they are
+    the ``terms`` of its sums. ``overflows`` bool ``[..., 1]`` marks rows whose scores may leave float32, None if there
+    are none.
+    """
+
+    exact: torch.Tensor
+    error: torch.Tensor
+    sink: torch.Tensor
+    sink_error: torch.Tensor
+    top: torch.Tensor
+    rescales: torch.Tensor
+    terms: torch.Tensor
+    overflows: torch.Tensor | None
+
+
+def logits_of(block: RowBlock, tensors: AttentionTensors, model: NumericModel) -> Logits:
+    """Return the exact logits of a block and the largest errors that the model allows them."""
+    scale = score_scale(tensors)
+    queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
+    shape = (*block.queries.shape[:4], block.keys.shape[2])
+    scores = (queries @ keys).mul_(scale).view(shape)
+    magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
+    error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
+    if tensors.softcap:
+        scores, error = _capped(scores, error, tensors.softcap, model)
+    scores, error = _biased(block, tensors, scores, error)
+    exact = scores.masked_fill(block.hidden, -torch.inf)
+    num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
+    rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
+    sink = _sinks(tensors, block)
+    top = torch.maximum(exact.amax(-1, keepdim=True), sink)
+    error = exp_error(scores - top, rescales).add_(error).mul_(SECOND_ORDER)
+    return Logits(
+        exact=exact,
+        error=error,
+        sink=sink,
+        sink_error=exp_error(sink - top, rescales + 1).add_(sink.abs(), alpha=UNIT).mul_(SECOND_ORDER),
+        top=top,
+        rescales=rescales,
+        terms=num_visible + rescales,
+        overflows=_overflows(magnitudes, block.hidden, min(1.0, abs(scale))),
+    )
+
+
+def anchored(logits: Logits) -> Logits:
+    """Return the logits with errors relative to the largest one of each row, whose own error becomes 0.
+
+    A shift that a whole row shares cancels in the softmax, so the error of the largest may be counted with the others.
+    """
+    place = logits.exact.argmax(-1, keepdim=True)
+    at_sink = logits.sink >= logits.exact.gather(-1, place)
+    own = torch.where(at_sink, logits.sink_error, logits.error.gather(-1, place))
+    error = logits.error + own
+    error = torch.where(at_sink, error, error.scatter(-1, place, 0.0))
+    return replace(logits, error=error, sink_error=torch.where(at_sink, 0.0, logits.sink_error + own))
+
+
+def score_scale(tensors: AttentionTensors) -> float:
+    """Return the factor of the dot products: the softmax scale, with the scales of q and k folded in when q is fp8."""
+    scale = tensors.softmax_scale
+    if tensors.query.dtype.itemsize == 1:
+        for factor in (tensors.q_scale, tensors.k_scale):
+            scale *= 1.0 if factor is None else float(factor)
+    return scale
+
+
+def dot_units(tensors: AttentionTensors, model: NumericModel) -> float:
+    """Return the relative error of a scaled dot product, as a share of ``|scale| sum |q| |k|``.
+
+    Covers ``head_size`` products and additions in any order (FMA or not), the multiplication with the scale, the
+    scale's own roundings (fp8 scales folded in; log2(e) folded in for kernels that work in base 2), the cut of both
+    operands to tf32, and K kept unrounded after dequantisation, where the model says so.
+    """
+    query = tensors.query.dtype
+    units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
+    total = (tensors.query.shape[-1] * accumulation_unit(query, model) + units * UNIT) * SECOND_ORDER
+    if model.tf32 and query == torch.float32:
+        total += TF32_UNIT * (2 + TF32_UNIT)
+    if not model.rounds_dequantised and tensors.kv_dtype != query:
+        total += unit_roundoff(query)
+    return total
+
+
+def accumulation_unit(operands: torch.dtype, model: NumericModel) -> float:
+    """Return the relative error of one addition inside a dot product of such operands."""
+    slack = model.accumulate_slack
+    if operands.itemsize == 1:
+        slack = max(model.fp8_dot_slack, model.tensor_core_slack)
+    elif operands.itemsize == 2 or model.tf32:
+        slack = max(slack, model.tensor_core_slack)
+    return slack * unit_roundoff(getattr(torch, model.accumulate))
+
+
+def softcap_error(
+    scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, tanh_units: float | None = None
+) -> torch.Tensor:
+    """Return the error of ``c tanh(s / c)`` when ``s`` comes with an error.
+
+    The error of ``s`` (and of the division, 2 units with a reciprocal) passes through tanh, whose slope on the interval
+    is largest at its end nearest to 0. An exp-based tanh is off by up to 8 units *absolute*: exp loses up to 6 and its
+    argument's rounding 1, at most half of which arrive; an approximate division 4; the subtraction half. With
+    ``tanh_units`` it is so many units of its result instead. The multiplication with ``c`` (and log2(e)) is relative.
+    """
+    incoming = error + 2 * UNIT * scores.abs()
+    nearest = (scores.abs() - incoming).clamp_min_(0.0).div_(softcap)
+    slope = 1 - nearest.tanh_().square_()
+    absolute, relative = (8 * UNIT * softcap, 2.0) if tanh_units is None else (0.0, 2.0 + tanh_units)
+    return incoming.mul_(slope).add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
+
+
+def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return the error of adding a bias to a score: its own product (slope times distance, or log2(e)), the sum."""
+    return (2 * addend.abs() + total.abs()) * UNIT
+
+
+def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
+    """Return the relative error of ``exp(exponent)`` with its rescalings, as an error of the logit.
+
+    The subtraction of the maximum and the product with a rounded log2(e) are relative to the exponent (2.25 units);
+    over the rescalings ``exp(m_old - m_new)`` the exponents add up to the same total. Each of the ``rescales + 1``
+    exponentials then loses ``EXP_UNITS``. Numerator and denominator use the same values, so that nothing else arises.
+    """
+    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=EXP_UNITS * UNIT)
+
+
+def _capped(
+    scores: torch.Tensor, error: torch.Tensor, softcap: float, model: NumericModel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    capped = (scores / softcap).tanh_().mul_(softcap)
+    return capped, softcap_error(scores, capped, error, softcap, model.tanh_units)
+
+
+def _biased(
+    block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scores and errors after ALiBi, relative to the context length, and the query-query bias."""
+    if tensors.alibi_slopes is not None:
+        slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
+        distance = (block.key_position - block.context_len[:, None]).double()
+        alibi = slopes * distance[:, None, None, None]
+        scores = scores + alibi
+        error = error + addition_error(alibi, scores)
+    if block.qq_bias is not None:
+        bias = block.qq_bias[:, None, :, None]
+        scores = scores + bias
+        error = error + addition_error(bias, scores)
+    return scores, error
+
+
+def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
+    """Return the sink of each head ``[num_kv_heads, 1, group, 1]``."""
+    shape = (block.keys.shape[1], 1, block.queries.shape[3], 1)
+    if tensors.sinks is None:
+        return torch.full(shape, NO_SINK, dtype=torch.float64, device=block.keys.device)
+    return tensors.sinks.double().view(shape).clamp_min(NO_SINK)
+
+
+def _overflows(magnitudes: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
+    """Return which rows may overflow float32 (or hold an infinite K) in a visible score, scaled or not."""
+    limit = OVERFLOW * scale
+    if bool(magnitudes.max() < limit):
+        return None
+    return ~(magnitudes.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)

@@ -1,0 +1,127 @@
+"""The oracle: the exact attention output in float64, and the largest error that a correct kernel may make in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.error_bound import (
+    MAX_DRIFT,
+    Weights,
+    logit_term,
+    normaliser_units,
+    probability_unit,
+    stored_bound,
+    value_term,
+    weights_of,
+)
+from fuzz_attn.oracle.logits import Logits, logits_of
+from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.roundings import OVERFLOW
+from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
+
+PLAIN_MODEL = NumericModel()
+"""The defaults: this project's kernels, and plain torch implementations that round P to the type of q."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the output should hold, one row for each query token of a sequence (graph padding excluded).
+
+    Rows that the target leaves alone (``tensors.answers``) hold 0, with an infinite bound.
+    ``expected`` float64 ``[num_tokens, num_query_heads, head_size]``, not yet rounded to the output's type, always
+    finite; ``bound``, the same shape: positive, and infinite where a correct kernel may overflow; ``ill_conditioned``
+    bool ``[num_tokens, num_query_heads]``: the roundings of the logits alone may turn the row over.
+    """
+
+    expected: torch.Tensor
+    bound: torch.Tensor
+    ill_conditioned: torch.Tensor
+
+
+@dataclass(frozen=True)
+class BlockReference:
+    """The reference of one block, rows as in :class:`~fuzz_attn.oracle.logits.Logits`, and what it was made from.
+
+    ``output`` is the softmax's average of V, ``expected`` the same scaled and clamped as stored.
+    """
+
+    logits: Logits
+    weights: Weights
+    output: torch.Tensor
+    expected: torch.Tensor
+    bound: torch.Tensor
+    ill_conditioned: torch.Tensor
+
+
+@torch.inference_mode()
+def attend(
+    tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
+) -> Reference:
+    """Return the exact output and its error bound for a target that computes as the model says.
+
+    Reads only keys that some row sees. The output tensor gives type and shape alone; its contents are not read. What is
+    returned is for reading alone: torch keeps no account of it for gradients, which nobody asks for. ``blocks`` are the
+    row blocks of the tensors where they are made already.
+    """
+    num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
+    rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads
+    expected = tensors.query.new_empty((*rows, head_size), dtype=torch.float64)
+    bound = torch.empty_like(expected)
+    ill_conditioned = tensors.query.new_empty((*rows, 1), dtype=torch.bool)
+    if not all(tensors.answers):
+        expected.zero_()
+        bound.fill_(torch.inf)
+        ill_conditioned.zero_()
+    for block in row_blocks(tensors) if blocks is None else blocks:
+        part = attend_block(block, tensors, model)
+        expected[block.tokens] = part.expected.transpose(1, 2)
+        bound[block.tokens] = part.bound.transpose(1, 2)
+        ill_conditioned[block.tokens] = part.ill_conditioned.transpose(1, 2)
+    return Reference(expected.flatten(1, 2), bound.flatten(1, 2), ill_conditioned.flatten(1, 3))
+
+
+def attend_block(block: RowBlock, tensors: AttentionTensors, model: NumericModel) -> BlockReference:
+    """Return the reference of one block of rows."""
+    logits = logits_of(block, tensors, model)
+    weights = weights_of(logits)
+    output = (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
+    moved = logit_term(weights, block, output, probability_unit(tensors, model))
+    summed = value_term(weights, logits, block, tensors, model)
+    units = normaliser_units(tensors, logits)
+    error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
+    factor = output_factor(tensors)
+    scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(factor))
+    expected, bound = stored_bound(scaled, error, tensors.output.dtype)
+    expected, bound = _sanitised(expected, bound, logits, block)
+    return BlockReference(logits, weights, output, expected, bound, ~(weights.drift <= MAX_DRIFT))
+
+
+def output_factor(tensors: AttentionTensors) -> float:
+    """Return what multiplies the average of V: v's scale when q is fp8, 1 / the output's scale when that is fp8."""
+    factor = 1.0
+    if tensors.query.dtype.itemsize == 1 and tensors.v_scale is not None:
+        factor = float(tensors.v_scale)
+    if tensors.output.dtype.itemsize == 1 and tensors.out_scale is not None:
+        factor /= float(tensors.out_scale)
+    return factor
+
+
+def _sanitised(
+    expected: torch.Tensor, bound: torch.Tensor, logits: Logits, block: RowBlock
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return expected without NaN, and an infinite bound wherever float32 may overflow on the way."""
+    num_keys = block.values.shape[-2]
+    large = not bool(block.value_sizes.max() * num_keys < OVERFLOW)
+    if logits.overflows is None and not large:
+        return expected, bound
+    unknown = ~bound.isfinite() | ~expected.isfinite()
+    if logits.overflows is not None:
+        unknown |= logits.overflows
+    if large:
+        visible = (logits.exact > -torch.inf).double().flatten(2, 3)
+        unknown |= ~(visible @ block.value_sizes < OVERFLOW).view_as(expected)
+    return expected.masked_fill(unknown, 0.0), bound.masked_fill(unknown, torch.inf)

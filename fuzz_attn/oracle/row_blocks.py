@@ -1,0 +1,205 @@
+"""Row blocks: the query rows of a batch and the keys they see, as dense float64 tensors padded to one shape.
+
+Ragged sequences are cut and grouped so that little is wasted: sequences of similar lengths share a block, long queries
+are cut into several. Padding repeats the last row or key of its sequence, so that everything in a block is real data:
+slots that no row may see are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from fuzz_attn.inputs.tensors import AttentionTensors, taken
+
+Array: TypeAlias = np.typing.NDArray[Any]
+
+MAX_BLOCK_SCORES = 2**20
+"""Scores of a block, padding included, beyond which rows go to another block; keeps the memory near 100 MB."""
+
+BLOCK_COST = 2**19
+"""What another block costs in calls, in scores times ``head_size + SCORE_COST``: about 0.5 ms on one core."""
+
+SCORE_COST = 40
+"""What a score costs by itself, beside its ``head_size`` products: some forty elementwise operations."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of some sequences, ``B`` spans of up to ``Q`` query tokens that see up to ``K`` keys.
+
+    ``tokens`` int64 ``[B, Q]``, row of q and out; ``queries`` float64 ``[B, num_kv_heads, Q, group, head_size]``;
+    ``keys`` and ``values`` float64 ``[B, num_kv_heads, K, head_size]``, dequantised as the specification says;
+    ``visible`` bool ``[B, Q, K]``; ``position`` int64 ``[B, Q]`` of the query and ``key_position`` ``[B, K]``;
+    ``context_len`` int64 ``[B]``; ``reach`` and ``num_visible`` float64 ``[B, Q]``, how far back the first visible
+    key lies and how many there are; ``qq_bias`` float64 ``[B, Q, K]``, 0 where masked.
+    """
+
+    tokens: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    visible: torch.Tensor
+    position: torch.Tensor
+    key_position: torch.Tensor
+    context_len: torch.Tensor
+    reach: torch.Tensor
+    num_visible: torch.Tensor
+    qq_bias: torch.Tensor | None
+
+    @cached_property
+    def hidden(self) -> torch.Tensor:
+        """The opposite of ``visible``, to be broadcast against scores ``[B, num_kv_heads, Q, group, K]``."""
+        return ~self.visible[:, None, :, None]
+
+    @cached_property
+    def value_sizes(self) -> torch.Tensor:
+        """The magnitudes of the values; several terms of the bound need them."""
+        return self.values.abs()
+
+
+@dataclass(frozen=True)
+class Span:
+    """``num_rows`` query tokens of a sequence from ``first_row`` on, and the ``num_keys`` keys that they see."""
+
+    sequence: int
+    first_row: int
+    num_rows: int
+    first_key: int
+    num_keys: int
+
+
+def row_blocks(tensors: AttentionTensors) -> Iterator[RowBlock]:
+    """Yield blocks that hold each row of the batch at least once (a padded row repeats the last of its span)."""
+    starts = [0]
+    for query_len in tensors.query_lens:
+        starts.append(starts[-1] + query_len)
+    table = tensors.block_table.cpu().numpy()
+    for spans in _grouped(_spans(tensors), *tensors.query.shape[1:]):
+        yield _block(tensors, spans, starts, table)
+
+
+def _spans(tensors: AttentionTensors) -> list[Span]:
+    spans = []
+    num_heads = tensors.query.shape[1]
+    for sequence, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
+        if tensors.answers and not tensors.answers[sequence]:
+            continue
+        step = max(1, MAX_BLOCK_SCORES // max(1, num_heads * (query_len + context_len)))
+        for row in range(0, query_len, step):
+            num_rows = min(step, query_len - row)
+            first_key = max(0, context_len + row - tensors.window + 1) if tensors.window else 0
+            spans.append(Span(sequence, row, num_rows, first_key, context_len + row + num_rows - first_key))
+    return spans
+
+
+def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list[Span]]:
+    """Yield groups of spans of similar lengths, for which padding costs less than a block of their own would."""
+    group: list[Span] = []
+    rows = keys = padded = 0
+    for span in sorted(spans, key=lambda span: (span.num_keys, span.num_rows)):
+        rows, keys = max(rows, span.num_rows), max(keys, span.num_keys)
+        alone, together = span.num_rows * span.num_keys * num_heads, (len(group) + 1) * rows * keys * num_heads
+        extra = (together - padded - alone) * (head_size + SCORE_COST)
+        if group and (extra > BLOCK_COST or together > MAX_BLOCK_SCORES):
+            yield group
+            group, rows, keys, together = [], span.num_rows, span.num_keys, alone
+        group.append(span)
+        padded = together
+    if group:
+        yield group
+
+
+def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], pages_of: Array) -> RowBlock:
+    """Return the block of some spans; indices are made on the host, where a call on a few numbers costs least."""
+    table = np.array(
+        [
+            (s.sequence, starts[s.sequence], s.first_row, s.num_rows, s.first_key, s.num_keys,
+             tensors.context_lens[s.sequence])
+            for s in spans
+        ]
+    )  # fmt: skip
+    sequence, start, first_row, num_rows, first_key, num_keys, context_len = table.T[..., None]
+    row = first_row + np.minimum(np.arange(max(s.num_rows for s in spans)), num_rows - 1)
+    column = np.arange(max(s.num_keys for s in spans))
+    key_position = first_key + np.minimum(column, num_keys - 1)
+    position = context_len + row
+    reach = np.minimum(position, tensors.window - 1) if tensors.window else position
+    distance = position[:, :, None] - key_position[:, None]
+    seen = (distance >= 0) & (distance <= reach[:, :, None]) & (column < num_keys)[:, None]
+
+    def placed(array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(tensors.query.device)
+
+    farthest, bias = reach.astype(np.float64), None
+    num_visible = farthest + 1
+    if tensors.qq_bias is not None:
+        matrix = _qq_bias(tensors.qq_bias.cpu().numpy(), row, key_position - context_len)
+        seen &= matrix > -np.inf
+        bias = placed(np.where(seen, matrix, 0.0))
+        num_visible = seen.sum(-1, dtype=np.float64)
+        farthest = np.where(seen, distance, 0).max(-1).astype(np.float64)
+    tokens = placed(start + row)
+    pages, slots = np.divmod(key_position, tensors.block_size)
+    blocks = pages_of[sequence, pages].astype(np.int64)
+    keys, values = _cached(tensors, placed(blocks), placed(slots))
+    if tensors.new_keys is not None and tensors.new_values is not None:
+        dense = np.array(tensors.reads_dense)[sequence] & (key_position >= context_len)
+        new, places = placed((start + key_position - context_len)[dense]), tuple(map(placed, dense.nonzero()))
+        _put_new(keys, places, tensors.new_keys, new)
+        _put_new(values, places, tensors.new_values, new)
+    return RowBlock(
+        tokens=tokens,
+        queries=_queries(tensors, tokens),
+        keys=keys,
+        values=values,
+        visible=placed(seen),
+        position=placed(position),
+        key_position=placed(key_position),
+        context_len=placed(context_len[:, 0]),
+        reach=placed(farthest),
+        num_visible=placed(num_visible),
+        qq_bias=bias,
+    )
+
+
+def _qq_bias(matrix: Array, row: Array, column: Array) -> Array:
+    """Return ``matrix[row, column]`` as float64 ``[B, Q, K]``, 0 for columns that the matrix does not have."""
+    inside = (column >= 0) & (column < matrix.shape[1])
+    bias = matrix[row[:, :, None], np.where(inside, column, 0)[:, None]].astype(np.float64)
+    return np.where(inside[:, None], bias, 0.0)
+
+
+def _queries(tensors: AttentionTensors, tokens: torch.Tensor) -> torch.Tensor:
+    queries = taken(tensors.query, (tokens,))
+    grouped = queries.view(*tokens.shape, tensors.num_kv_heads, -1, queries.shape[-1])
+    return grouped.transpose(1, 2).contiguous().double()
+
+
+def _cached(tensors: AttentionTensors, block: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V ``[B, num_kv_heads, K, head_size]``: in fp8 as stored when q is fp8 too, else dequantised."""
+    dtype = tensors.query.dtype
+    keys, values = (
+        stored.transpose(1, 2).contiguous() for stored in (tensors.keys_at(block, slot), tensors.values_at(block, slot))
+    )
+    return _dequantised(keys, tensors.k_scale, dtype), _dequantised(values, tensors.v_scale, dtype)
+
+
+def _put_new(cached: torch.Tensor, places: tuple[torch.Tensor, ...], dense: torch.Tensor, new: torch.Tensor) -> None:
+    """Put the tokens ``new`` of densely packed keys or values to their places ``[B, K]``."""
+    cached.transpose(1, 2)[places] = dense[new].double()
+
+
+def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return the float64 values that the specification multiplies: fp8 times its scale, rounded to the type of q."""
+    if stored.dtype.itemsize > 1 or dtype.itemsize == 1:
+        return stored.double()
+    scaled = stored.float()
+    if scale is not None:
+        scaled *= scale
+    return scaled.to(dtype).double()

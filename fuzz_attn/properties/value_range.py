@@ -1,0 +1,110 @@
+"""The convex hull: every output is an average of the values that its row sees, whatever the weights are.
+
+This holds where the scores tell nothing: also in rows that are ill-conditioned, since wrong weights are weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+import torch
+
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, value_unit
+from fuzz_attn.oracle.logits import accumulation_unit
+from fuzz_attn.oracle.reference import Reference, output_factor
+from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.roundings import FLUSHED, UNDERFLOW, UNIT, gamma, half_denormal
+from fuzz_attn.oracle.row_blocks import RowBlock
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
+
+LOOKED_AT: Final = 4
+"""The hull costs two thirds of what the oracle does: of cases that this has confined, every so many are looked at."""
+
+
+def convex_hull(experiment: Experiment) -> Verdict:
+    """Every output lies between the least and the largest value that its row sees, 0 among them with a sink.
+
+    Up to the value's side of the error bound, not only the output's own rounding: a correct kernel rounds P to its type
+    for the numerator and not for the denominator, so that its weights sum to 1 within that rounding alone, and sums in
+    float32. Errors of the scores need no place here: wrong weights are still weights. Where no row is ill-conditioned
+    the oracle confines the output already, so that of these cases only those of every fourth seed are looked at.
+    """
+    tensors, known = experiment.first.tensors, experiment.reference
+    if experiment.case.seed % LOOKED_AT and not bool(known.ill_conditioned.any()):
+        return Verdict("convex_hull")
+    verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.model))
+    message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
+    return msgspec.structs.replace(verdict, property_name="convex_hull", message=message)
+
+
+@torch.inference_mode()
+def _nearest_inside(
+    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: NumericModel
+) -> Reference:
+    """Return the nearest outputs that lie in the hull, and how far outside an output may lie."""
+    actual = tensors.output[: known.expected.shape[0]].double()
+    expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
+    for block in blocks:
+        low, high = values_seen(block)
+        if tensors.sinks is not None:
+            low, high = low.clamp_max(0.0), high.clamp_min(0.0)
+        error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, model)
+        factor, dtype = output_factor(tensors), tensors.output.dtype
+        ends = [stored_bound(end * factor, error * factor, dtype) for end in (low, high)]
+        (low, _), (high, _) = ends
+        group = tensors.query.shape[1] // low.shape[2]
+        low, high, error = (
+            each.repeat_interleave(group, 2) for each in (low, high, torch.maximum(*(e for _, e in ends)))
+        )
+        expected[block.tokens] = actual[block.tokens].nan_to_num().clamp(low, high)
+        bound[block.tokens] = error
+    return Reference(
+        expected, bound.masked_fill(known.bound.isinf(), torch.inf), torch.zeros_like(known.ill_conditioned)
+    )
+
+
+def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the largest value that each query token sees, ``[B, Q, num_kv_heads, head_size]``.
+
+    The keys that a row sees are taken for one range without holes: where a bias of -inf hides one of them, the hull is
+    larger than it need be. Ranges of any length are two overlapping ones whose length is a power of two.
+    """
+    seen = block.visible.int()
+    first, last = seen.argmax(-1), seen.shape[-1] - 1 - seen.flip(-1).argmax(-1)
+    length = last - first + 1
+    both = torch.cat([-block.values, block.values], -1).transpose(1, 2)
+    result = both.new_empty(*first.shape, *both.shape[2:])
+    width = 1
+    while True:
+        rows = (length >= width) & (length < 2 * width)
+        index = rows.nonzero()[:, 0]
+        result[rows] = torch.maximum(both[index, first[rows]], both[index, last[rows] - width + 1])
+        if not bool((length >= 2 * width).any()):
+            break
+        both = torch.maximum(both[:, :-width], both[:, width:])
+        width *= 2
+    low, high = result.chunk(2, -1)
+    return -low, high
+
+
+def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, model: NumericModel) -> torch.Tensor:
+    """Return how far the average may lie outside, before it is scaled and stored; ``largest`` is that of ``|v|``.
+
+    The terms of :mod:`fuzz_attn.oracle.error_bound` that come with values and with the whole row, all weights
+    together at most 1 and each flushed or rounded to 0 at most once at each rescaling.
+    """
+    count = block.visible.sum(-1, dtype=torch.float64)[..., None, None]
+    probability = probability_dtype(tensors, model)
+    cast = probability_unit(tensors, model)
+    summed = gamma(2 * count + 5, accumulation_unit(probability, model))
+    rest = (1 + summed) * (1 + value_unit(tensors, model)) - 1
+    lost = half_denormal(probability) * (1 + rest) if cast else 0.0
+    relative = (1 + cast) * (1 + rest) - 1 + count * (lost + (count + 2) * FLUSHED)
+    error = largest * relative + (2 * count + 4) * UNDERFLOW
+    units = gamma(2 * count + 8, UNIT)
+    return (largest * units + error) * (1 + 2 * units)

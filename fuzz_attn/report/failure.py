@@ -1,0 +1,87 @@
+"""A failure as a person reads it: why, the minimal case, the worst elements, and one command to paste."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fuzz_attn.case.description import describe
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.oracle.verdict import Element
+from fuzz_attn.report.plain_text import text_of, whole
+
+
+def render(found: Counterexample, path: Path | None = None, also_seen: tuple[str, ...] = ()) -> RenderableType:
+    """Return the failure as something that rich can print."""
+    parts: list[RenderableType] = [why(found), case_table(found)]
+    if found.verdict.worst:
+        parts.append(elements_table(found.verdict.worst))
+    if also_seen:
+        parts.append(Text(f"Also met while shrinking, and not followed: {', '.join(also_seen)}"))
+    if path is not None:
+        parts += [Text("Replay it"), whole(f" {replay_command(path)}", style="bold")]
+    return Group(*parts)
+
+
+def plain_text(found: Counterexample, path: Path | None = None, also_seen: tuple[str, ...] = ()) -> str:
+    """Return the failure as text without colours, 110 columns wide where it can be wrapped."""
+    return text_of(render(found, path, also_seen))
+
+
+def replay_command(path: Path) -> str:
+    """Return the command that replays the failure, to be pasted where it was found."""
+    return f"{program()} replay {shlex.quote(str(path))}"
+
+
+def program() -> str:
+    """Return how to call the command line here: by its name, by its path, or as a module."""
+    script = Path(sys.executable).with_name("fuzz-attn")
+    found = shutil.which("fuzz-attn")
+    if found and Path(found).resolve() == script.resolve():
+        return "fuzz-attn"
+    if script.exists():
+        return shlex.quote(os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script))
+    return f"{shlex.quote(sys.executable)} -m fuzz_attn.cli.main"
+
+
+def why(found: Counterexample) -> RenderableType:
+    """Return on which target it failed, by which property, and what is wrong."""
+    verdict = found.verdict
+    headline = whole("")
+    headline.append("FAILED ", "bold red").append(found.target, "bold")
+    headline.append(f" on {found.environment.backend}" if found.environment.backend else "")
+    reason = Text(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}")
+    if verdict.where:
+        reason.append(f" [{verdict.where.replace('_', ' ')}]")
+    return Group(headline, reason)
+
+
+def case_table(found: Counterexample) -> Table:
+    """Return the case in words."""
+    table = Table(box=None, show_header=False, padding=(0, 1), title="The case", title_justify="left")
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for what, words in describe(found.case):
+        table.add_row(what, words)
+    if found.relation:
+        table.add_row("then", found.relation.replace("_", " "))
+    return table
+
+
+def elements_table(worst: tuple[Element, ...]) -> Table:
+    """Return the worst elements with what is there, what should be, and how far off a correct kernel may be."""
+    table = Table(box=None, padding=(0, 1), title="Worst elements", title_justify="left")
+    for heading in ("sequence", "query", "head", "column", "actual", "expected", "bound"):
+        table.add_column(heading, justify="right")
+    for element in worst:
+        place = (element.sequence, element.query_index, element.head, element.column)
+        numbers = (f"{float(element.actual):.9g}", f"{float(element.expected):.9g}", f"{float(element.bound):.3g}")
+        table.add_row(*(str(number) for number in place), *numbers)
+    return table

@@ -1,0 +1,110 @@
+"""The summary of a run: one table for each target, and the live line while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fuzz_attn.coverage import explanations
+from fuzz_attn.engine.statistics import Statistics
+from fuzz_attn.report.plain_text import count, whole
+
+WORTH_TELLING: Final = 1.0
+"""Seconds after which a launch that the end of the time cuts off may be a hang."""
+
+Row: TypeAlias = tuple[str, str | Text]
+
+
+def live_line(shards: list[Statistics], seconds: float, time_left: float | None) -> str:
+    """Return the line that a run shows while it goes: cases, rate, compile keys, failures, time left."""
+    if not shards:
+        return "starting"
+    cases = sum(shard.cases for shard in shards)
+    keys = len({key for shard in shards for key in shard.compile_keys})
+    failures = sum(shard.state == "shrinking" or bool(shard.counterexamples) for shard in shards)
+    rate = cases / seconds if seconds > 0 else 0.0
+    words = [count(cases, "case"), f"{rate:.1f} cases/s", count(keys, "compile key"), count(failures, "failure")]
+    if any(shard.state == "shrinking" for shard in shards):
+        words.append(f"shrinking ({sum(shard.shrinking for shard in shards)} tries)")
+    if time_left is not None:
+        words.append(f"{max(0.0, time_left):.0f} s left")
+    return ", ".join(words)
+
+
+def render(statistics: Statistics) -> RenderableType:
+    """Return the summary of all shards of one target."""
+    table = Table(show_header=False, box=None)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for what, words in (*_numbers(statistics), *_shares(statistics)):
+        table.add_row(what, words)
+    return Group(whole(f"Summary of {statistics.target}", "bold"), table)
+
+
+def _numbers(statistics: Statistics) -> Iterator[Row]:
+    shims = f" (shims: {', '.join(statistics.shims)})" if statistics.shims else ""
+    rate = statistics.cases / statistics.seconds if statistics.seconds else 0.0
+    keys = len(statistics.compile_keys)
+    yield "backend", f"{statistics.backend}{shims}"
+    if statistics.fallback:
+        yield "fell back", statistics.fallback
+    yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
+    yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
+    yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
+    if statistics.kernels_compiled or statistics.kernels_loaded:
+        yield "kernels compiled", _kernels(statistics)
+    if statistics.shrinking:
+        yield "shrinking", count(statistics.shrinking, "more case")
+    if statistics.deaths:
+        yield "worker deaths", str(statistics.deaths)
+    if statistics.unfinished_seconds >= WORTH_TELLING:
+        yield "cut off", _cut_off(statistics)
+    failures = len(statistics.counterexamples)
+    yield "failures", Text(str(failures), style="bold red" if failures else "bold green")
+
+
+def _kernels(statistics: Statistics) -> str:
+    """Return how many kernels there were, and for how many cases each had to do."""
+    kernels = statistics.kernels_compiled + statistics.kernels_loaded
+    cases = statistics.cases + statistics.shrinking
+    kept = f", {statistics.kernels_loaded} more were in Triton's cache" if statistics.kernels_loaded else ""
+    return f"{statistics.kernels_compiled}{kept}, {cases / kernels:.1f} cases each"
+
+
+def _cut_off(statistics: Statistics) -> str:
+    launches = "1 launch was" if statistics.unfinished == 1 else f"{statistics.unfinished} launches were"
+    longest = f"after {statistics.unfinished_seconds:.0f} s when the time was up"
+    return f"{launches} still running {longest}: no verdict, the case is left in journal-*.json of the run"
+
+
+def _covered(statistics: Statistics) -> str:
+    if not statistics.masks:
+        return "none: the simulator alone sees masks, and only those of Triton kernels"
+    until = ", before the simulator was given up" * bool(statistics.fallback)
+    return f"{explanations.in_short(statistics.masks, statistics.target)}{until}"
+
+
+def _relations(asked: dict[str, int]) -> str:
+    """Return how many cases were asked each relation, the rarest last."""
+    most_first = sorted(asked.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in most_first)
+    return f"{count(sum(asked.values()), 'case')}: {listed}"
+
+
+def _shares(statistics: Statistics) -> Iterator[Row]:
+    if not statistics.cases:
+        return
+    most_first = sorted(statistics.features.items(), key=lambda item: -item[1])
+    ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in sorted(statistics.ratios.items()))
+    yield "features", ", ".join(f"{name} {number / statistics.cases:.0%}" for name, number in most_first)
+    if statistics.relations:
+        yield "relations", _relations(statistics.relations)
+    yield "largest err / bound", ratios or "none measured"
+    yield "semantic coverage", _covered(statistics)
+    if not statistics.counterexamples:
+        limit = f"at most {3 / statistics.cases:.2g} failures a case with 95% confidence (3/n)"
+        yield "no failure in", f"{count(statistics.cases, 'case')}: {limit}"

@@ -1,0 +1,32 @@
+"""Which function emits which operation of the IR: all that the simulator knows."""
+
+from __future__ import annotations
+
+from fuzz_attn.simulator.codegen.emitter import Handler
+from fuzz_attn.simulator.codegen.operations import (
+    branches,
+    casts,
+    floats,
+    for_loops,
+    integers,
+    masks,
+    memory,
+    reductions,
+    shapes,
+    sums,
+    while_loops,
+)
+
+HANDLERS: dict[str, Handler] = {
+    **floats.HANDLERS,
+    **integers.HANDLERS,
+    **sums.HANDLERS,
+    **casts.HANDLERS,
+    **masks.HANDLERS,
+    **shapes.HANDLERS,
+    **reductions.HANDLERS,
+    **memory.HANDLERS,
+    **for_loops.HANDLERS,
+    **while_loops.HANDLERS,
+    **branches.HANDLERS,
+}

@@ -1,0 +1,91 @@
+"""The typed tree of operations that the parser makes of a module's text."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+
+from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
+
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*?)(?:, #.*)?>$")
+_POINTER = re.compile(r"!tt\.ptr<(.*?)(?:, \d+)?>$")
+_INTEGERS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
+FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8E4M3FN", "f8E5M2"})
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """The type of a value: its element (`i32`, `bf16`, ...), the tile's shape, and whether it points at elements."""
+
+    element: str
+    shape: tuple[int, ...] = ()
+    pointer: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float or a tile of floats."""
+        return not self.pointer and self.element in FLOATS
+
+    @property
+    def bits(self) -> int:
+        """Width of an integer element."""
+        return _INTEGERS[self.element]
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_type(text: str) -> Type:
+    """Return the `Type` of its text, such as `tensor<16x!tt.ptr<bf16>>`; an unknown type is its own element."""
+    tensor = _TENSOR.match(text)
+    if tensor:
+        inner = parse_type(tensor.group(2))
+        shape = tuple(int(size) for size in tensor.group(1).split("x")[:-1])
+        return Type(inner.element, shape, inner.pointer)
+    pointer = _POINTER.match(text)
+    if pointer:
+        return Type(pointer.group(1), (), True)
+    return Type(text)
+
+
+class Value:
+    """One SSA value. Its identity is the object."""
+
+    __slots__ = ("name", "type")
+
+    def __init__(self, name: str, type_: Type) -> None:
+        self.name = name
+        self.type = type_
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One operation: name, operands, results, the text that holds its attributes, and nested regions."""
+
+    name: str
+    operands: list[Value]
+    results: list[Value] = field(default_factory=list)
+    text: str = ""
+    regions: list[list[Block]] = field(default_factory=list)
+    successors: list[tuple[str, list[Value]]] = field(default_factory=list)
+    location: Location = UNKNOWN_LOCATION
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A straight run of operations with its arguments."""
+
+    label: str
+    arguments: list[Value] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A kernel: name, parameters by their Python names, and its blocks."""
+
+    name: str
+    parameters: list[Value]
+    blocks: list[Block]

@@ -1,0 +1,53 @@
+"""Locations of operations: from the aliases at a module's edges to a line of somebody's kernel."""
+
+from __future__ import annotations
+
+import re
+
+from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
+
+_FILE = re.compile(r'^"(.*)":(\d+):\d+(?: to .*)?$')
+_NAMED = re.compile(r'^"[^"]*"\((.*)\)$')
+_LIBRARY = ("/triton/language/", "<unknown>")
+
+
+class Locations:
+    """The lines of a module's location aliases; a location in Triton's own library counts as its caller's."""
+
+    def __init__(self, text: str) -> None:
+        defined = (line.partition(" = loc(") for line in text.splitlines() if line.startswith("#loc"))
+        self._aliases = {name: location[:-1] for name, _, location in defined}
+        self._known: dict[str, Location] = {}
+
+    def resolve(self, text: str) -> Location:
+        """Return the source line of the location written `text` (the part between the brackets of `loc(...)`)."""
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._resolve(text)
+        return known
+
+    def _resolve(self, text: str) -> Location:
+        if text.startswith("#"):
+            target = self._aliases.get(text)
+            return UNKNOWN_LOCATION if target is None else self.resolve(target)
+        if text.startswith("callsite("):
+            callee, caller = _split_callsite(text[len("callsite(") : -1])
+            inner = self.resolve(callee)
+            return self.resolve(caller) if any(part in inner.file for part in _LIBRARY) else inner
+        file = _FILE.match(text)
+        if file:
+            return Location(file.group(1), int(file.group(2)))
+        named = _NAMED.match(text)
+        return self.resolve(named.group(1)) if named else UNKNOWN_LOCATION
+
+
+def _split_callsite(text: str) -> tuple[str, str]:
+    if "(" not in text:
+        callee, _, caller = text.partition(" at ")
+        return callee, caller or "unknown"
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and text.startswith(" at ", position):
+            return text[:position], text[position + 4 :]
+    return text, "unknown"

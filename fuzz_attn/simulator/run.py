@@ -1,0 +1,148 @@
+"""One launch while it runs: its grid, its memories, and the reports of its sanitizers."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fuzz_attn.simulator.codegen.program import Plan, Program
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.runtime.memory import Memory
+from fuzz_attn.simulator.runtime.ranges import HIGH, LOW, Range, Taint
+
+Array = npt.NDArray[Any]
+
+# Elements of the largest tile that programs run together may hold: more of them leave the processor's caches.
+_CHUNK_ELEMENTS = 1 << 18
+
+
+@functools.lru_cache(maxsize=64)
+def _lanes(start: int, count: int) -> Array:
+    return _shared(np.arange(start, start + count))
+
+
+@functools.lru_cache(maxsize=64)
+def _ids(grid: tuple[int, int, int], axis: int, start: int, count: int) -> Array:
+    return _shared(_ids_of(grid, axis, _lanes(start, count)))
+
+
+def _ids_of(grid: tuple[int, int, int], axis: int, lanes: Array) -> Array:
+    _, ny, nz = grid
+    if axis == 0:
+        ids = lanes if ny * nz == 1 else lanes // (ny * nz)
+    elif axis == 1:
+        ids = (lanes if nz == 1 else lanes // nz) % ny
+    else:
+        ids = lanes % nz
+    return ids.astype(np.int32)
+
+
+def _shared(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(slots=True)
+class Run:
+    """What the generated code asks for: program ids, and a place to report to."""
+
+    program: Program
+    grid: tuple[int, int, int]
+    findings: dict[tuple[object, ...], Finding] = field(default_factory=dict)
+    id_ranges: list[Range] = field(default_factory=list)
+    lanes: Array = field(default_factory=lambda: _lanes(0, 0))
+    """The numbers of the programs that run together just now."""
+
+    def execute(self, plan: Plan, arguments: list[Any]) -> None:
+        """Run all programs, in chunks that fit the caches, in the order of their numbers."""
+        total = self.grid[0] * self.grid[1] * self.grid[2]
+        self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
+        chunk = 1 if self.program.sequential else max(1, _CHUNK_ELEMENTS // self.program.elements)
+        # What generated code asks of torch is none of the session's business, and each call would pass through Python.
+        with np.errstate(all="ignore"), torch._C._DisableTorchDispatch():
+            function = self.program.ready()
+            if plan.prepared is None:
+                assert self.program.prepare is not None
+                plan.prepared = self.program.prepare(self, *plan.scalars)
+            for start in range(0, total, chunk):
+                self.lanes = _lanes(start, min(chunk, total - start))
+                function(self, self.lanes, plan.prepared, *arguments)
+
+    def program_ids(self, lanes: Array, axis: int) -> Array:
+        """Program ids along one axis of the grid; the last axis runs fastest, as in Triton's interpreter."""
+        if lanes is self.lanes:
+            return _ids(self.grid, axis, int(lanes[0]), lanes.size)
+        return _ids_of(self.grid, axis, lanes)
+
+    def position(self, program: int) -> tuple[int, int, int]:
+        """Return the (x, y, z) of a program's number."""
+        _, ny, nz = self.grid
+        return (program // (ny * nz), program // nz % ny, program % nz)
+
+    def argument_range(self, argument: Array) -> Range:
+        """Return the range of a scalar argument: its one value."""
+        value = int(argument.item())
+        return (value, value, ())
+
+    def report(
+        self,
+        kind: FindingKind,
+        site: int,
+        lanes: Array,
+        row: int,
+        tensor: str,
+        index: int,
+        bounds: tuple[int, int],
+        message: str,
+        count: int,
+    ) -> None:
+        """Note a finding, or counts it with an equal one of this launch. `row` is the lane it happened in."""
+        location = self.program.sites[site]
+        key = (kind, location, tensor)
+        known = self.findings.get(key)
+        if known is not None:
+            self.findings[key] = replace(known, count=known.count + count)
+            return
+        program = self.position(int(lanes[row]))
+        self.findings[key] = Finding(kind, self.program.name, location, program, tensor, index, bounds, message, count)
+
+    def overflow(self, memory: Memory, lanes: Array, taints: tuple[Taint, ...], mask: Array | None, rank: int) -> None:
+        """Report the 32-bit overflows that reach an element which `mask` lets through."""
+        for taint in taints:
+            reached = taint.rows(lanes)
+            if reached.ndim < rank + 1:
+                reached = reached.reshape(reached.shape + (1,) * (rank + 1 - reached.ndim))
+            reached = np.broadcast_to(reached, np.broadcast_shapes(reached.shape, (lanes.size,) + (1,) * rank))
+            if mask is not None:
+                reached = reached & mask
+            if reached.any():
+                row = int(np.unravel_index(int(reached.argmax()), reached.shape)[0])
+                self._report_overflow(taint.site, lanes, row, memory.name, int(reached.sum()))
+
+    def overflow_sum(
+        self, memory: Memory, lanes: Array, site: int, mask: Array | None, rank: int, *terms: Array
+    ) -> None:
+        """As `overflow`, for a 32-bit sum of terms that is formed only at the access."""
+        ideal: Any = 0
+        for term in terms:
+            ideal = ideal + term.astype(np.int64)
+        wrapped = np.atleast_1d((ideal < LOW) | (ideal > HIGH))
+        if wrapped.any():
+            self.overflow(memory, lanes, (Taint(lanes, wrapped, site),), mask, rank)
+
+    def _report_overflow(self, site: int, lanes: Array, row: int, tensor: str, count: int) -> None:
+        message = f"a 32-bit integer overflows on its way into an address of {tensor}"
+        kind = FindingKind.INTEGER_OVERFLOW
+        self.report(kind, site, lanes, row, tensor, 0, (LOW, HIGH), message, count)
+
+    def device_assert(self, site: int, lanes: Array, condition: Array, message: str) -> None:
+        """Report a device assertion that fails in some program."""
+        if not condition.all():
+            failed = ~condition.reshape(condition.shape[0], -1).all(axis=1)
+            row = int(failed.argmax())
+            self.report(FindingKind.DEVICE_ASSERT, site, lanes, row, "", 0, (0, 0), message, int(failed.sum()))

@@ -1,0 +1,1 @@
+"""The runtime: what generated code calls while it runs."""

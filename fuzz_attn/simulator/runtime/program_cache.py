@@ -1,0 +1,144 @@
+"""Generated programs kept on disk, by everything that their source depends on, within a limit of size."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import marshal
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import triton
+
+from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.findings import Location
+from fuzz_attn.simulator.frontend.ir import Type
+
+LIMIT_BYTES: Final = 256 * 2**20
+"""A folder that holds more loses what was not used for longest, down to three quarters of it."""
+CHECK_EVERY: Final = 256
+"""Programs that a process stores between two looks at the folder's size; the first one looks too."""
+
+_STALE_SECONDS: Final = 3600.0
+_OWN: Final = re.compile(r"[0-9a-f]{64}\.(?:program|json)|tmp\w+\.part")
+"""The names that this module gives its files, now and formerly: nothing else in the folder is ever removed."""
+
+
+@functools.lru_cache(maxsize=1)
+def generator_version() -> str:
+    """Return a digest of the simulator's own source and of Triton's and Python's versions: of all that a file needs."""
+    digest = hashlib.sha256(triton.__version__.encode() + importlib.util.MAGIC_NUMBER)
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def key_of(*parts: object) -> str:
+    """Return the file name of a program: a digest of its parts' text and of the generator's version."""
+    text = json.dumps([generator_version(), *map(repr, parts)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _encode(program: Program) -> bytes:
+    fields = (
+        program.name,
+        program.source,
+        [(site.file, site.line) for site in program.sites],
+        [(kind, site.file, site.line, several) for kind, site, several in program.coverage_sites],
+        [(name, type_.element, type_.pointer) for name, type_ in program.parameters],
+        sorted(program.stored),
+        sorted(program.loaded),
+        program.elements,
+        program.sequential,
+        program.compiled(),
+    )
+    body = marshal.dumps(fields)
+    return hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes) -> Program:
+    """Return the program of a file. Raises ValueError for a damaged one, which `marshal` itself might not survive."""
+    digest, body = data[:32], data[32:]
+    if hashlib.sha256(body).digest() != digest:
+        raise ValueError("the digest does not fit")
+    fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - our own file, as far as the digest tells
+    name, source, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
+    return Program(
+        name=name,
+        source=source,
+        sites=[Location(*site) for site in sites],
+        coverage_sites=[(kind, Location(file, line), several) for kind, file, line, several in coverage_sites],
+        parameters=[(name, Type(element, (), pointer)) for name, element, pointer in parameters],
+        stored=frozenset(stored),
+        loaded=frozenset(loaded),
+        elements=elements,
+        sequential=sequential,
+        code=code,
+    )
+
+
+class DiskCache:
+    """A folder of programs. A file that cannot be read counts as absent; several processes may share the folder.
+
+    Its files together hold at most `limit` bytes, but for what is stored between two looks at them.
+    """
+
+    _stored = 0
+    """Programs that this process has stored, in whatever folder."""
+
+    def __init__(self, folder: Path, limit: int = LIMIT_BYTES) -> None:
+        self._folder = folder
+        self._limit = limit
+
+    def get(self, key: str) -> Program | None:
+        """Return the program stored under `key`, or None. What is found counts as used now."""
+        path = self._folder / f"{key}.program"
+        try:
+            program = _decode(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return program
+
+    def put(self, key: str, program: Program) -> None:
+        """Store a program. A folder that cannot be written to is no error: the cache only saves time."""
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(_encode(program))
+            os.replace(name, self._folder / f"{key}.program")
+            if DiskCache._stored % CHECK_EVERY == 0:
+                self.prune()
+            DiskCache._stored += 1
+
+    def prune(self) -> None:
+        """Remove the files used longest ago if the folder holds more than the limit, and what older versions left.
+
+        Another process may do the same at the same time: whoever comes second finds nothing to remove. A program that
+        is removed while a process runs it stays whole there, and is generated again elsewhere.
+        """
+        found: list[tuple[float, int, str]] = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if _OWN.fullmatch(entry.name):
+                    with contextlib.suppress(OSError):
+                        status = entry.stat()
+                        found.append((status.st_mtime, status.st_size, entry.path))
+        total = sum(size for _, size, _ in found)
+        target = self._limit if total <= self._limit else self._limit * 3 // 4
+        stale = time.time() - _STALE_SECONDS
+        for used, size, path in sorted(found):
+            abandoned = used < stale and not path.endswith(".program")
+            if abandoned or (total > target and not path.endswith(".part")):
+                total -= size
+                with contextlib.suppress(OSError):
+                    os.unlink(path)

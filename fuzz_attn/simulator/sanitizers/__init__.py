@@ -1,0 +1,1 @@
+"""Sanitizers: what is checked at each access, and which masks were seen."""

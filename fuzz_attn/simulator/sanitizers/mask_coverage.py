@@ -1,0 +1,111 @@
+"""Coverage of kernel semantics: which masks of which lines were all true, all false and mixed in some program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fuzz_attn.simulator.findings import Location
+
+Array = npt.NDArray[Any]
+
+ALL_TRUE, ALL_FALSE, MIXED, SEVERAL = 1, 2, 4, 8
+"""Outcomes, and whether the mask has several elements: one alone is never mixed."""
+COMPLETE_SINGLE = ALL_TRUE | ALL_FALSE
+COMPLETE = COMPLETE_SINGLE | MIXED
+
+
+def cover(seen: list[int], slot: int, *factors: Array) -> None:
+    """Add the outcomes of a mask, one for each program (row), to its slot; look only for what is missing.
+
+    The mask is the conjunction of factors that do not share an axis: all of it holds where all of each does, and some
+    of it where some of each does.
+    """
+    bits, partial = seen[slot], []
+    for factor in factors:
+        count = np.count_nonzero(factor)
+        if not count:
+            seen[slot] = bits | ALL_FALSE if factor.size else bits
+            return
+        if count != factor.size:
+            partial.append(factor)
+    if not partial:
+        seen[slot] = bits | ALL_TRUE
+        return
+    varying = [factor for factor in partial if factor.shape[0] > 1]
+    mixed_alone = len(varying) < len(partial)  # by a factor that is the same for all programs
+    if not varying:
+        seen[slot] = bits | MIXED
+        return
+    lacks_mixed = not bits & MIXED
+    every = some = None
+    if not mixed_alone and (lacks_mixed or not bits & ALL_TRUE):
+        every = _rows(np.logical_and, varying)
+        bits |= ALL_TRUE if every.any() else 0
+    if lacks_mixed or not bits & ALL_FALSE:
+        some = _rows(np.logical_or, varying)
+        bits |= 0 if some.all() else ALL_FALSE
+    if lacks_mixed and some is not None and (some if every is None else some != every).any():
+        bits |= MIXED
+    seen[slot] = bits
+
+
+def _rows(reduction: np.ufunc, factors: list[Array]) -> Array:
+    """Return for each row whether the reduction holds in each factor."""
+    result: Array = reduction.reduce(factors[0].reshape(factors[0].shape[0], -1), axis=1)
+    for factor in factors[1:]:
+        result = result & reduction.reduce(factor.reshape(factor.shape[0], -1), axis=1)
+    return result
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Site:
+    """A mask or condition of a kernel: `kind` is load, store, select, branch, while or an atomic.
+
+    Those of one kind and line are told apart by their order in the compiled kernel. What is decided when a kernel is
+    compiled is no mask of that compilation.
+    """
+
+    kernel: str
+    file: str
+    line: int
+    kind: str
+    ordinal: int = 0
+
+
+class Masks:
+    """The masks of all kernels that were run with coverage, and what each showed in any compilation of its kernel.
+
+    `seen` holds the bits of each mask: ALL_TRUE, ALL_FALSE, MIXED, and SEVERAL where it can be mixed. A complete mask
+    is not looked at again.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._slots: dict[Site, int] = {}
+
+    def slots(self, kernel: str, sites: Iterable[tuple[str, Location, bool]]) -> list[int]:
+        """Return where in `seen` the masks of one compiled kernel are."""
+        ordinals: dict[tuple[str, int, str], int] = {}
+        slots = []
+        for kind, location, several in sites:
+            key = (location.file, location.line, kind)
+            ordinal = ordinals[key] = ordinals.get(key, -1) + 1
+            slot = self._slots.setdefault(Site(kernel, location.file, location.line, kind, ordinal), len(self.seen))
+            if slot == len(self.seen):
+                self.seen.append(0)
+            self.seen[slot] |= SEVERAL * several
+            slots.append(slot)
+        return slots
+
+    def items(self) -> Iterator[tuple[Site, int]]:
+        """Yield each mask with its bits, in the order of `seen`."""
+        return zip(self._slots, self.seen, strict=True)
+
+
+MASKS = Masks()
+"""Those of this process, since programs outlive sessions."""

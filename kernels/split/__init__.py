@@ -1,0 +1,1 @@
+"""Kernels over split caches: paged decode and context attention."""

@@ -1,0 +1,92 @@
+"""The cut of a q-block's tiles into segments, and the kernel that merges the segments' partial softmaxes.
+
+`kernel_unified_attention_3d` and `reduce_segments` call the same functions here, so a segment is read exactly when it
+was written: segment s owns tiles [begin, end) of `segment_tiles`, and nothing is written or read where that is empty.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+import triton
+import triton.language as tl
+
+from ..common.masks import tile_range, visible_keys
+from ..common.outputs import convert_output
+from ..common.sequences import cdiv_fn, find_seq_idx, load_sequence
+from ..common.softmax import finite_shift, normalize
+
+
+@triton.jit
+def segment_tiles(first_tile, end_tile, segment, NUM_SEGMENTS: tl.constexpr):
+    """Return (begin, end) of the tiles of one segment; begin >= end for a segment that has none."""
+    tiles_per_segment = cdiv_fn(end_tile - first_tile, NUM_SEGMENTS)
+    begin = first_tile + segment * tiles_per_segment
+    return begin, tl.minimum(begin + tiles_per_segment, end_tile)
+
+
+@triton.jit
+def partial_index(token, num_query_heads, head, segment, NUM_SEGMENTS: tl.constexpr):
+    """Return the flat int64 index into scratch [num_tokens, num_query_heads, NUM_SEGMENTS]."""
+    return (token.to(tl.int64) * num_query_heads + head) * NUM_SEGMENTS + segment
+
+
+@triton.jit(do_not_specialize=["num_query_heads", "window", "num_seqs"])
+def reduce_segments(
+    out_ptr,  # [num_tokens, num_query_heads, head_size]
+    out_stride_token,
+    out_stride_head,
+    segm_output_ptr,  # [num_tokens, num_query_heads, NUM_SEGMENTS, HEAD_SIZE_PADDED]
+    segm_max_ptr,  # [num_tokens, num_query_heads, NUM_SEGMENTS]
+    segm_expsum_ptr,  # [num_tokens, num_query_heads, NUM_SEGMENTS]
+    query_start_loc_ptr,  # [num_seqs + 1]
+    seq_lens_ptr,  # [num_seqs]
+    output_scale_ptr,  # [1] or None
+    num_query_heads,
+    window,
+    num_seqs,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_SIZE_PADDED: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    TILE_SIZE: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    NUM_SEGMENTS_PADDED: tl.constexpr,
+    OUTPUT_LIMIT: tl.constexpr,
+    USE_WINDOW: tl.constexpr,
+    USE_FP8_OUTPUT: tl.constexpr,
+):
+    """Merge the segments of one token and head. Grid (num_tokens, num_query_heads)."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    seq_idx = find_seq_idx(query_start_loc_ptr, token, num_seqs, BLOCK_Q, False)
+    query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
+    query = (token - query_start).to(tl.int32)
+    # Rows past the last sequence are padding of the caller's.
+    if query >= query_len:
+        return
+
+    first_query = query // BLOCK_Q * BLOCK_Q
+    key_begin, key_end = visible_keys(first_query, query_len, context_len, window, BLOCK_Q, USE_WINDOW)
+    first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
+
+    # [NUM_SEGMENTS_PADDED]
+    segment = tl.arange(0, NUM_SEGMENTS_PADDED)
+    begin, end = segment_tiles(first_tile, end_tile, segment, NUM_SEGMENTS)
+    written = (segment < NUM_SEGMENTS) & (begin < end)
+    index = partial_index(token, num_query_heads, head, segment, NUM_SEGMENTS)
+    segm_max = tl.load(segm_max_ptr + index, mask=written, other=float("-inf"))
+    segm_expsum = tl.load(segm_expsum_ptr + index, mask=written, other=0.0)
+    weight = tl.exp(segm_max - finite_shift(tl.max(segm_max, axis=0)))
+    denominator = tl.sum(segm_expsum * weight, axis=0)
+
+    # [HEAD_SIZE_PADDED]
+    dim = tl.arange(0, HEAD_SIZE_PADDED)
+    dim_mask = dim < HEAD_SIZE
+    # [NUM_SEGMENTS_PADDED, HEAD_SIZE_PADDED]
+    segm_output = tl.load(
+        segm_output_ptr + index[:, None] * HEAD_SIZE_PADDED + dim[None, :],
+        mask=written[:, None] & dim_mask[None, :],
+        other=0.0,
+    )
+    output = normalize(tl.sum(segm_output * weight[:, None], axis=0), denominator)
+    output = convert_output(output, out_ptr, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)
+    tl.store(out_ptr + token * out_stride_token + head * out_stride_head + dim, output, mask=dim_mask)

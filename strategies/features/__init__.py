@@ -1,0 +1,1 @@
+"""Strategies of the features of a case: window, slopes, bias, sinks, soft cap, scales."""

@@ -1,0 +1,1 @@
+"""What strategies are made of: draws, tables of sizes, covering arrays, budgets."""

@@ -1,0 +1,113 @@
+"""Budgets: what a case may cost, so that the median one stays small on Triton's interpreter."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from fuzz_attn.case.attention_case import CompileKey, Sequence
+
+PROGRAM_MS = 9
+TILE_MS = 5
+SEGMENT_MS = 1
+MERGE_MS = 2
+"""What a program and a tile of it take on the interpreter of Triton 3.9, roughly. A segment and the merging of one row
+take 4 and 7 there, next to nothing in the simulator; so dear, hardly a case would have several query tokens in 3D."""
+
+MAX_MS = 420
+MAX_TIMES = 4
+"""How many times as much a rare case may take."""
+
+MAX_SHARE = 0.6
+"""What one sequence may take of what is left, so that others follow it."""
+
+MAX_TOKENS = 72
+MAX_QUERY_ELEMENTS = 2**17
+MAX_CACHE_ELEMENTS = 2**18
+TYPICAL_TILE = 32
+MIN_TILES = 4
+"""Below these there would be nothing to merge."""
+
+
+@dataclass
+class Budget:
+    """What the sequences still to come may use: milliseconds, query tokens, pages.
+
+    One sequence may take ``share`` of the milliseconds that are left.
+    ``per_block`` and ``per_tile`` are the costs of a q-block and of one of its tiles in all KV heads, ``per_token``
+    that of merging the segments of a token. A first sequence of one token is always affordable.
+    """
+
+    ms: float
+    share: float
+    tokens: int
+    pages: int
+    per_block: int
+    per_tile: int
+    per_token: int
+    block_q: int
+    tile: int
+    block_size: int
+
+    @property
+    def spent(self) -> bool:
+        """Whether not even a sequence of one token is affordable any more."""
+        return self.ms < self._cost(1, 1) or self.tokens < 1 or self.pages < 1
+
+    def most_queries(self) -> int:
+        """Return the longest query that is affordable without a context, at least 1."""
+        most = min(self.tokens, self.pages * self.block_size)
+        return max(1, bisect_right(range(1, most + 1), self.ms * self.share, key=self._least))
+
+    def most_keys(self, query_len: int) -> int:
+        """Return the longest sequence that is affordable with such a query; a few tiles for a short one always are."""
+        left = self.ms * self.share - self._cost(query_len, 0)
+        fewest = MIN_TILES if query_len <= self.block_q else 1
+        tiles = max(fewest, int(left / (self.per_tile * self._blocks(query_len))))
+        return min(tiles * self.tile, self.pages * self.block_size)
+
+    def spend(self, sequence: Sequence) -> None:
+        """Take what a sequence costs."""
+        self.ms -= self._cost(sequence.query_len, self._tiles(sequence.seq_len)) if sequence.query_len else 0
+        self.tokens -= sequence.query_len
+        self.pages -= -(-sequence.seq_len // self.block_size)
+
+    def _least(self, query_len: int) -> int:
+        """Return what a query costs with no keys but its own."""
+        return self._cost(query_len, self._tiles(query_len))
+
+    def _tiles(self, seq_len: int) -> int:
+        return -(-seq_len // self.tile)
+
+    def _blocks(self, query_len: int) -> int:
+        return max(1, -(-query_len // self.block_q))
+
+    def _cost(self, query_len: int, tiles: int) -> int:
+        return self._blocks(query_len) * (self.per_block + tiles * self.per_tile) + query_len * self.per_token
+
+
+def smallest_block_q(num_queries_per_kv: int) -> int:
+    """Return the fewest query tokens that a program of the unified family takes: 16 rows, or one token's group."""
+    rows = 1 << (num_queries_per_kv - 1).bit_length()
+    return max(16, rows) // num_queries_per_kv
+
+
+def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1) -> Budget:
+    """Return the budget of a case. ``merges`` counts the merging of segments; ``times`` multiplies the milliseconds.
+
+    One sequence may then take them all.
+    """
+    row = num_kv_heads * key.head_size
+    segments = max(0, key.launch.num_segments - 1)
+    return Budget(
+        ms=MAX_MS * times,
+        share=1.0 if times > 1 else MAX_SHARE,
+        tokens=max(1, min(MAX_TOKENS, MAX_QUERY_ELEMENTS // (row * key.num_queries_per_kv))),
+        pages=max(2, MAX_CACHE_ELEMENTS // (row * key.block_size)),
+        per_block=num_kv_heads * (PROGRAM_MS + segments * SEGMENT_MS),
+        per_tile=num_kv_heads * TILE_MS,
+        per_token=num_kv_heads * key.num_queries_per_kv * MERGE_MS if merges else 0,
+        block_q=smallest_block_q(key.num_queries_per_kv),
+        tile=key.launch.tile_size or TYPICAL_TILE,
+        block_size=key.block_size,
+    )

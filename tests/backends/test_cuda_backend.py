@@ -1,0 +1,86 @@
+"""What the cuda backend decides by itself, without a GPU: tests/backends/test_on_gpu.py runs it on one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton import knobs
+
+from fuzz_attn.backends import backend_named, cuda
+from fuzz_attn.errors import BackendError, DeviceLostError
+
+
+@pytest.mark.parametrize(
+    ("gpu", "interpret", "expected"),
+    [(True, "0", "cuda"), (True, "1", "simulator"), (False, "0", "simulator")],
+    ids=["a GPU", "a GPU, but the CPU is asked for", "no GPU"],
+)
+def test_auto_takes_a_gpu_where_there_is_one(
+    gpu: bool, interpret: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    assert backend_named("auto").name == expected
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(BackendError, match=r"^backend='cuda' needs a GPU, and torch sees none$"):
+        cuda.CudaBackend().prepare()
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *errors: str | None) -> None:
+    """Let the GPU answer each wait with an error or without one; the last answer stays."""
+    left = list(errors)
+
+    def synchronize() -> None:
+        error = left.pop(0) if len(left) > 1 else left[0]
+        if error:
+            raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: torch.ones(1))
+
+
+def test_a_gpu_that_goes_on_reporting_an_error_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, "an illegal memory access was encountered", "CUDA error")
+    with (
+        pytest.raises(DeviceLostError, match=r"^an illegal memory access was encountered$"),
+        cuda.CudaBackend().running(),
+    ):
+        raise ValueError("Triton noticed it first")
+
+
+def test_an_error_that_passes_is_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, "invalid configuration argument", None)
+    with pytest.raises(RuntimeError, match=r"^invalid configuration argument$"), cuda.CudaBackend().running():
+        pass
+
+
+def test_an_exception_of_the_target_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, None)
+    with pytest.raises(ValueError, match=r"^refused$"), cuda.CudaBackend().running():
+        raise ValueError("refused")
+
+
+def test_kernels_are_counted_while_a_target_runs_and_whoever_listened_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, None)
+    heard: list[bool] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **told: heard.append(told["cache_hit"]))
+    before, backend = knobs.compilation.listener, cuda.CudaBackend()
+    with backend.running():
+        for hit in (False, False, True):
+            knobs.compilation.listener(cache_hit=hit)
+    assert knobs.compilation.listener is before
+    assert heard == [False, False, True]
+    assert [backend.new_kernels() for _ in range(2)] == [(2, 1), (0, 0)]
+
+
+def test_scratch_is_poisoned_and_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, None)
+    with cuda.CudaBackend().running() as watch:
+        scratch = torch.empty(3)
+        assert bool(scratch.isnan().all())
+        scratch.as_strided((4,), (1,)).fill_(0.0)
+    assert [seen.kind for seen in watch.observations] == ["written_outside"]

@@ -1,0 +1,348 @@
+"""The interpreter backend: the preflight finds what this Triton computes wrongly, the shims mend it and leave no trace.
+
+Triton's language is patched while a launch runs, so this file decides nothing about Triton's mode: the suite runs with
+TRITON_INTERPRET=1.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from fuzz_attn.backends import backend_named, preflight, shims
+from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.case.attention_case import AttentionCase, DTypes, LaunchHints, replace
+from fuzz_attn.case.recipes import SinkRecipe
+from fuzz_attn.errors import BackendError
+from fuzz_attn.inputs.tensors import materialise, storage_bytes
+from fuzz_attn.targets.target import load_target
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    raise RuntimeError("these tests run kernels on a CPU: set TRITON_INTERPRET=1 before Triton is imported")
+
+HALVES = (torch.bfloat16, torch.float16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+ALL_SHIMS = tuple(shims._SHIMS)
+
+
+@triton.jit
+def cast_kernel(source_ptr, target_ptr, SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(target_ptr + offsets, tl.load(source_ptr + offsets).to(target_ptr.dtype.element_ty))
+
+
+@triton.jit
+def binary_kernel(a_ptr, b_ptr, target_ptr, OPERATION: tl.constexpr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)
+    a, b = tl.load(a_ptr + offsets), tl.load(b_ptr + offsets)
+    if OPERATION == "add":
+        result = a + b
+    elif OPERATION == "subtract":
+        result = a - b
+    elif OPERATION == "multiply":
+        result = a * b
+    elif OPERATION == "maximum":
+        result = tl.maximum(a, b)
+    elif OPERATION == "less":
+        result = (a < b).to(tl.bfloat16)
+    else:
+        result = tl.where(a == b, a, b)
+    tl.store(target_ptr + offsets, result)
+
+
+@triton.jit
+def unary_kernel(a_ptr, target_ptr, OPERATION: tl.constexpr, SIZE: tl.constexpr):
+    offsets = tl.arange(0, SIZE)
+    a = tl.load(a_ptr + offsets)
+    result = -a if OPERATION == "negative" else tl.abs(a)
+    tl.store(target_ptr + offsets, result)
+
+
+@triton.jit
+def dot_kernel(a_ptr, b_ptr, target_ptr, SIZE: tl.constexpr):
+    places = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    product = tl.dot(tl.load(a_ptr + places), tl.load(b_ptr + places), input_precision="ieee")
+    tl.store(target_ptr + places, product)
+
+
+@contextmanager
+def mended() -> Iterator[None]:
+    with np.errstate(all="ignore"), shims.applied(ALL_SHIMS):
+        yield
+
+
+def cast(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    target = torch.zeros(source.shape, dtype=dtype)
+    with mended():
+        cast_kernel[(1,)](source, target, SIZE=source.numel())
+    return target
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert the same bits, where any NaN is as good as another."""
+    both_nan = actual.float().isnan() & expected.float().isnan()
+    different = (bits(actual) != bits(expected)) & ~both_nan
+    assert not bool(different.any()), (actual[different][:8], expected[different][:8])
+
+
+def every(dtype: torch.dtype) -> torch.Tensor:
+    """Return every bit pattern of a type."""
+    width = 8 * dtype.itemsize
+    patterns = torch.arange(1 << width, dtype=torch.int32)
+    return patterns.to({8: torch.uint8, 16: torch.int16}[width]).view(dtype)
+
+
+def hard_floats(dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 numbers that are hard to round to a narrow type.
+
+    Every finite one of it, the ties between neighbours, a bit to either side of all these, numbers beyond the largest
+    and below the smallest, and NaN, infinities, zeros.
+    """
+    known = every(dtype).float()
+    known = known[known.isfinite()].sort().values
+    ties = (known[1:].double() + known[:-1].double()).div(2).float()
+    around = torch.cat([known, ties])
+    around = torch.cat([around, *(torch.nextafter(around, torch.tensor(end)) for end in (torch.inf, -torch.inf))])
+    beyond = torch.finfo(dtype).max * torch.tensor([1.001, 1.02, 1.05, 1.1, 1.5, 2.0])
+    tiny = torch.finfo(dtype).smallest_normal * 2.0 ** -torch.arange(0.0, 30.0)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38])
+    numbers = torch.cat([around, beyond, -beyond, tiny, -tiny, special])
+    size = 1 << (numbers.numel() - 1).bit_length()
+    return torch.cat([numbers, torch.zeros(size - numbers.numel())])
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_halves_widen_exactly(dtype: torch.dtype) -> None:
+    assert_same(cast(every(dtype), torch.float32), every(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_floats_round_to_halves(dtype: torch.dtype) -> None:
+    numbers = hard_floats(dtype)
+    assert_same(cast(numbers, dtype), numbers.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_every_half_survives_the_way_up_and_down(dtype: torch.dtype) -> None:
+    assert_same(cast(cast(every(dtype), torch.float32), dtype), every(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integers_become_bfloat16(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    numbers = torch.cat([torch.arange(128), torch.tensor([limits.min, limits.max] * 64)]).to(dtype)
+    assert_same(cast(numbers, torch.bfloat16), numbers.float().to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("wide", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+def test_one_byte_types_widen_exactly(dtype: torch.dtype, wide: torch.dtype) -> None:
+    assert_same(cast(every(dtype), wide), every(dtype).to(wide))
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+def test_floats_round_to_one_byte_types_and_saturate(dtype: torch.dtype) -> None:
+    numbers = hard_floats(dtype)
+    largest = torch.finfo(dtype).max
+    assert_same(cast(numbers, dtype), numbers.clamp(-largest, largest).to(dtype))
+
+
+PAIRS = torch.tensor(
+    list(itertools.product([1.0, 1.0078125, -3.0, 255.0, 2.0**-130, 3e38, -3e38, torch.inf], repeat=2))
+)
+
+BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": torch.add,
+    "subtract": torch.sub,
+    "multiply": torch.mul,
+    "maximum": torch.maximum,
+    "less": torch.lt,
+    "where": lambda a, b: torch.where(a == b, a, b),
+}
+
+
+@pytest.mark.parametrize("operation", BINARY)
+def test_bfloat16_is_computed_on_its_values(operation: str) -> None:
+    a, b = PAIRS.to(torch.bfloat16).T.contiguous()
+    actual = torch.zeros_like(a)
+    with mended():
+        binary_kernel[(1,)](a, b, actual, OPERATION=operation, SIZE=a.numel())
+    assert_same(actual, BINARY[operation](a, b).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(("operation", "known"), [("negative", torch.neg), ("absolute", torch.abs)])
+def test_bfloat16_operations_on_one_operand(operation: str, known: Any) -> None:
+    numbers = every(torch.bfloat16)
+    actual = torch.zeros_like(numbers)
+    with mended():
+        unary_kernel[(1,)](numbers, actual, OPERATION=operation, SIZE=numbers.numel())
+    assert_same(actual, known(numbers))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_dots_multiply_values(dtype: torch.dtype) -> None:
+    a, b = (torch.arange(256).reshape(16, 16) % modulus - modulus // 2 for modulus in (11, 7))
+    actual = torch.zeros((16, 16))
+    with mended():
+        dot_kernel[(1,)](a.to(dtype) / 8, b.to(dtype) / 4, actual, SIZE=16)
+    assert torch.equal(actual, (a.double() / 8 @ (b.double() / 4)).float())
+
+
+@pytest.fixture(autouse=True)
+def _contained() -> Iterator[None]:
+    """Launches without the backend leave Triton's language patched, which other tests of this process would meet."""
+    with shims.contained():
+        yield
+
+
+def test_a_launch_leaves_the_language_patched_unless_it_is_contained(case: AttentionCase) -> None:
+    target, before = load_target("unified"), snapshot()
+    with shims.contained():
+        target.run(materialise(case))
+        assert snapshot() != before, "Triton restores its language by now: shims.contained() can go"
+    assert snapshot() == before
+
+
+def snapshot() -> dict[str, object]:
+    """Return every attribute of what the shims patch."""
+    places: tuple[Any, ...] = (interpreter, interpreter.InterpreterBuilder, tl, tl.core)
+    return {f"{place.__name__}.{name}": id(value) for place in places for name, value in vars(place).items()}
+
+
+def test_nothing_stays_patched() -> None:
+    backend = InterpreterBackend()
+    backend.prepare()
+    before = snapshot()
+    backend.preflight()
+    assert snapshot() == before
+    with backend.running():
+        during = snapshot()
+    assert snapshot() == before
+    assert {name for name in before if during[name] != before[name]} >= {
+        "triton.runtime.interpreter._patch_lang",
+        *(["triton.runtime.interpreter._convert_float"] * ("interpreter_float_casts" in backend.preflight())),
+    }
+
+
+def test_nothing_stays_patched_after_an_exception() -> None:
+    before = snapshot()
+    with pytest.raises(RuntimeError, match="of a kernel"), mended(), shims.quick_device_calls():
+        raise RuntimeError("of a kernel")
+    assert snapshot() == before
+
+
+def test_the_shims_are_those_that_the_preflight_asks_for() -> None:
+    with np.errstate(all="ignore"):
+        found = tuple(preflight.defects("cpu"))
+    assert InterpreterBackend().preflight() == shims.needed(found)
+
+
+DEFECTS = {
+    (): (),
+    ("cast:float32->bfloat16",): ("interpreter_float_casts",),
+    ("add:bfloat16",): ("interpreter_bfloat16_arithmetic",),
+    ("dot:bfloat16", "cast:float32->float8_e5m2"): ("interpreter_float_casts", "interpreter_bfloat16_arithmetic"),
+    ("dot:float32",): (),
+}
+
+
+@pytest.mark.parametrize("defects", DEFECTS, ids=str)
+def test_a_shim_is_applied_for_its_defects_alone(defects: tuple[str, ...]) -> None:
+    assert shims.needed(defects) == DEFECTS[defects]
+
+
+@pytest.mark.parametrize(
+    ("broken", "defect"),
+    [
+        ("_convert_float", "cast:float32->bfloat16"),
+        ("binary_op", "add:float32"),
+        ("create_dot", "dot:float16"),
+    ],
+)
+def test_the_preflight_sees_a_broken_interpreter(broken: str, defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place: Any = interpreter if broken == "_convert_float" else interpreter.InterpreterBuilder
+    original = getattr(place, broken)
+
+    def off_by_one_bit(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        data = result.data if hasattr(result, "data") and not isinstance(result, np.ndarray) else result
+        if data.dtype.kind in "fu" and data.size > 16:
+            data.view(f"u{data.dtype.itemsize}")[...] ^= 1
+        return result
+
+    monkeypatch.setattr(place, broken, off_by_one_bit)
+    with np.errstate(all="ignore"), shims.applied(() if broken == "_convert_float" else ALL_SHIMS[:1]):
+        assert defect in set(preflight.defects("cpu"))
+
+
+def test_arithmetic_that_no_shim_mends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_dot_is_right", lambda dtype, device: dtype != torch.float32)
+    with pytest.raises(BackendError, match=r"^backend='interpreter' computes wrongly, .* mends it: dot:float32$"):
+        InterpreterBackend().preflight()
+
+
+@pytest.mark.parametrize("path", ["2d", "3d"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quick_device_calls_change_no_bit(path: Any, dtype: Any, case: AttentionCase) -> None:
+    changed = replace(
+        case, dtypes=DTypes(dtype, dtype, dtype), window=7, sinks=SinkRecipe(), launch=LaunchHints(path=path)
+    )
+    target, outputs = load_target("unified"), []
+    for quick in (True, False):
+        tensors = materialise(changed)
+        with mended():
+            if quick:
+                with shims.quick_device_calls():
+                    target.run(tensors)
+            else:
+                target.run(tensors)
+        outputs.append(storage_bytes(tensors.output))
+    assert outputs[0].equal(outputs[1])
+    assert not outputs[0].equal(storage_bytes(materialise(changed).output))
+
+
+def test_numpy_agrees_with_torch_on_the_types_that_the_shims_use() -> None:
+    for dtype, known in ((torch.bfloat16, ml_dtypes.bfloat16), (torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn)):
+        widened = bits(every(dtype)).numpy().view(known).astype(np.float32)
+        assert_same(torch.from_numpy(widened), every(dtype).float())
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"^backend='gpu' must be one of: auto, simulator, interpreter, cuda$"):
+        backend_named("gpu")
+
+
+LATE = """
+import fuzz_attn.kernels.unified_attention
+from fuzz_attn.backends import backend_named
+from fuzz_attn.errors import BackendError
+
+try:
+    backend_named("interpreter").prepare()
+except BackendError as error:
+    print(error)
+"""
+
+
+def test_a_kernel_that_was_imported_too_early_is_told() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    said = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout == "backend='interpreter' must be prepared before any kernel is imported\n"

@@ -1,0 +1,157 @@
+"""The cuda backend on a GPU: the same cases, properties and files as on a CPU, and what only a device can do wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, LaunchHints, PageLayout, Sequence, replace
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import Abi
+from fuzz_attn.engine.campaign import Outcome
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.replay import replay
+from fuzz_attn.engine.schedule import ON_GPU, play
+from fuzz_attn.inputs.tensors import digest_of, materialise
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.properties.catalogue import relations_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+ROOT = Path(__file__).parents[2]
+HALF = DTypes("float16", "float16", "float16")
+SHORT, LONG = (AttentionCase(sequences=(Sequence(1, keys - 1),), dtypes=HALF) for keys in (4, 40))
+
+
+def spec_of(name: str) -> str:
+    return f"{ROOT / 'tests' / 'targets' / 'on_gpu.py'}:{name}"
+
+
+def drawn(domain: Domain, count: int, seed: int) -> list[Order]:
+    orders: list[Order] = []
+    play(domain, seed, count, lambda case, relation: orders.append(Order(case, relation)), ON_GPU)
+    return orders
+
+
+@pytest.fixture
+def worker() -> Iterator[IsolatedWorker]:
+    with IsolatedWorker(Setup("unified", backend="cuda")) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("family", get_args(Abi))
+def test_drawn_cases_pass_with_their_relations(family: str) -> None:
+    with IsolatedWorker(Setup(family, backend="cuda")) as worker:
+        ready = worker.ready
+        assert (ready.abi, ready.backend, ready.device, ready.shims) == (family, "cuda", "cuda", ())
+        for order in drawn(ready.domain, 40, seed=11):
+            verdict = worker.judge(order).verdict
+            assert verdict.passed, (verdict, order)
+
+
+def test_every_relation_passes(worker: IsolatedWorker) -> None:
+    case = AttentionCase(
+        sequences=(Sequence(5, 30), Sequence(1, 9)),
+        heads=HeadLayout(2, 2, 40),
+        pages=PageLayout(block_size=8, spare_blocks=1),
+        dtypes=HALF,
+    )
+    relations = relations_of(case, worker.ready.domain)
+    assert len(relations) > 4
+    for relation in relations:
+        assert worker.judge(Order(case, relation)).verdict.passed, relation
+
+
+def test_kernels_are_counted(worker: IsolatedWorker) -> None:
+    case = AttentionCase(sequences=(Sequence(3, 5),), heads=HeadLayout(1, 1, 56), launch=LaunchHints(path="2d"))
+    first, second = worker.judge(Order(case)), worker.judge(Order(case))
+    assert first.compiled + first.loaded == 1
+    assert second.compiled + second.loaded == 0
+
+
+def test_tensors_are_the_same_bits_as_on_a_cpu() -> None:
+    for order in drawn(FULL, 30, seed=12):
+        assert digest_of(materialise(order.case, "cuda")) == digest_of(materialise(order.case))
+
+
+def test_the_oracle_says_the_same_as_on_a_cpu() -> None:
+    for order in drawn(FULL, 30, seed=13):
+        here, there = attend(materialise(order.case)), attend(materialise(order.case, "cuda"))
+        assert there.expected.device.type == "cuda"
+        if not here.expected.numel():
+            continue
+        finite, also = (answer.bound.cpu().isfinite() for answer in (here, there))
+        certain = ~here.ill_conditioned & ~there.ill_conditioned.cpu()
+        assert torch.equal(finite, also)
+        assert float((here.ill_conditioned != there.ill_conditioned.cpu()).double().mean()) < 0.01
+        finite &= certain[..., None]
+        error = ((there.expected.cpu() - here.expected).abs() / here.bound)[finite]
+        assert not error.numel() or float(error.max()) < 0.01
+        apart = ((there.bound.cpu() - here.bound).abs() / here.bound)[finite]
+        assert not apart.numel() or float(apart.max()) < 1e-3
+
+
+def test_an_illegal_address_is_a_crash_and_the_next_case_is_judged() -> None:
+    with IsolatedWorker(Setup(spec_of("stores_nowhere"), "unified", "cuda")) as worker:
+        server = worker._process
+        for deaths in (1, 2, 3):
+            verdict = worker.judge(Order(LONG)).verdict
+            assert verdict.kind == "crash"
+            assert verdict.message.startswith("broke the device for its process; it last printed:")
+            assert "illegal memory access" in verdict.message
+            assert worker.deaths == deaths
+            started = time.monotonic()
+            assert worker.judge(Order(SHORT)).verdict.passed
+            assert time.monotonic() - started < 30.0, "a shrink over crashes must fit its budget"
+        assert worker._process is server, "torch and the target would be imported anew"
+
+
+def test_a_hanging_kernel_is_a_verdict_and_the_next_case_is_judged() -> None:
+    with IsolatedWorker(Setup(spec_of("spins"), "unified", "cuda")) as worker:
+        assert worker.judge(Order(SHORT)).verdict.passed
+        worker.launch_seconds = 6.0
+        assert worker.judge(Order(LONG)).verdict.kind == "timeout"
+        worker.launch_seconds = 120.0
+        assert worker.judge(Order(SHORT)).verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("target", "case", "expected"),
+    [
+        ("stores_behind_scratch", LONG, ("sanitizers", "written_outside")),
+        ("stores_before_output", LONG, ("nothing_else_written", "written_outside")),
+        ("reads_scratch", LONG, ("oracle", "nan")),
+        ("reads_scratch", replace(LONG, dtypes=DTypes("float16", "float16", "float8_e5m2")), ("oracle", "nan")),
+    ],
+)
+def test_what_guards_and_poison_see(target: str, case: AttentionCase, expected: tuple[str, str]) -> None:
+    with IsolatedWorker(Setup(spec_of(target), "unified", "cuda")) as worker:
+        verdict = worker.judge(Order(case)).verdict
+        assert (verdict.property_name, verdict.kind) == expected
+        assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_what_a_cpu_found_replays_here() -> None:
+    files = tuple(sorted((ROOT / "tests" / "counterexamples" / "unified").glob("*.json")))
+    assert files
+    for replayed in replay(files, backend="cuda"):
+        assert not replayed.still_fails, replayed
+        assert not replayed.drifted
+
+
+def test_what_a_gpu_found_replays_on_a_cpu(campaign: Callable[..., Outcome]) -> None:
+    outcome = campaign(
+        "", setup=Setup(spec_of("window_too_long"), "unified", "cuda"), max_time=60.0, max_cases=2000, seed=3
+    )
+    assert outcome.path is not None
+    assert outcome.statistics.kernels_compiled + outcome.statistics.kernels_loaded > 0
+    for backend in ("cuda", "simulator"):
+        (replayed,) = replay((outcome.path,), backend=backend)
+        assert (replayed.status, replayed.drifted) == ("FAILED", False)

@@ -1,0 +1,339 @@
+"""The command line: what each command prints, where it writes, and its exit status: 0, 1 or 2."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.families import Abi
+from fuzz_attn.cli import run
+from fuzz_attn.cli.main import main
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.oracle.verdict import Verdict
+
+TARGETS = Path(__file__).parents[1] / "sample_targets"
+SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
+
+Call = Callable[..., Result]
+Save = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh folder with the targets in it, which is the current one."""
+    for name in ("torch_attention.py", "misbehaving.py", "broken_import.py"):
+        shutil.copy(TARGETS / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def call(folder: Path) -> Call:
+    """Return a function that calls the command line in this process."""
+
+    def called(*arguments: str) -> Result:
+        return CliRunner().invoke(main, arguments)
+
+    return called
+
+
+@pytest.fixture
+def save(folder: Path, case: AttentionCase) -> Save:
+    """Return a function that saves a counterexample on a target; its case fails on any that leaves rows unwritten."""
+
+    def saved(target: str = "torch_attention.py:last_row_unwritten", kind: str = "mismatch", where: str = "a") -> Path:
+        verdict = msgspec.convert({"property_name": "oracle", "kind": kind, "message": "as it was"}, Verdict)
+        found = counterexample.signed(target, "unified", None, case, verdict)
+        return counterexample.save(found, folder / "tests" / "counterexamples" / where)
+
+    return saved
+
+
+def one_line(result: Result) -> str:
+    """Return the one line on standard error, which is all that is said of a mistake."""
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return str(line)
+
+
+def test_run_on_a_right_target(folder: Path) -> None:
+    command = [SCRIPT, "run", "--target", "torch_attention.py:unified_attention", "--max-cases", "40", "--workers", "2"]
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (folder / "conftest.py").write_text("raise RuntimeError('somebody else lives here')\n")
+    environment = {**os.environ, "PYTEST_ADDOPTS": "--no-such-option", "COLUMNS": "80"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_ = lines = done.stdout.splitlines()
+    (seed,) = re.findall(r"^Fuzzing torch_attention.py:unified_attention with seed (\d+), 2 workers$", first)
+    assert "Summary of torch_attention.py:unified_attention" in lines
+    assert re.search(rf"^ seed +{seed}, split over 2 shards$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ cases +40 in \d+ s, \d+\.\d cases/s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ failures +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ no failure in +40 cases: at most 0\.075 failures a case", done.stdout, re.MULTILINE)
+    (summary,) = re.findall(r"^Written  (reports/runs/\S+/summary\.json)$", done.stdout, re.MULTILINE)
+    assert json.loads((folder / summary).read_text())["cases"] == 40
+    assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["reports"]
+
+
+def test_several_targets_share_the_budget(folder: Path) -> None:
+    right, wrong = (f"torch_attention.py:{name}" for name in ("unified_attention", "last_row_unwritten"))
+    command = [SCRIPT, "run", "--target", wrong, "--target", right, "--max-cases", "61", "--workers", "1", "--out", "o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.findall(r"^Summary of (\S+)$", done.stdout, re.MULTILINE) == [wrong, right]
+    files = {path.parent.name: json.loads(path.read_text()) for path in (folder / "o").rglob("summary.json")}
+    assert {name: found["target"] for name, found in files.items()} == {
+        "torch_attention.py-last_row_unwritten": wrong,
+        "torch_attention.py-unified_attention": right,
+    }
+    assert files["torch_attention.py-unified_attention"]["cases"] == 30
+
+
+def test_without_a_target_all_families_are_fuzzed() -> None:
+    names = get_args(Abi)
+    asked = run.Request(names, None, "auto", 60.0, 10, 1, 2, None)
+    parts = list(run.parts(asked))
+    assert [part.targets for part in parts] == [(name,) for name in names]
+    assert sum(part.max_cases or 0 for part in parts) == 10
+    assert [part.max_time for part in parts] == [15.0] * 4
+    few = list(run.parts(dataclasses.replace(asked, max_cases=2)))
+    assert [part.max_cases for part in few] == [1, 1]
+
+
+def test_run_on_a_wrong_target_puts_everything_below_out(folder: Path) -> None:
+    arguments = [
+        "--target",
+        "torch_attention.py:last_row_unwritten",
+        "--max-time",
+        "60",
+        "--workers",
+        "1",
+        "--seed",
+        "3",
+    ]
+    command = [SCRIPT, "run", *arguments, "--out", "my results"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["my results"]
+    (file,) = (folder / "my results" / "counterexamples").rglob("*.json")
+    assert re.search(r"^FAILED \S+:last_row_unwritten on \w+\noracle \(unwritten\): ", done.stdout, re.MULTILINE)
+    assert re.search(r"^ failures +1$", done.stdout, re.MULTILINE)
+    assert f"\n         {shlex.quote(str(file.relative_to(folder)))}\n" in done.stdout
+    (pasted,) = re.findall(r"^Replay it\n (.*)$", done.stdout, re.MULTILINE)
+    replayed = subprocess.run(pasted, shell=True, capture_output=True, text=True, check=False)
+    assert replayed.returncode == 1, replayed.stderr
+    assert replayed.stdout.startswith(f"FAILED  {file.relative_to(folder)}\n")
+
+
+def test_an_interrupted_run_saves_what_it_has(folder: Path) -> None:
+    command = [SCRIPT, "run", "--target", "misbehaving.py:slower_and_wrong", "--max-time", "300", "--workers", "2"]
+    # A shell that starts the tests in the background lets all its children ignore interrupts.
+    hearing = ["env", "--default-signal=INT", *command]
+    process = subprocess.Popen(hearing, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: '"state":"shrinking"' in "".join(path.read_text() for path in folder.rglob("shard-*.json")))
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, told
+    assert "Interrupted. What was found so far:" in told
+    assert "FAILED misbehaving.py:slower_and_wrong" in told
+    assert list((folder / "tests" / "counterexamples").rglob("*.json"))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 120.0
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nonsense", "target='nonsense' must be module:function, path.py:function or one of: unified"),
+        ("gone.py:attend", "target file 'gone.py' does not exist"),
+        ("broken_import.py:attend", "target='broken_import.py:attend' does not import: RuntimeError: no GPU here"),
+        ("misbehaving:of_another_family", "target='misbehaving:of_another_family' has a signature that fits no ABI ("),
+    ],
+)
+def test_run_on_a_bad_target_is_told_in_one_line(target: str, message: str, call: Call) -> None:
+    result = call("run", "--target", target)
+    assert result.exit_code == 2
+    assert one_line(result).startswith(f"fuzz-attn: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["run", "--abi", "split"],
+            "Invalid value for '--abi': 'split' is not one of 'unified', 'paged', 'context', '",
+        ),
+        (["run", "--backend", "gpu"], "Invalid value for '--backend': 'gpu' is not one of 'auto', '"),
+        (["run", "--max-time", "0"], "Invalid value for '--max-time': '0' must be a finite number above 0"),
+        (["run", "--max-time", "nan"], "Invalid value for '--max-time': 'nan' must be a finite number above 0"),
+        (["run", "--max-time", "soon"], "Invalid value for '--max-time': 'soon' must be a finite number above 0"),
+        (["run", "--max-cases", "0"], "Invalid value for '--max-cases': 0 is not in the range x>=1."),
+        (["run", "--max-cases", "many"], "Invalid value for '--max-cases': 'many' is not a valid integer range."),
+        (["run", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
+        (["run", "--workers", "0"], "Invalid value for '--workers': '0' must be 'auto' or a number of at least 1"),
+        (["run", "--workers", "all"], "Invalid value for '--workers': 'all' must be 'auto' or a number of at least 1"),
+        (
+            ["run", "--out", "torch_attention.py"],
+            "Invalid value for '--out': Directory 'torch_attention.py' is a file.",
+        ),
+        (["run", "unified"], "Got unexpected extra argument (unified)"),
+        (["show"], "Missing argument 'FILE'."),
+        (["fly"], "No such command 'fly'."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misuse_of_the_command_line(arguments: list[str], message: str, call: Call) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def spoiled(save: Save, how: Callable[[str], str]) -> Path:
+    path = save()
+    path.write_text(how(path.read_text()))
+    return path
+
+
+SPOILED = {
+    "truncated": (lambda text: text[: len(text) // 2], r"is cut off or not JSON: "),
+    "empty": (lambda text: "", r"is cut off or not JSON: "),
+    "not JSON": (lambda text: "hello", r"is cut off or not JSON: "),
+    "another JSON": (lambda text: "[1, 2]", r"is not a counterexample: Expected `object`, got `array`"),
+    "newer": (
+        lambda text: text.replace('"schema": 1', '"schema": 2'),
+        r"schema=2 is newer than 1, which this version ",
+    ),
+    "nonsense": (
+        lambda text: text.replace('"head_size": 8', '"head_size": -8'),
+        r"Expected `int` >= 1 - at `\$\.case\.",
+    ),
+    "unknown field": (lambda text: text.replace('"block_size"', '"page_size"'), r"unknown field `page_size`"),
+    "contradiction": (
+        lambda text: text.replace('"heads"', '"scales": {"k": 2.0}, "heads"'),
+        r"scales\.k=2\.0 must be 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["replay", "show"])
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_spoiled_file_is_told_in_one_line(name: str, command: str, call: Call, save: Save) -> None:
+    how, message = SPOILED[name]
+    path = spoiled(save, how)
+    result = call(command, str(path))
+    assert result.exit_code == 2
+    line = one_line(result)
+    assert line.startswith(f"fuzz-attn: {path}: ")
+    assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("command", ["replay", "show"])
+def test_a_missing_file_is_told_in_one_line(command: str, call: Call) -> None:
+    result = call(command, "gone.json")
+    assert result.exit_code == 2
+    assert one_line(result) in (
+        "fuzz-attn: gone.json: does not exist",
+        "fuzz-attn: gone.json: cannot be read: No such file or directory",
+    )
+
+
+def test_replay_of_files_folders_and_by_default(call: Call, save: Save) -> None:
+    paths = [save(), save(kind="nan"), save(where="b")]
+    expected = {"a file": (str(paths[0]), 1), "a folder": ("tests/counterexamples/a", 2), "by default": (None, 3)}
+    for place, number in expected.values():
+        result = call("replay", *([place] if place else []))
+        assert result.exit_code == 1, result.stderr
+        failed = re.findall(r"^FAILED  .*\.json\n        64 of 128 elements wrong", result.stdout, re.MULTILINE)
+        assert len(failed) == number
+        assert result.stdout.endswith(f"{number} replayed, {number} failed\n")
+
+
+def test_replay_on_another_target(call: Call, save: Save) -> None:
+    path = save("torch_attention.py:that_is_gone")
+    result = call("replay", "--target", "torch_attention.py:unified_attention", str(path))
+    assert (result.exit_code, result.stdout) == (0, f"FIXED   {path}\n1 replayed, 0 failed\n")
+    result = call("replay", str(path))
+    assert result.exit_code == 2
+    assert one_line(result).endswith("torch_attention has no 'that_is_gone'")
+
+
+def test_replay_tells_tensors_that_drifted(call: Call, save: Save) -> None:
+    path = save("torch_attention.py:unified_attention")
+    path.write_text(path.read_text().replace('"digest": ""', '"digest": "0123456789abcdef"'))
+    result = call("replay", str(path))
+    assert result.exit_code == 0
+    assert "its tensors are no longer the bits that it was saved with" in result.stdout
+
+
+def test_replay_of_nothing(call: Call) -> None:
+    result = call("replay")
+    assert (result.exit_code, result.stdout) == (0, "no counterexamples: tests/counterexamples does not exist\n")
+
+
+def test_show_tells_the_case_and_how_to_rerun_it(call: Call, save: Save) -> None:
+    path = save("some.module:attend")
+    result = call("show", str(path))
+    assert result.exit_code == 0
+    for words in (
+        "FAILED some.module:attend",
+        "oracle (mismatch): as it was",
+        "3 query tokens, 9 in the cache",
+        "Replay it",
+    ):
+        assert words in result.stdout
+    assert f"replay {path}\n" in result.stdout
+    assert re.search(r"Status open\. Seen with python 3\.\d+", result.stdout)
+
+
+def test_targets_lists_what_can_be_fuzzed(call: Call) -> None:
+    result = call("targets")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("unified (ABI unified)\n")
+    for words in ("types of q    float32, float16, bfloat16", "head sizes    1 to 256", "features", "never", "2d, 3d"):
+        assert words in result.stdout
+    assert "Besides: module:function and path.py:function" in result.stdout
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in main.commands)], ids=str)
+def test_help_fits_and_says_what_it_does(command: tuple[str, ...], call: Call) -> None:
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    assert re.search(r"^  [A-Z].*\.", result.stdout, re.MULTILINE), "a sentence"
+
+
+def test_every_option_has_a_help_text() -> None:
+    bare = [
+        f"{name} {option.opts[0]}"
+        for name, command in main.commands.items()
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert bare == []
+
+
+def test_the_version_is_told(call: Call) -> None:
+    assert re.fullmatch(r"fuzz-attn, version \d+\.\d+\.\d+\n", call("--version").stdout)

@@ -1,0 +1,193 @@
+"""The pytest plugin in somebody else's folder: two lines make a fuzz test, and all that pytest offers still works."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fuzz_attn.engine.statistics import Statistics, read_all
+
+TORCH = Path(__file__).parents[1] / "sample_targets" / "torch_attention.py"
+
+TWO_LINES = """
+from fuzz_attn import fuzz
+test_attention = fuzz("attention.py:unified_attention", max_cases=30)
+"""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A fresh folder with nothing but a kernel."""
+    shutil.copy(TORCH, tmp_path / "attention.py")
+    return tmp_path
+
+
+def call_pytest(folder: Path, test: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Run pytest in the folder on one file, in an environment that says nothing of Triton or of pytest."""
+    (folder / "test_attention.py").write_text(test)
+    leaking = ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "COLUMNS")
+    environment = {name: value for name, value in os.environ.items() if name not in leaking}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_attention.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def statistics_in(folder: Path) -> list[Statistics]:
+    (run,) = (folder / "reports" / "runs").iterdir()
+    return read_all(run)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_lines_are_a_fuzz_test(workers: int, folder: Path) -> None:
+    strict = ("--strict-markers", "--strict-config", "-W", "error")
+    done = call_pytest(folder, TWO_LINES, *strict, *(["-n", str(workers)] if workers else []))
+    assert done.returncode == 0, done.stdout
+    shards = statistics_in(folder)
+    assert len(shards) == max(1, workers)
+    assert sum(shard.cases for shard in shards) == 30
+    assert len({shard.seed for shard in shards}) == 1, "one campaign has one seed"
+    assert f"{max(1, workers)} passed" in done.stdout
+    assert done.stdout.count("Summary of attention.py:unified_attention") == 1
+    assert re.search(rf"seed +{shards[0].seed}, split over {max(1, workers)} shard", done.stdout)
+    assert not (folder / "tests").exists()
+
+
+def test_options_win_over_arguments(folder: Path) -> None:
+    options = ("--fuzz-max-cases=5", "--fuzz-seed=7", "--fuzz-workers=3", "--fuzz-out=elsewhere", "-v")
+    done = call_pytest(folder, TWO_LINES, *options, "--fuzz-target=attention.py:last_row_unwritten")
+    assert done.returncode == 1, done.stdout
+    for shard in range(3):
+        assert f"test_attention[shard{shard}]" in done.stdout
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._") == ["elsewhere"]
+    (run,) = (folder / "elsewhere" / "runs").iterdir()
+    shards = read_all(run)
+    assert {shard.target for shard in shards} == {"attention.py:last_row_unwritten"}
+    assert [shard.seed for shard in shards] == [7, 7, 7]
+    assert all(1 <= shard.cases <= 2 for shard in shards)
+    assert list((folder / "elsewhere" / "counterexamples").rglob("*.json"))
+
+
+def test_a_failure_is_told_in_full_with_a_command_that_can_be_pasted(folder: Path) -> None:
+    done = call_pytest(folder, TWO_LINES.replace("unified_attention", "last_row_unwritten"))
+    assert done.returncode == 1
+    told = done.stdout
+    parts = ["FAILED attention.py:last_row_unwritten on ", "oracle (unwritten): ", " never written"]
+    parts += ["The case\n", "sequence 0 ", "Worst elements\n", "expected", "Replay it\n"]
+    assert sorted(parts, key=told.index) == parts
+    assert "Traceback" not in told
+    assert "fuzz_attn/pytest_plugin.py" not in told
+    (command,) = set(re.findall(r"Replay it\n +(.*)", told))  # with CI=true, pytest tells it again in its summary
+    assert "tests/counterexamples/attention.py-last_row_unwritten/oracle-unwritten-" in command
+    replayed = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+    assert replayed.returncode == 1, replayed.stderr
+    assert replayed.stdout.startswith("FAILED  tests/counterexamples/")
+    assert replayed.stdout.endswith("1 replayed, 1 failed\n")
+
+
+OWN_FUNCTIONS = """
+from functools import partial
+
+import attention
+from fuzz_attn import fuzz
+
+def my_attention(**arguments):
+    attention.unified_attention(**arguments)
+
+test_own = fuzz(my_attention, max_cases=5)
+test_imported = fuzz(attention.unified_attention, max_cases=6)
+test_again = fuzz(attention.unified_attention, max_cases=7)
+
+def test_of_another_kind():
+    assert True
+"""
+
+
+def test_functions_are_targets_beside_other_tests(folder: Path) -> None:
+    done = call_pytest(folder, OWN_FUNCTIONS)
+    assert "4 passed" in done.stdout, done.stdout
+    counts = sorted((shard.target, shard.cases) for shard in statistics_in(folder))
+    assert counts == [
+        ("attention.py:unified_attention", 6),
+        ("attention.py:unified_attention", 7),
+        ("test_attention.py:my_attention", 5),
+    ]
+    assert done.stdout.count("Summary of attention.py:unified_attention") == 1
+    assert re.search(r"cases +13 in ", done.stdout), "both tests of one target are summed up"
+
+
+def test_nothing_is_left_and_nothing_printed_where_nothing_is_fuzzed(folder: Path) -> None:
+    done = call_pytest(folder, "def test_of_another_kind(): pass\n")
+    assert "1 passed" in done.stdout
+    assert "Summary" not in done.stdout
+    assert not (folder / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--fuzz-max-time=0", "argument --fuzz-max-time: 0 must be above 0"),
+        ("--fuzz-max-time=nan", "argument --fuzz-max-time: nan must be above 0"),
+        ("--fuzz-max-time=soon", "argument --fuzz-max-time: invalid float value: 'soon'"),
+        ("--fuzz-max-cases=-3", "argument --fuzz-max-cases: -3 must be above 0"),
+        ("--fuzz-workers=0", "argument --fuzz-workers: 0 must be above 0"),
+        ("--fuzz-seed=x", "argument --fuzz-seed: invalid int value: 'x'"),
+        ("--fuzz-abi=split", "argument --fuzz-abi: invalid choice: 'split' (choose from "),
+        ("--fuzz-backend=gpu", "argument --fuzz-backend: invalid choice: 'gpu' (choose from "),
+    ],
+)
+def test_a_wrong_option_is_an_error_of_usage(option: str, message: str, folder: Path) -> None:
+    done = call_pytest(folder, TWO_LINES, option)
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+MISTAKES = {
+    "missing target": ('fuzz("gone.py:attend")', "target file 'gone.py' does not exist"),
+    "no ABI": (
+        'fuzz("math:gcd")',
+        "target='math:gcd' has a signature that fits no ABI (unified: lacks block_t",
+    ),
+    "lambda": ("fuzz(lambda: None)", "must be a function that its file holds under its own name"),
+    "no budget": ('fuzz("unified", max_cases=0)', "max_cases=0 must be above 0"),
+    "ABI": ('fuzz("unified", abi="split")', "abi='split' must be one of: unified, paged, context, chunked"),
+    "backend": ('fuzz("unified", backend="gpu")', "backend='gpu' must be one of: auto, "),
+    "no marker": ("None\ndef test_mine(fuzz_attn_shard): pass", "test_mine[shard0] takes fuzz_attn_shard without"),
+}
+
+
+def test_mistakes_in_a_test_are_told_in_a_line(folder: Path) -> None:
+    for name, (call, _) in MISTAKES.items():
+        file = folder / f"test_{name.replace(' ', '_')}.py"
+        file.write_text(f"from fuzz_attn import fuzz\ntest_it = {call}\n")
+    done = call_pytest(folder, "", "--continue-on-collection-errors", str(folder))
+    assert done.returncode != 0
+    assert "During handling" not in done.stdout
+    for name, (_, message) in MISTAKES.items():
+        assert message in done.stdout, f"{name}: {done.stdout}"
+
+
+def test_help_lists_the_options_of_the_command_line() -> None:
+    told = subprocess.run([sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True).stdout
+    for name in ("target", "abi", "backend", "max-time", "max-cases", "seed", "workers", "out"):
+        assert f"--fuzz-{name}" in told
+
+
+def test_the_plugin_is_light(folder: Path) -> None:
+    code = (
+        "import sys, fuzz_attn.pytest_plugin; "
+        "print(sorted({'torch', 'triton', 'hypothesis', 'rich'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told == "[]\n"

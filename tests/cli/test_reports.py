@@ -1,0 +1,213 @@
+"""What a person reads: the failure, the summary, the live line."""
+
+import io
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, PageLayout, Sequence
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.statistics import PLAIN, Statistics, merged, read_all, write
+from fuzz_attn.oracle.verdict import Element, Verdict
+from fuzz_attn.report import failure, summary
+from fuzz_attn.report.plain_text import count, show, text_of, whole
+
+SMALL = AttentionCase(
+    sequences=(Sequence(2, 3),),
+    heads=HeadLayout(head_size=4),
+    pages=PageLayout(block_size=4),
+    softmax_scale=0.5,
+    window=2,
+)
+
+WRONG = Verdict(
+    "oracle",
+    "mismatch",
+    "2 of 8 elements wrong, worst 12.3 times the bound",
+    ratio=12.3,
+    where="tail_rows",
+    wrong=2,
+    elements=8,
+    worst=(
+        Element(1, 0, 2, 0, 1, actual="nan", expected="-0.18180808424949646", bound="1.5171321086883978e-07"),
+        Element(1, 0, 3, 0, 1, actual="0.546875", expected="0.5416977405548096", bound="0.0005003"),
+    ),
+)
+
+REPORT = """\
+FAILED some.package.attention:unified_attention
+oracle (mismatch): 2 of 8 elements wrong, worst 12.3 times the bound [tail rows]
+The case
+ sequence 0  2 query tokens, 3 in the cache before
+ heads       1 query head on 1 KV head (group of 1), head size 4
+ types       q, cache and output float32
+ pages       4 slots each
+ scale       softmax_scale 0.5, 1 / sqrt(head size)
+ mask        causal, window of 2 keys
+ numbers     scores normal (spread 1), values normal, seed 0
+ launch      the launcher's choice
+ then        determinism
+Worst elements
+ sequence  query  head  column    actual      expected     bound
+        0      1     0       2       nan  -0.181808084  1.52e-07
+        0      1     0       3  0.546875   0.541697741    0.0005
+Also met while shrinking, and not followed: oracle (nan)
+Replay it
+ {program} replay 'tests/counter examples/x.json'"""
+
+
+@pytest.fixture
+def found() -> Counterexample:
+    return counterexample.signed("some.package.attention:unified_attention", "unified", "determinism", SMALL, WRONG)
+
+
+def test_a_failure_reads_why_case_elements_command(found: Counterexample) -> None:
+    told = failure.plain_text(found, Path("tests/counter examples/x.json"), ("oracle (nan)",))
+    assert told == REPORT.format(program=failure.program())
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_paths_and_commands_are_never_wrapped(width: int, found: Counterexample) -> None:
+    path = Path("/".join(["a-rather-long-folder-name"] * 8)) / "x.json"
+    lines = text_of(failure.render(found, path), width).splitlines()
+    assert f" {failure.program()} replay {path}" in lines
+    assert "FAILED some.package.attention:unified_attention" in lines
+    assert all(len(line) <= width or "replay" in line or "FAILED" in line for line in lines)
+
+
+def test_the_command_is_one_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("fuzz-attn")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert failure.program() == "fuzz-attn"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert failure.program() == shlex.quote(str(script))
+    monkeypatch.chdir(script.parents[2])
+    assert failure.program() == os.path.relpath(script)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert failure.program() == f"{tmp_path / 'python'} -m fuzz_attn.cli.main"
+
+
+def shard(**changes: object) -> Statistics:
+    fields = {
+        "target": "unified",
+        "backend": "interpreter",
+        "seed": 9,
+        "seconds": 10.0,
+        "cases": 100,
+        "compile_keys": {1: 60, 2: 40},
+        "features": {"window": 30, PLAIN: 20, "sinks": 40},
+        "relations": {"determinism": 5, "page_permutation": 7},
+        "ratios": {"float32": 0.25, "bfloat16": 0.5},
+        "state": "done",
+    }
+    return Statistics(**{**fields, **changes})  # type: ignore[arg-type] # a table of any fields
+
+
+def test_kernels_are_told_where_some_were_compiled() -> None:
+    assert "kernels compiled" not in text_of(summary.render(shard()))
+    compiled = text_of(summary.render(shard(cases=100, shrinking=20, kernels_compiled=10)))
+    assert "kernels compiled     10, 12.0 cases each" in compiled
+    together = merged([shard(cases=100, kernels_compiled=10, kernels_loaded=5), shard(cases=50, kernels_loaded=10)])
+    assert together is not None
+    assert "10, 15 more were in Triton's cache, 6.0 cases each" in text_of(summary.render(together))
+
+
+def test_shards_merge_into_one() -> None:
+    other = shard(
+        cases=50, seconds=12.0, compile_keys={2: 50}, ratios={"float32": 0.75}, deaths=2, counterexamples=("b",)
+    )
+    together = merged([shard(counterexamples=("a", "b")), other])
+    assert together is not None
+    assert (together.shards, together.cases, together.seconds, together.deaths) == (2, 150, 12.0, 2)
+    assert together.compile_keys == {1: 60, 2: 90}
+    assert together.features == {"window": 60, PLAIN: 40, "sinks": 80}
+    assert together.ratios == {"float32": 0.75, "bfloat16": 0.5}
+    assert together.counterexamples == ("a", "b")
+    assert merged([]) is None
+
+
+def test_a_summary_without_failures() -> None:
+    assert text_of(summary.render(shard(shards=2, shims=("a_shim",)))).splitlines() == [
+        "Summary of unified",
+        " backend              interpreter (shims: a_shim)",
+        " seed                 9, split over 2 shards",
+        " cases                100 in 10 s, 10.0 cases/s",
+        " compile keys         2, 50.0 cases each",
+        " failures             0",
+        " features             sinks 40%, window 30%, none of these 20%",
+        " relations            12 cases: page permutation 7, determinism 5",
+        " largest err / bound  bfloat16 0.500, float32 0.250",
+        " semantic coverage    none: the simulator alone sees masks, and only those of Triton kernels",
+        " no failure in        100 cases: at most 0.03 failures a case with 95% confidence (3/n)",
+    ]
+
+
+def test_a_summary_with_everything_that_can_go_wrong() -> None:
+    told = text_of(
+        summary.render(
+            shard(shrinking=1, deaths=3, unfinished=2, unfinished_seconds=14.2, counterexamples=("x",), ratios={})
+        )
+    )
+    for line in (
+        " shrinking            1 more case",
+        " worker deaths        3",
+        " cut off              2 launches were still running after 14 s when the time was up: no verdict, the case is",
+        " failures             1",
+        " largest err / bound  none measured",
+    ):
+        assert line in told.splitlines()
+    assert "confidence" not in told
+
+
+def test_a_summary_of_nothing_has_no_shares() -> None:
+    assert text_of(summary.render(shard(cases=0))).splitlines()[-1] == " failures      0"
+
+
+@pytest.mark.parametrize(
+    ("shards", "seconds", "time_left", "line"),
+    [
+        ([], 0.0, 60.0, "starting"),
+        ([shard()], 5.0, None, "100 cases, 20.0 cases/s, 2 compile keys, 0 failures"),
+        ([shard(cases=1, compile_keys={5: 1})], 1.0, 3.4, "1 case, 1.0 cases/s, 1 compile key, 0 failures, 3 s left"),
+        (
+            [shard(), shard(compile_keys={3: 1})],
+            10.0,
+            -2.0,
+            "200 cases, 20.0 cases/s, 3 compile keys, 0 failures, 0 s left",
+        ),
+        (
+            [shard(state="shrinking", shrinking=7), shard(counterexamples=("x",))],
+            10.0,
+            None,
+            "200 cases, 20.0 cases/s, 2 compile keys, 2 failures, shrinking (7 tries)",
+        ),
+    ],
+)
+def test_the_live_line(shards: list[Statistics], seconds: float, time_left: float | None, line: str) -> None:
+    assert summary.live_line(shards, seconds, time_left) == line
+
+
+def test_statistics_are_read_back_from_all_folders_of_a_run(tmp_path: Path) -> None:
+    write(shard(), tmp_path / "one" / "shard-unified-0.json")
+    write(shard(cases=3), tmp_path / "other" / "shard-unified-0.json")
+    assert [entry.cases for entry in read_all(tmp_path)] == [100, 3]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_colours_are_for_terminals(terminal: bool, found: Counterexample) -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=terminal, width=80, color_system="standard"), failure.render(found))
+    assert ("\x1b[" in out.getvalue()) == terminal
+    assert terminal or all(line == line.rstrip() for line in out.getvalue().splitlines())
+
+
+def test_words_are_counted() -> None:
+    assert [count(number, "case") for number in (0, 1, 2)] == ["0 cases", "1 case", "2 cases"]
+    assert text_of(whole("x" * 300), 80) == "x" * 300

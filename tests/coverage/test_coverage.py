@@ -1,0 +1,187 @@
+"""Semantic coverage: what a campaign keeps of it, what merges, what is missing, and how it is listed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.cli.main import main
+from fuzz_attn.coverage import explanations, mask_coverage
+from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask, TargetCoverage
+from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
+from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.statistics import Statistics, merged
+from fuzz_attn.errors import CoverageError
+from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.summary import render
+
+TARGETS = Path(__file__).parents[1] / "sample_targets"
+BEYOND = TARGETS / "beyond_the_simulator.py"
+STORE = Mask("k.py", 7, "kernel", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",))
+
+
+def changed(mask: Mask, **changes: object) -> Mask:
+    made: Mask = msgspec.structs.replace(mask, **changes)
+    return made
+
+
+def test_outcomes_are_named_in_one_order() -> None:
+    assert get_args(mask_coverage.Outcome) == OUTCOMES
+
+
+def test_records_of_a_mask_merge_to_all_that_they_show() -> None:
+    other = changed(STORE, seen=("mixed",))
+    assert mask_coverage.merged([other, STORE]) == (changed(STORE, seen=("all true", "mixed")),)
+    assert mask_coverage.merged([STORE, STORE]) == (STORE,)
+
+
+@pytest.mark.parametrize("change", [{"ordinal": 1}, {"kind": "load"}, {"line": 8}, {"kernel": "b"}, {"text": "moved"}])
+def test_different_masks_stay_apart_in_the_order_of_the_source(change: dict[str, object]) -> None:
+    other = changed(STORE, **change)
+    assert mask_coverage.merged([other, STORE]) == tuple(sorted((STORE, other), key=lambda mask: mask.place))
+
+
+def test_what_is_missing_is_named() -> None:
+    branch = changed(STORE, kind="branch", several=False, seen=("all true", "all false"))
+    complete = changed(STORE, line=9, seen=OUTCOMES)
+    (mask,) = mask_coverage.missing([branch, STORE, complete])
+    assert mask.missing == ("all false", "mixed")
+
+
+def test_a_mask_of_one_element_in_one_compilation_and_more_in_another_can_be_mixed() -> None:
+    single = changed(STORE, several=False, seen=("all true", "all false"))
+    assert mask_coverage.missing([single]) == ()
+    assert [mask.missing for mask in mask_coverage.missing([single, STORE])] == [("mixed",)]
+
+
+def test_a_worker_tells_what_is_new_and_only_that() -> None:
+    with IsolatedWorker(Setup("unified")) as worker:
+        one = Order(AttentionCase(sequences=(Sequence(1, 3),)))
+        first, again = worker.judge(one).masks, worker.judge(one).masks
+        more = worker.judge(Order(AttentionCase(sequences=(Sequence(20, 100), Sequence(0, 5))))).masks
+    assert {mask.kind for mask in first} >= {"load", "store", "select", "branch"}
+    assert all(Path(mask.file).read_text().splitlines()[mask.line - 1].strip() == mask.text for mask in first)
+    assert {Path(mask.file).parents[1].name for mask in first} == {"kernels"}
+    assert again == ()
+    assert more
+    before = {mask.place: mask for mask in first}
+    assert all(set(mask.seen) >= set(before[mask.place].seen) for mask in more if mask.place in before)
+
+
+def test_a_campaign_keeps_what_all_its_cases_showed(campaign: Callable[..., Outcome]) -> None:
+    statistics = campaign("unified", setup=Setup("unified"), max_cases=40).statistics
+    (store,) = (mask for mask in statistics.masks if mask.kind == "store" and mask.kernel.endswith("_2d"))
+    assert "mixed" in store.seen
+    assert "all false" not in store.seen  # each program of a grid has a row
+    together = merged([statistics, statistics])
+    assert together is not None
+    assert together.masks == statistics.masks
+    assert f"of {len(statistics.masks)} masks seen" in text_of(render(statistics))
+
+
+def test_a_death_loses_nothing_that_was_seen_before(tmp_path: Path) -> None:
+    target = tmp_path / "dies.py"
+    target.write_text(
+        "import os\nfrom fuzz_attn.kernels.unified_attention import unified_attention as healthy\n\n"
+        "def unified_attention(q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, block_table, **others):\n"
+        "    if len(seqused_k) > 2:\n        os._exit(1)\n"
+        "    healthy(q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q, seqused_k=seqused_k,\n"
+        "            softmax_scale=softmax_scale, block_table=block_table, **others)\n"
+    )
+    setup = Setup(f"{target}:unified_attention")
+    outcome = Campaign(Plan(setup, 0, 1, 1, None, 60, tmp_path / "run", tmp_path / "found")).run()
+    assert outcome.failure is not None
+    assert outcome.failure.verdict.kind == "crash"
+    assert outcome.statistics.deaths
+    assert any("mixed" in mask.seen for mask in outcome.statistics.masks)
+
+
+def test_a_fallback_is_said(campaign: Callable[..., Outcome]) -> None:
+    statistics = campaign("unified_attention", setup=Setup(f"{BEYOND}:unified_attention"), max_cases=3).statistics
+    assert "none: the simulator alone sees masks" in text_of(render(statistics))
+    partly = msgspec.structs.replace(statistics, masks=(STORE,))
+    assert "1 lacking (1 never mixed), before the simulator was given up" in text_of(render(partly), 200)
+
+
+def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = [
+        "run",
+        "--target",
+        "unified",
+        "--max-cases",
+        "20",
+        "--seed",
+        "1",
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "semantic coverage" in done.output
+    (file,) = tmp_path.rglob("coverage.json")
+    assert file.name in done.output
+    found = json.loads(file.read_text())
+    assert found["schema"] == mask_coverage.SCHEMA
+    (target,) = found["targets"]
+    assert (target["target"], target["backend"], target["cases"]) == ("unified", "simulator", 20)
+    assert "masks" not in json.loads((file.parent / "summary.json").read_text())
+    listed = [CliRunner().invoke(main, ["coverage", str(place)]) for place in (file, file.parent)]
+    assert [result.exit_code for result in listed] == [0, 0]
+    assert listed[0].output == listed[1].output
+    assert "kernels/common/query_blocks.py\nline  kernel " in listed[0].output
+    for mask, _, because in explanations.gaps(mask_coverage.load(file)[0].masks, "unified"):
+        assert f"{mask.kernel}  " in listed[0].output
+        assert f"  {because or mask.text}\n" in listed[0].output
+
+
+def test_a_listing_reads_line_kernel_kind_gap_source(tmp_path: Path) -> None:
+    second = changed(STORE, ordinal=1, seen=())
+    complete = changed(STORE, line=9, seen=OUTCOMES)
+    place = mask_coverage.save([TargetCoverage("mine", "simulator", "no `f`", 1, (STORE, second, complete))], tmp_path)
+    assert CliRunner().invoke(main, ["coverage", str(place)]).output == (
+        "Semantic coverage of mine, 1 case\n"
+        "1 of 3 masks seen all true, all false and mixed; 2 lacking (2 never mixed)\n"
+        "Incomplete: the simulator, which alone sees masks, was given up on the way (no `f`).\n"
+        "\n"
+        "k.py\n"
+        "line  kernel  kind     never             source\n"
+        "   7  kernel  store    all false, mixed  tl.store(x, y, mask=z)\n"
+        "   7  kernel  store 2  reached           tl.store(x, y, mask=z)\n"
+    )
+
+
+def test_a_backend_that_sees_no_masks_is_named(tmp_path: Path) -> None:
+    place = mask_coverage.save([TargetCoverage("mine", "interpreter", "", 5, ())], tmp_path)
+    assert "No mask was seen on interpreter" in CliRunner().invoke(main, ["coverage", str(place)]).output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "is no coverage of a run"),
+        ('{"schema": 2, "targets": []}', "is no coverage of a run: Expected `int` <= 1"),
+        ('{"schema": 1, "targets": [], "more": 1}', "is no coverage of a run: Object contains unknown field `more`"),
+    ],
+)
+def test_what_is_no_coverage_is_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / mask_coverage.FILE_NAME).write_text(text)
+    with pytest.raises(CoverageError, match=message):
+        mask_coverage.load(tmp_path)
+    result = CliRunner().invoke(main, ["coverage", str(tmp_path)])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+
+
+def test_statistics_keep_masks_through_json() -> None:
+    statistics = Statistics(target="mine", masks=(STORE,))
+    assert msgspec.json.decode(msgspec.json.encode(statistics), type=Statistics) == statistics

@@ -1,0 +1,163 @@
+"""Variants change a problem as they say and no more: the oracle's answers to both follow from each other."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FEATURES, Abi
+from fuzz_attn.inputs.storage import GUARD_BYTES
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.inputs.transforms import (
+    Shift,
+    arranged,
+    bits_of,
+    coarse,
+    constant,
+    grid,
+    keys_changed,
+    values_changed,
+    with_heads_reversed,
+    with_pages_reversed,
+    with_rows,
+)
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.properties.bounded import CANCELLED
+from fuzz_attn.properties.catalogue import RELATIONS
+from fuzz_attn.strategies.cases import cases
+
+FAMILIES: tuple[Abi, ...] = tuple(FEATURES)
+ANY_CASE = st.sampled_from(FAMILIES).flatmap(lambda abi: cases(Domain(abi=abi)))
+TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+CLOSE = 2.0**-10
+"""How near two float64 answers to one problem must be, as a share of the error bound."""
+
+drawn = settings(max_examples=100, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def both(case: AttentionCase) -> tuple[AttentionTensors, AttentionTensors]:
+    """Return the tensors of a case twice, one to be changed."""
+    return materialise(case), materialise(case)
+
+
+def agree(
+    answer: Reference,
+    expected: torch.Tensor,
+    known: Reference,
+    tensors: AttentionTensors,
+    slack: torch.Tensor | float = 0.0,
+) -> bool:
+    """Return whether an answer is the expected one, as far as both are known and the rows are answered."""
+    certain = answer.bound.isfinite() & known.bound.isfinite()
+    if tensors.answered_tokens is not None:
+        certain &= tensors.answered_tokens[:, None, None]
+    apart = ((answer.expected - expected).abs() - slack) / (answer.bound + expected.abs() * 2.0**-30)
+    return bool((apart[certain] <= CLOSE).all())
+
+
+@drawn
+@given(case=ANY_CASE)
+def test_moved_pages_hold_what_they_held(case: AttentionCase) -> None:
+    tensors, changed = both(case)
+    moved = attend(with_pages_reversed(changed))
+    assert moved.expected.equal(attend(tensors).expected)
+
+
+@drawn
+@given(case=ANY_CASE, data=st.data())
+def test_an_arranged_batch_has_the_rows_of_the_old_one(case: AttentionCase, data: st.DataObject) -> None:
+    tensors, changed = both(case)
+    kept = data.draw(
+        st.lists(st.sampled_from(range(len(case.sequences))), unique=True) if case.sequences else st.just([])
+    )
+    changed, tokens = arranged(changed, [None, *kept, None] if data.draw(st.booleans()) else kept)
+    known, answer = attend(tensors), attend(changed)
+    known = Reference(known.expected[tokens], known.bound[tokens], known.ill_conditioned[tokens])
+    assert agree(answer, known.expected, known, changed)
+    assert (bits_of(changed.output).flatten() == bits_of(tensors.output).flatten()[:1]).all()
+    assert changed.query.shape[0] - len(tokens) == case.padded_tokens
+
+
+@drawn
+@given(case=ANY_CASE)
+def test_reversed_heads_have_each_others_answers(case: AttentionCase) -> None:
+    tensors, changed = both(case)
+    known = attend(tensors)
+    known = Reference(known.expected.flip(1), known.bound.flip(1), known.ill_conditioned.flip(1))
+    assert agree(attend(with_heads_reversed(changed)), known.expected, known, changed)
+
+
+@drawn
+@given(case=ANY_CASE)
+def test_a_vector_added_to_all_keys_changes_no_answer(case: AttentionCase) -> None:
+    tensors = keys_changed(materialise(case), coarse)
+    known = attend(tensors)
+    if RELATIONS["key_shift"].applies(case, Domain(abi=case.abi)):
+        shift = Shift(torch.ones(tensors.num_kv_heads, tensors.query.shape[2], dtype=torch.float64))
+        assert agree(attend(keys_changed(tensors, shift)), known.expected, known, tensors)
+
+
+@drawn
+@given(case=ANY_CASE)
+def test_a_vector_added_to_all_values_is_added_to_every_answer(case: AttentionCase) -> None:
+    tensors = values_changed(materialise(case), coarse)
+    known = attend(tensors)
+    if RELATIONS["value_shift"].applies(case, Domain(abi=case.abi)):
+        shift = Shift(torch.ones(tensors.num_kv_heads, tensors.query.shape[2], dtype=torch.float64))
+        answer = attend(values_changed(tensors, shift))
+        scale = 1.0 if tensors.v_scale is None else float(tensors.v_scale)  # as kernels get it: in float32
+        added = shift.vector.repeat_interleave(case.heads.num_queries_per_kv, 0) * scale
+        assert agree(answer, known.expected + added, known, tensors, slack=CANCELLED * added.abs())
+
+
+@drawn
+@given(case=ANY_CASE)
+def test_doubled_values_double_every_answer(case: AttentionCase) -> None:
+    tensors = values_changed(materialise(case), coarse)
+    known = attend(tensors)
+    answer = attend(values_changed(tensors, lambda numbers, _: numbers * 2))
+    limit = torch.finfo(tensors.output.dtype).max
+    expected = (known.expected * 2).clamp(-limit, limit) if tensors.output.dtype.itemsize == 1 else known.expected * 2
+    assert agree(answer, expected, known, tensors)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@given(scale=st.floats(-60, 20), seed=st.integers(0, 1000))
+def test_sums_of_coarse_numbers_are_exact(dtype: torch.dtype, scale: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    numbers = (torch.randn(20, 2, 3, generator=generator, dtype=torch.float64) * 2.0**scale).clamp(-4096, 4096)
+    rough = coarse(numbers.to(dtype).double(), dtype)
+    for changed in (rough, rough * 2, Shift(torch.tensor([[1.0, 0.0, -1.0]] * 2))(rough, dtype)):
+        assert changed.to(dtype).double().equal(changed)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_coarse_numbers_keep_what_the_type_can_tell_apart(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([1.0, -0.75, 0.5, 0.0], dtype=torch.float64)
+    step, half = grid(numbers, dtype)
+    assert step * half == 1.0
+    assert coarse(numbers, dtype)[0] == 1.0
+    assert len(set(coarse(numbers, dtype).tolist())) >= 3
+
+
+def guards_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory before and behind a tensor, in its type."""
+    memory = storage_bytes(tensor)
+    return torch.cat([memory[:GUARD_BYTES], memory[-GUARD_BYTES:]]).view(tensor.dtype)
+
+
+def test_rows_lie_as_those_that_they_are_like(case: AttentionCase) -> None:
+    like = materialise(case).query
+    rows = with_rows(like, bits_of(like)[:2], 3)
+    assert rows.stride() == like.stride()
+    assert rows[:2].equal(like[:2])
+    assert rows[2].isnan().all()
+    assert guards_of(rows).isnan().all()
+
+
+def test_a_constant_is_guarded(case: AttentionCase) -> None:
+    made = constant(materialise(case), (2, 3), 0.5)
+    assert made.equal(torch.full((2, 3), 0.5))
+    assert guards_of(made).isnan().all()

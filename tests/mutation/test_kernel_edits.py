@@ -1,0 +1,41 @@
+"""Specimens in a whole campaign: found, shrunk, saved and replayed. Whether all are found is the audit's question."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.replay import replay
+
+MAX_SECONDS = 120.0
+
+NAMES = (
+    "causal_or_equal",
+    "window_too_long",
+    "window_too_short",
+    "scales_swapped",
+    "value_tail_unmasked",
+    "denominator_not_rescaled",
+    "sink_in_every_segment",
+    "head_mapping_swapped",
+    "store_beyond_head",
+    "page_offset_in_32_bits",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_found_shrunk_saved_and_replayed(
+    name: str, specimen_file: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    spec = specimen_file(name, "unified")
+    plan = Plan(Setup(spec), 0, 1, 0, MAX_SECONDS, None, tmp_path / "run", tmp_path / "counterexamples")
+    outcome = Campaign(plan).run()
+    assert outcome.failure is not None, f"not found in {outcome.statistics.cases} cases"
+    assert outcome.path is not None
+    case = outcome.failure.case
+    assert len(case.sequences) <= 2
+    assert case.total_keys <= 64
+    assert [entry.status for entry in replay((outcome.path,))] == ["FAILED"]
+    assert [entry.status for entry in replay((outcome.path,), target="unified")] == ["FIXED"]

@@ -1,0 +1,79 @@
+"""The convex hull: what is beyond it is caught where the oracle can say nothing, and what may be right is let pass."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, Sequence, replace
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.recipes import ConstantValues, LevelScores, SinkRecipe
+from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.oracle.row_blocks import row_blocks
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.value_range import convex_hull, values_seen
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.targets.target import Target
+
+JudgeOf = Callable[[str], Callable[[Order], Answer]]
+
+ONES = AttentionCase(
+    sequences=(Sequence(2, 30),), heads=HeadLayout(head_size=8), values=ConstantValues(), softmax_scale=0.35
+)
+BF16 = DTypes("bfloat16", "bfloat16", "bfloat16")
+
+
+def told(case: AttentionCase, output: float) -> Verdict:
+    """Return the verdict on a target whose output is one number everywhere."""
+
+    def target(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
+        out[: int(cu_seqlens_q[-1])] = output
+
+    return convex_hull(Experiment(case, Target("constant", target), InterpreterBackend()))
+
+
+def test_a_row_that_the_oracle_cannot_judge_is_caught_beyond_its_values(judge_of: JudgeOf) -> None:
+    case = replace(ONES, scores=LevelScores(level=-3e7))
+    verdict = judge_of("goes_beyond_its_values")(Order(case)).verdict
+    assert (verdict.property_name, verdict.kind) == ("convex_hull", "mismatch")
+    assert re.match(
+        r"outside of what the values that the row sees span: 8 of 16 elements wrong, worst ", verdict.message
+    )
+    assert judge_of("unified_attention")(Order(case)).verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("changes", "output", "passes"),
+    [
+        ({}, 1.0, True),
+        ({}, 1.0 + 2.0**-23, True),
+        ({}, 1.0 + 2.0**-16, False),
+        ({}, 0.5, False),
+        ({"sinks": SinkRecipe()}, 0.5, True),
+        ({"sinks": SinkRecipe()}, -0.01, False),
+        ({"dtypes": BF16}, 1.0 + 2.0**-7, True),
+        ({"dtypes": BF16}, 1.0 + 2.0**-6, False),
+        ({"dtypes": BF16}, 1.0 - 2.0**-8, True),
+        ({"dtypes": BF16}, 1.0 - 2.0**-6, False),
+        ({"dtypes": DTypes(out="float8_e4m3fn")}, 1.0, True),
+        ({"dtypes": DTypes(out="float8_e4m3fn")}, 1.125, False),
+    ],
+)
+def test_what_may_come_of_ones(changes: dict[str, object], output: float, passes: bool) -> None:
+    assert told(replace(ONES, **changes), output).passed == passes
+
+
+@settings(max_examples=150, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases(Domain(features=Domain().features - {"qq_bias"})))
+def test_the_values_seen_are_those_that_the_mask_shows(case: AttentionCase) -> None:
+    for block in row_blocks(materialise(case)):
+        hidden = ~block.visible[:, :, :, None, None]
+        values = block.values.transpose(1, 2)[:, None]
+        low, high = values_seen(block)
+        assert low.equal(values.masked_fill(hidden, torch.inf).amin(2))
+        assert high.equal(values.masked_fill(hidden, -torch.inf).amax(2))
