@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError, TargetError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MARKER = "fuzz_attn"
 def fuzz(
     target: str | Callable[..., object],
     *,
-    abi: str | None = None,
+    family: str | None = None,
     backend: str | None = None,
     max_time: float | None = None,
     max_cases: int | None = None,
@@ -37,19 +37,19 @@ def fuzz(
     """Return a pytest test that fuzzes a target.
 
     ``target`` is what ``fuzz-attn run --target`` takes, or a function, which is then found again by its file and name.
-    ``abi`` None takes the one that fits the signature; ``backend`` None is ``auto``. ``max_time`` (seconds) and
+    ``family`` None takes the one that fits the signature; ``backend`` None is ``auto``. ``max_time`` (seconds) and
     ``max_cases`` are the budget of the whole test, all shards together side by side; options of the same names on
     pytest's command line (``--fuzz-max-time`` and so on) win over them.
     """
     for name, value in (("max_time", max_time), ("max_cases", max_cases)):
         if value is not None and value <= 0:
             raise FuzzAttnError(f"{name}={value} must be above 0")
-    for name, word, known in (("abi", abi, get_args(Abi)), ("backend", backend, BACKEND_NAMES)):
+    for name, word, known in (("family", family, get_args(Family)), ("backend", backend, BACKEND_NAMES)):
         if word is not None and word not in known:
             raise FuzzAttnError(f"{name}={word!r} must be one of: {', '.join(known)}")
     spec = target if isinstance(target, str) else spec_of(target)
 
-    @pytest.mark.fuzz_attn(target=spec, abi=abi, backend=backend, max_time=max_time, max_cases=max_cases)
+    @pytest.mark.fuzz_attn(target=spec, family=family, backend=backend, max_time=max_time, max_cases=max_cases)
     def test(fuzz_attn_shard: Shard) -> None:
         fuzz_attn_shard.run()
 

@@ -20,7 +20,7 @@ class CoverageError(FuzzAttnError):
 
 
 class TargetError(FuzzAttnError):
-    """A target that does not load, or whose signature fits no ABI."""
+    """A target that does not load, or whose signature fits no family."""
 
 
 class BackendError(FuzzAttnError):

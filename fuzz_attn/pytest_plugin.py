@@ -19,7 +19,7 @@ import pytest
 
 from fuzz_attn.api import MARKER
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz_attn", "fuzzing of paged-attention kernels")
     group.addoption("--fuzz-target", metavar="T", help="fuzz this target instead of the test's own")
     group.addoption(
-        "--fuzz-abi", choices=get_args(Abi), help="the target's ABI (default: the one that fits its signature)"
+        "--fuzz-family", choices=get_args(Family), help="the target's family (default: the one that fits its signature)"
     )
     group.addoption("--fuzz-backend", choices=BACKEND_NAMES, help="where Triton kernels run")
     group.addoption(
@@ -151,14 +151,14 @@ def fuzz_attn_shard(request: pytest.FixtureRequest) -> Shard:
         raise pytest.UsageError(f"{request.node.name} takes fuzz_attn_shard without the {MARKER} marker")
     config, shards = request.config, shards_of(request.config)
     asked = {
-        name: _option(config, name, marker.kwargs) for name in ("target", "abi", "backend", "max_time", "max_cases")
+        name: _option(config, name, marker.kwargs) for name in ("target", "family", "backend", "max_time", "max_cases")
     }
     if asked["max_time"] is None and asked["max_cases"] is None:
         asked["max_time"] = DEFAULT_MAX_TIME
     out = config.getoption("--fuzz-out")
     return Shard(
         Plan(
-            setup=Setup(target=asked["target"], abi=asked["abi"], backend=asked["backend"] or "auto"),
+            setup=Setup(target=asked["target"], family=asked["family"], backend=asked["backend"] or "auto"),
             shard=request.param,
             shards=shards,
             seed=config.stash[_SEED],

@@ -66,7 +66,7 @@ def batches(
 
 @composite
 def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
-    single = key.abi == "paged" and not key.leaves_others
+    single = key.family == "paged" and not key.filter_by_query_len
     kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single))
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=_TIMES.get(kind, 1))

@@ -39,7 +39,7 @@ _ALIBI_SLOPES = alibi_slopes()
 _QQ_BIASES = qq_biases()
 _SINKS = sinks()
 _POISONS = poisons()
-_MEMORY_LAYOUTS = {abi: memory_layouts(abi=abi) for abi in FEATURES}
+_MEMORY_LAYOUTS = {family: memory_layouts(family=family) for family in FEATURES}
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, 3))
 _HELPED = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are calm and marked, since one that hides its keys tells little; the others show recipes alone."""
@@ -63,7 +63,9 @@ def cases(
     spend many cases on few keys; likewise strided cases take one of ``layouts`` where given. Raises InvalidArgument for
     keys outside of the domain.
     """
-    strides = _MEMORY_LAYOUTS[domain.abi] if layouts is None else memory_layouts(abi=domain.abi, layouts=layouts)
+    strides = (
+        _MEMORY_LAYOUTS[domain.family] if layouts is None else memory_layouts(family=domain.family, layouts=layouts)
+    )
     return _cases(domain, compile_keys(domain=domain, keys=keys), strides)
 
 
@@ -80,8 +82,8 @@ def _cases(
     softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(_ALIBI_SLOPES), draw(_QQ_BIASES), draw(_SINKS)
     one_byte = one_byte_operands(key.dtypes)
     layout = draw(strides) if domain.allows("strides") else _DENSE
-    far = draw(_FAR) if domain.allows("far_pages") else 0
-    page = page_elements(key.abi, heads, key.block_size, layout)[1]
+    far = draw(_FAR) if domain.allows("large_offsets") else 0
+    page = page_elements(key.family, heads, key.block_size, layout)[1]
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
     recipes = score_recipes(window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte)
@@ -89,11 +91,11 @@ def _cases(
     first_block = 0 if layout.cache == "kv_first" else min(-(-far // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
-        abi=key.abi,
+        family=key.family,
         heads=heads,
         dtypes=key.dtypes,
         launch=key.launch,
-        leaves_others=key.leaves_others,
+        filter_by_query_len=key.filter_by_query_len,
         uint8_cache=domain.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES),
         stale_cache=domain.allows("stale_cache") and draw(_STALE),
         window=window if key.window else 0,

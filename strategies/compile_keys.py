@@ -21,7 +21,7 @@ from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
-FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks", "leaves_others")
+FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks", "filter_by_query_len")
 
 Values: TypeAlias = dict[str, Any]
 
@@ -87,7 +87,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
     known = {
         "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain)),
         "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
-        "abi": key.abi == domain.abi,
+        "family": key.family == domain.family,
         "head_size": within(key.head_size, domain.head_sizes)
         and head_allowed(key.head_size, dtypes=key.dtypes, domain=domain),
         "block_size": within(key.block_size, domain.block_sizes),
@@ -190,7 +190,7 @@ def _values(key: CompileKey) -> Values:
 
 
 def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
-    fields = {**values, "abi": domain.abi}
+    fields = {**values, "family": domain.family}
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile)
     return CompileKey(launch=hints, **fields)

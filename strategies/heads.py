@@ -36,17 +36,17 @@ KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the head sizes worth trying in a domain, the simplest first."""
-    split = domain.abi in SPLIT_CACHES
+    split = domain.family in SPLIT_CACHES
     chosen = lattice(SPLIT_HEAD_SIZES if split else HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
     sizes = tuple(size for size in chosen if not split or size % SMALLEST_PIECE == 0)
     if not sizes:
-        raise InvalidArgument(f"{domain.head_sizes=} must name a multiple of {SMALLEST_PIECE} for {domain.abi=}")
+        raise InvalidArgument(f"{domain.head_sizes=} must name a multiple of {SMALLEST_PIECE} for {domain.family=}")
     return sizes
 
 
 def head_allowed(head_size: int, *, dtypes: DTypes, domain: Domain) -> bool:
     """Return whether the domain's caches can hold heads of a size: split ones are cut into whole pieces."""
-    return domain.abi not in SPLIT_CACHES or head_size % piece_size(dtypes.kv) == 0
+    return domain.family not in SPLIT_CACHES or head_size % piece_size(dtypes.kv) == 0
 
 
 def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.attention_case import Strides
-from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
+from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Family
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
@@ -35,13 +35,13 @@ _DROP: Final = indices(512)
 
 
 @lru_cache(maxsize=8)
-def layout_pool(*, abi: Abi = "unified") -> tuple[Strides, ...]:
+def layout_pool(*, family: Family = "unified") -> tuple[Strides, ...]:
     """Return strided layouts of a family in which every pair of two paddings, or of one and the cache's layout, occurs.
 
     For whom a new layout is dear: strides that are 1, or divisible by 16, make Triton compile a kernel anew.
     """
-    fields = _FIELDS if abi in DENSE_NEW_KEYS else tuple(name for name in _FIELDS if not name.startswith("new_"))
-    caches = _SPLIT if abi in SPLIT_CACHES else _ALL_CACHES
+    fields = _FIELDS if family in DENSE_NEW_KEYS else tuple(name for name in _FIELDS if not name.startswith("new_"))
+    caches = _SPLIT if family in SPLIT_CACHES else _ALL_CACHES
     rows = pairwise([*([1] * len(_PADDINGS) for _ in fields), [1] * len(caches)])
     layouts = (
         Strides(cache=caches[row[-1]], **{name: _PADDINGS[value] for name, value in zip(fields, row, strict=False)})
@@ -50,13 +50,15 @@ def layout_pool(*, abi: Abi = "unified") -> tuple[Strides, ...]:
     return tuple(layout for layout in layouts if layout != _DENSE)
 
 
-def memory_layouts(*, abi: Abi = "unified", layouts: Iterable[Strides] | None = None) -> st.SearchStrategy[Strides]:
+def memory_layouts(
+    *, family: Family = "unified", layouts: Iterable[Strides] | None = None
+) -> st.SearchStrategy[Strides]:
     """Return a strategy of the strides of a case; shrinks towards dense tensors, which three in five cases have.
 
     The others take one of ``layouts`` where given, nearly always as it is; its paddings shrink away one by one.
     """
     if layouts is None:
-        return _any_layouts(abi)
+        return _any_layouts(family)
     chosen = tuple(layouts)
     if not chosen:
         raise InvalidArgument("layouts=() must hold at least one layout")
@@ -75,16 +77,16 @@ def _some_layouts(draw: st.DrawFn, layouts: tuple[Strides, ...]) -> Strides:
 
 
 @composite
-def _any_layouts(draw: st.DrawFn, abi: Abi) -> Strides:
+def _any_layouts(draw: st.DrawFn, family: Family) -> Strides:
     if not draw(_STRIDED):
         return _DENSE
-    gaps = (draw(_PADDING), draw(_PADDING)) if abi in DENSE_NEW_KEYS else (0, 0)
+    gaps = (draw(_PADDING), draw(_PADDING)) if family in DENSE_NEW_KEYS else (0, 0)
     return Strides(
         q_token=draw(_PADDING),
         q_head=draw(_PADDING),
         out_token=draw(_PADDING),
         out_head=draw(_PADDING),
-        cache=draw(_CACHES[abi in SPLIT_CACHES]),
+        cache=draw(_CACHES[family in SPLIT_CACHES]),
         cache_slot=draw(_PADDING),
         block_table=draw(_PADDING),
         new_token=gaps[0],

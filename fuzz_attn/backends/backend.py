@@ -64,7 +64,7 @@ class Backend(Protocol):
         :class:`fuzz_attn.errors.DeviceLostError` where the launch broke the device for this process.
         """
 
-    def reaches_far_pages(self) -> bool:
+    def reaches_large_offsets(self) -> bool:
         """Return whether a cache may stretch over tens of gigabytes of addresses, most of them never touched."""
 
     def new_masks(self) -> tuple[Mask, ...]:

@@ -77,7 +77,7 @@ class CudaBackend:
             _wait()
             watch.observations.extend(scratch.observations())
 
-    def reaches_far_pages(self) -> bool:
+    def reaches_large_offsets(self) -> bool:
         """Return no: on a GPU every address takes memory, and workers share it. A saved case runs if there is room."""
         return False
 

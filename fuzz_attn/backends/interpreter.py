@@ -62,11 +62,11 @@ class InterpreterBackend:
             yield watch
         watch.observations.extend(scratch.observations())
 
-    def reaches_far_pages(self) -> bool:
+    def reaches_large_offsets(self) -> bool:
         """Return whether the machine gives out so many addresses, which cost nothing."""
-        from fuzz_attn.inputs.storage import reaches_far_pages  # noqa: PLC0415 - imports torch
+        from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
-        return reaches_far_pages()
+        return reaches_large_offsets()
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return nothing: a program at a time passes by, and nobody looks at its masks."""

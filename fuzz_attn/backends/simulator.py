@@ -101,11 +101,11 @@ class SimulatorBackend:
         self._options = Options(cache_dir=cache_folder(), rewrite=rewrite)
         self.parsed = []
 
-    def reaches_far_pages(self) -> bool:
+    def reaches_large_offsets(self) -> bool:
         """Return whether the machine gives out so many addresses, which cost nothing."""
-        from fuzz_attn.inputs.storage import reaches_far_pages  # noqa: PLC0415 - imports torch
+        from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
-        return reaches_far_pages()
+        return reaches_large_offsets()
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return the masks that showed something new since the last call, with all that they showed so far."""

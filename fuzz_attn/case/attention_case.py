@@ -19,7 +19,7 @@ from fuzz_attn.case.families import (
     FEATURES,
     PIECE_BYTES,
     SPLIT_CACHES,
-    Abi,
+    Family,
     Feature,
     answers,
     reads_dense,
@@ -57,7 +57,7 @@ FP8_DTYPES: tuple[DTypeName, ...] = ("float8_e4m3fn", "float8_e5m2")
 MAX_TOTAL_ELEMENTS = 2**26
 """No tensor of a case may hold more elements; keeps a mistyped file from filling the memory."""
 
-MAX_FAR_ELEMENTS = 2**33
+MAX_OFFSET_ELEMENTS = 2**33
 """A cache may stretch so far, where most of it is addresses without memory."""
 
 LARGEST_FIRST_BLOCK = 2**31 - 2**22
@@ -172,7 +172,7 @@ class CompileKey(Plain, frozen=True):
     Drawn before the rest of a case, from a bounded set, because compiling is what a campaign spends its time on.
     """
 
-    abi: Abi = "unified"
+    family: Family = "unified"
     dtypes: DTypes = DTypes()
     num_queries_per_kv: Positive = 1
     head_size: Annotated[int, Meta(ge=1, le=1024)] = 16
@@ -182,21 +182,21 @@ class CompileKey(Plain, frozen=True):
     alibi: bool = False
     qq_bias: bool = False
     sinks: bool = False
-    leaves_others: bool = False
+    filter_by_query_len: bool = False
     launch: LaunchHints = LaunchHints()
 
 
 class AttentionCase(Plain, frozen=True):
     """The whole input of one attention call. Raises :class:`CaseError` where its parts contradict each other.
 
-    ``leaves_others``, ``uint8_cache`` and ``stale_cache`` are features that only some families have
+    ``filter_by_query_len``, ``uint8_cache`` and ``stale_cache`` are features that only some families have
     (:mod:`fuzz_attn.case.families`). ``calm`` makes most rows weigh their keys nearly alike, whatever the recipes;
     ``marks`` puts a mark of each key into every other column of V. So keys count that the recipes alone would hide
     (:mod:`fuzz_attn.inputs.numbers`).
     """
 
     sequences: tuple[Sequence, ...]
-    abi: Abi = "unified"
+    family: Family = "unified"
     heads: HeadLayout = HeadLayout()
     dtypes: DTypes = DTypes()
     pages: PageLayout = PageLayout()
@@ -216,7 +216,7 @@ class AttentionCase(Plain, frozen=True):
     padded_tokens: Count = 0
     poison: PoisonRecipe = PoisonRecipe()
     launch: LaunchHints = LaunchHints()
-    leaves_others: bool = False
+    filter_by_query_len: bool = False
     uint8_cache: bool = False
     stale_cache: bool = False
     seed: Seed = 0
@@ -252,18 +252,20 @@ class AttentionCase(Plain, frozen=True):
     @property
     def answers(self) -> tuple[bool, ...]:
         """For each sequence, whether the target writes its rows; the others stay as they are."""
-        return tuple(answers(self.abi, s.query_len, leaves_others=self.leaves_others) for s in self.sequences)
+        return tuple(
+            answers(self.family, s.query_len, filter_by_query_len=self.filter_by_query_len) for s in self.sequences
+        )
 
     @property
     def reads_dense(self) -> tuple[bool, ...]:
         """For each sequence, whether its new tokens' keys are read densely packed instead of from the cache."""
-        return tuple(reads_dense(self.abi, s.query_len) for s in self.sequences)
+        return tuple(reads_dense(self.family, s.query_len) for s in self.sequences)
 
     @property
     def compile_key(self) -> CompileKey:
         """The part of the case that decides whether a kernel must be compiled anew."""
         return CompileKey(
-            abi=self.abi,
+            family=self.family,
             dtypes=self.dtypes,
             num_queries_per_kv=self.heads.num_queries_per_kv,
             head_size=self.heads.head_size,
@@ -273,18 +275,18 @@ class AttentionCase(Plain, frozen=True):
             alibi=self.alibi is not None,
             qq_bias=self.qq_bias is not None,
             sinks=self.sinks is not None,
-            leaves_others=self.leaves_others,
+            filter_by_query_len=self.filter_by_query_len,
             launch=self.launch,
         )
 
 
-def page_elements(abi: Abi, heads: HeadLayout, block_size: int, strides: Strides) -> tuple[int, int]:
+def page_elements(family: Family, heads: HeadLayout, block_size: int, strides: Strides) -> tuple[int, int]:
     """Return the elements from one page to the next, of K's cache and of V's, whose pages are never smaller.
 
     For all caches of which ``first_block`` may be above 0.
     """
     rows, gap = block_size * heads.num_kv_heads, strides.cache_slot
-    if abi in SPLIT_CACHES:
+    if family in SPLIT_CACHES:
         keys, more = rows * heads.head_size + gap, strides.value_slot
     else:
         keys, more = rows * (heads.head_size + gap), rows * strides.value_slot
@@ -301,23 +303,23 @@ def piece_size(dtype: DTypeName) -> int:
     return PIECE_BYTES // ITEM_BYTES[dtype]
 
 
-def inexpressible(case: AttentionCase, abi: Abi) -> str:
+def inexpressible(case: AttentionCase, family: Family) -> str:
     """Return why a case is beyond a family's interface, or an empty string where the family can express it."""
-    beyond = [name for name in _features(case) if name not in FEATURES[abi]]
+    beyond = [name for name in _features(case) if name not in FEATURES[family]]
     if beyond:
-        return f"abi={abi!r} has no {beyond[0]}"
-    if abi in SPLIT_CACHES:
+        return f"family={family!r} has no {beyond[0]}"
+    if family in SPLIT_CACHES:
         piece = piece_size(case.dtypes.kv)
         if case.heads.head_size % piece:
-            return f"heads.head_size={case.heads.head_size} must be a multiple of {piece} for abi={abi!r}"
+            return f"heads.head_size={case.heads.head_size} must be a multiple of {piece} for family={family!r}"
         if case.strides.cache == "heads_first":
-            return f"strides.cache={case.strides.cache!r} must be another one for abi={abi!r}"
+            return f"strides.cache={case.strides.cache!r} must be another one for family={family!r}"
         if case.launch.path != "auto":
-            return f"launch.path={case.launch.path!r} must be 'auto' for abi={abi!r}"
-    if abi == "paged" and not case.leaves_others:
+            return f"launch.path={case.launch.path!r} must be 'auto' for family={family!r}"
+    if family == "paged" and not case.filter_by_query_len:
         longest = max((abs(s.query_len - 1) for s in case.sequences), default=0)
         if longest:
-            return "every sequence must have query_len=1 for abi='paged' without leaves_others"
+            return "every sequence must have query_len=1 for family='paged' without filter_by_query_len"
     return ""
 
 
@@ -327,16 +329,16 @@ def _features(case: AttentionCase) -> Iterator[Feature]:
         "softcap": case.softcap > 0,
         "qq_bias": case.qq_bias is not None,
         "fp8_q": is_fp8(case.dtypes.q),
-        "leaves_others": case.leaves_others,
+        "filter_by_query_len": case.filter_by_query_len,
         "uint8_cache": case.uint8_cache,
         "stale_cache": case.stale_cache,
-        "far_pages": case.pages.first_block > 0,
+        "large_offsets": case.pages.first_block > 0,
     }
     yield from (name for name, present in on.items() if present)
 
 
 def _check_family(case: AttentionCase) -> None:
-    reason = inexpressible(case, case.abi)
+    reason = inexpressible(case, case.family)
     if reason:
         raise CaseError(reason)
     if case.uint8_cache and not is_fp8(case.dtypes.kv):
@@ -368,18 +370,18 @@ def _check_size(case: AttentionCase) -> None:
         if size > MAX_TOTAL_ELEMENTS:
             raise CaseError(f"{name} of the case would hold {size} elements, more than {MAX_TOTAL_ELEMENTS}")
     if case.pages.first_block:
-        _check_far_pages(case)
+        _check_large_offsets(case)
 
 
-def _check_far_pages(case: AttentionCase) -> None:
+def _check_large_offsets(case: AttentionCase) -> None:
     first, size = case.pages.first_block, case.pages.block_size
     if case.strides.cache == "kv_first":
         raise CaseError(f"pages.first_block={first} must be 0 for strides.cache='kv_first', where V follows all of K")
     end = first + case.total_keys // size + len(case.sequences) + case.pages.spare_blocks + 1
     if end >= 2**31:
         raise CaseError(f"pages.first_block={first} must leave page numbers below 2**31")
-    elements = end * page_elements(case.abi, case.heads, size, case.strides)[1]
-    if elements > MAX_FAR_ELEMENTS:
+    elements = end * page_elements(case.family, case.heads, size, case.strides)[1]
+    if elements > MAX_OFFSET_ELEMENTS:
         raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")
 
 
@@ -387,7 +389,7 @@ def _query_sizes(case: AttentionCase) -> Iterator[tuple[str, int]]:
     """Yield the elements of everything that grows with tokens and query heads, memory between rows included."""
     heads, strides, launch = case.heads, case.strides, case.launch
     tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
-    if case.abi in DENSE_NEW_KEYS:
+    if case.family in DENSE_NEW_KEYS:
         yield "new_keys", tokens * (heads.num_kv_heads * (heads.head_size + strides.new_head) + strides.new_token)
     yield "query", tokens * (query_heads * (heads.head_size + strides.q_head) + strides.q_token)
     yield "output", tokens * (query_heads * (heads.head_size + strides.out_head) + strides.out_token)
@@ -410,19 +412,19 @@ def _cache_sizes(case: AttentionCase) -> Iterator[tuple[str, int]]:
 
 
 def rearranged(
-    case: AttentionCase, *, abi: Abi | None = None, strides: Strides | None = None, **changes: object
+    case: AttentionCase, *, family: Family | None = None, strides: Strides | None = None, **changes: object
 ) -> AttentionCase:
     """Return the case with some fields changed, those among them that say how its caches lie.
 
     Far pages stay about as many elements into their caches, so their numbers change.
     """
-    abi, strides = abi or case.abi, strides or case.strides
+    family, strides = family or case.family, strides or case.strides
     if case.pages.first_block:
-        before = page_elements(case.abi, case.heads, case.pages.block_size, case.strides)[1]
-        after = page_elements(abi, case.heads, case.pages.block_size, strides)[1]
+        before = page_elements(case.family, case.heads, case.pages.block_size, case.strides)[1]
+        after = page_elements(family, case.heads, case.pages.block_size, strides)[1]
         first_block = min(-(-case.pages.first_block * before // after), LARGEST_FIRST_BLOCK)
         changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
-    return replace(case, abi=abi, strides=strides, **changes)
+    return replace(case, family=family, strides=strides, **changes)
 
 
 def replace(case: AttentionCase, **changes: object) -> AttentionCase:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase, DTypeName, Sequence, Strides, is_fp8
-from fuzz_attn.case.families import SPLIT_CACHES, Abi
+from fuzz_attn.case.families import SPLIT_CACHES, Family
 from fuzz_attn.case.recipes import AlibiRecipe, Override, Plain, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
 Line = tuple[str, str]
@@ -23,7 +23,7 @@ _CACHES: Final = {
     "blocks_first": "K and V in one allocation [num_blocks, 2, ...]",
     "heads_first": "caches with heads before slots",
 }
-_FAMILIES: Final[dict[Abi, str]] = {
+_FAMILIES: Final[dict[Family, str]] = {
     "paged": "paged decode",
     "context": "context attention",
     "chunked": "context attention, then paged decode",
@@ -59,9 +59,9 @@ def _modes(case: AttentionCase) -> Iterator[Line]:
 
 
 def _family(case: AttentionCase) -> Iterator[Line]:
-    if case.abi != "unified":
-        words = [_FAMILIES[case.abi]]
-        words += ["leaves the other family's sequences alone"] * case.leaves_others
+    if case.family != "unified":
+        words = [_FAMILIES[case.family]]
+        words += ["leaves the other family's sequences alone"] * case.filter_by_query_len
         words += ["the cache does not hold the new tokens yet"] * case.stale_cache
         yield "family", ", ".join(words)
 
@@ -177,8 +177,8 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
         "q head": strides.q_head,
         "out token": strides.out_token,
         "out head": strides.out_head,
-        "page" if case.abi in SPLIT_CACHES else "cache row": strides.cache_slot,
-        "page of V" if case.abi in SPLIT_CACHES else "row of V": strides.value_slot,
+        "page" if case.family in SPLIT_CACHES else "cache row": strides.cache_slot,
+        "page of V" if case.family in SPLIT_CACHES else "row of V": strides.value_slot,
         "table row": strides.block_table,
         "new key's token": strides.new_token,
         "new key's head": strides.new_head,

@@ -3,14 +3,14 @@
 from msgspec import Struct
 
 from fuzz_attn.case.attention_case import DTypeName, LaunchPath
-from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Abi, Feature
+from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Family, Feature
 from fuzz_attn.errors import DomainError
 
 
 class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
 
-    Of ``features``, those count that the interface of the family ``abi`` can express. ``dtypes`` are the half and
+    Of ``features``, those count that the interface of the family ``family`` can express. ``dtypes`` are the half and
     single types of q; fp8 comes through the features. ``head_sizes``, ``block_sizes`` and ``group_sizes`` are inclusive
     ranges, or an explicit tuple of more than two values; families with split caches take those head sizes alone that
     the cache's type can split. ``tile_sizes`` are where the target cuts the keys, for strategies that aim at the cuts;
@@ -18,7 +18,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     (published versions before May 2026 drop them).
     """
 
-    abi: Abi = "unified"
+    family: Family = "unified"
     dtypes: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
     block_sizes: tuple[int, ...] = (1, 544)
@@ -41,7 +41,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
 
     def allows(self, feature: Feature) -> bool:
         """Return whether cases may have the feature."""
-        return feature in self.features and feature in FEATURES[self.abi]
+        return feature in self.features and feature in FEATURES[self.family]
 
 
 def within(size: int, bounds: tuple[int, ...]) -> bool:

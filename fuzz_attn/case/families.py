@@ -9,7 +9,7 @@ token and paged for the rest.
 
 from typing import Final, Literal, TypeAlias
 
-Abi: TypeAlias = Literal["unified", "paged", "context", "chunked"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked"]
 
 Feature: TypeAlias = Literal[
     "window",
@@ -23,50 +23,50 @@ Feature: TypeAlias = Literal[
     "strides",
     "empty_sequences",
     "padded_tokens",
-    "leaves_others",
+    "filter_by_query_len",
     "uint8_cache",
     "stale_cache",
-    "far_pages",
+    "large_offsets",
 ]
 """What a case may have switched on beyond plain paged attention.
 
-``leaves_others`` tells the kernel to leave the other family's sequences alone (``filter_by_query_len``,
+``filter_by_query_len`` tells the kernel to leave the other family's sequences alone (``filter_by_query_len``,
 ``skip_decode``); ``uint8_cache`` hands fp8 caches over as bytes; a ``stale_cache`` does not hold the new tokens yet.
-``far_pages`` lie billions of elements into caches of many gigabytes, the rest of which is never touched: nothing for a
-target that copies or converts whole caches.
+``large_offsets`` lie billions of elements into caches of many gigabytes, the rest of which is never touched: nothing
+for a target that copies or converts whole caches.
 """
 
 _COMMON: Final[frozenset[Feature]] = frozenset(
-    ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "far_pages")
+    ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "large_offsets")
 )
 
-FEATURES: Final[dict[Abi, frozenset[Feature]]] = {
+FEATURES: Final[dict[Family, frozenset[Feature]]] = {
     "unified": _COMMON | {"softcap", "qq_bias", "fp8_q"},
-    "paged": _COMMON | {"leaves_others", "uint8_cache"},
-    "context": _COMMON | {"leaves_others", "uint8_cache", "stale_cache"},
+    "paged": _COMMON | {"filter_by_query_len", "uint8_cache"},
+    "context": _COMMON | {"filter_by_query_len", "uint8_cache", "stale_cache"},
     "chunked": _COMMON | {"uint8_cache", "stale_cache"},
 }
 """What each family's interface can express."""
 
 ALL_FEATURES: Final[frozenset[Feature]] = frozenset().union(*FEATURES.values())
 
-SPLIT_CACHES: Final[frozenset[Abi]] = frozenset(("paged", "context", "chunked"))
+SPLIT_CACHES: Final[frozenset[Family]] = frozenset(("paged", "context", "chunked"))
 """Families whose caches are split: a key's columns lie in pieces of 16 bytes, a value's columns apart."""
 
-DENSE_NEW_KEYS: Final[frozenset[Abi]] = frozenset(("context", "chunked"))
+DENSE_NEW_KEYS: Final[frozenset[Family]] = frozenset(("context", "chunked"))
 """Families that take the new tokens' keys and values densely packed."""
 
 PIECE_BYTES: Final = 16
 """Bytes of a key that lie together in a split cache."""
 
 
-def answers(abi: Abi, query_len: int, *, leaves_others: bool) -> bool:
+def answers(family: Family, query_len: int, *, filter_by_query_len: bool) -> bool:
     """Return whether a family writes the rows of a sequence, or leaves it to the other one."""
-    if not leaves_others:
+    if not filter_by_query_len:
         return True
-    return query_len == 1 if abi == "paged" else query_len != 1
+    return query_len == 1 if family == "paged" else query_len != 1
 
 
-def reads_dense(abi: Abi, query_len: int) -> bool:
+def reads_dense(family: Family, query_len: int) -> bool:
     """Return whether the keys of a sequence's new tokens are read densely packed instead of from the cache."""
-    return abi == "context" or (abi == "chunked" and query_len > 1)
+    return family == "context" or (family == "chunked" and query_len > 1)

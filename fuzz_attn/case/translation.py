@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase, LaunchHints, inexpressible, is_fp8, rearranged
-from fuzz_attn.case.families import SPLIT_CACHES, Abi, reads_dense
+from fuzz_attn.case.families import SPLIT_CACHES, Family, reads_dense
 
 
-def translated(case: AttentionCase, abi: Abi) -> AttentionCase | None:
+def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     """Return the case as one of another family with the same exact output, None where that family cannot express it.
 
     Rows that the case's own family leaves alone have no counterpart. New tokens read densely packed and read from the
@@ -18,18 +18,18 @@ def translated(case: AttentionCase, abi: Abi) -> AttentionCase | None:
     if not all(case.answers):
         return None
     own_slots = not (case.pages.shared_prefix or case.pages.repeated)
-    moved = tuple(reads_dense(abi, s.query_len) for s in case.sequences) != case.reads_dense
+    moved = tuple(reads_dense(family, s.query_len) for s in case.sequences) != case.reads_dense
     if (moved and is_fp8(case.dtypes.kv)) or ((moved or case.stale_cache) and not own_slots):
         return None
-    cache = "separate" if abi in SPLIT_CACHES and case.strides.cache == "heads_first" else case.strides.cache
+    cache = "separate" if family in SPLIT_CACHES and case.strides.cache == "heads_first" else case.strides.cache
     # What only says how the same problem reaches the kernel stays behind; the unified family can express all the rest.
     bare = rearranged(
         case,
-        abi="unified",
+        family="unified",
         strides=msgspec.structs.replace(case.strides, cache=cache),
-        leaves_others=False,
+        filter_by_query_len=False,
         uint8_cache=False,
         stale_cache=False,
         launch=LaunchHints(),
     )
-    return None if inexpressible(bare, abi) else rearranged(bare, abi=abi)
+    return None if inexpressible(bare, family) else rearranged(bare, family=family)

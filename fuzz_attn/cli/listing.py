@@ -19,23 +19,23 @@ def print_targets(console: Console) -> None:
     for name in target_names():
         try:
             with IsolatedWorker(Setup(name)) as worker:
-                show(console, domain_table(name, worker.ready.abi, worker.ready.domain))
+                show(console, domain_table(name, worker.ready.family, worker.ready.domain))
         except FuzzAttnError as error:
             show(console, f"{name}: does not load: {error}")
     show(console, "Besides: module:function and path.py:function, their domain derived from their signature.")
 
 
-def domain_table(name: str, abi: str, domain: Domain) -> Table:
+def domain_table(name: str, family: str, domain: Domain) -> Table:
     """Return what a target promises, one line for each dimension."""
-    table = Table(title=f"{name} (ABI {abi})", title_justify="left", show_header=False, box=None)
+    table = Table(title=f"{name} (family {family})", title_justify="left", show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     table.add_row("types of q", ", ".join(domain.dtypes))
     table.add_row("head sizes", _range(domain.head_sizes))
     table.add_row("page sizes", _range(domain.block_sizes))
     table.add_row("group sizes", _range(domain.group_sizes))
-    table.add_row("features", ", ".join(sorted(domain.features & FEATURES[domain.abi])) or "none")
-    table.add_row("never", ", ".join(sorted(FEATURES[domain.abi] - domain.features)) or "-")
+    table.add_row("features", ", ".join(sorted(domain.features & FEATURES[domain.family])) or "none")
+    table.add_row("never", ", ".join(sorted(FEATURES[domain.family] - domain.features)) or "-")
     table.add_row("launch paths", ", ".join(domain.paths))
     return table
 

@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError
 
 FIXTURES: Final = Path("tests") / "counterexamples"
@@ -103,9 +103,9 @@ def main() -> None:
     help=_HOW_TO_NAME.format("this project's own kernels, one family after the other") + " May be given several times.",
 )
 @click.option(
-    "--abi",
-    type=click.Choice(get_args(Abi)),
-    help="The target's ABI; default: the one that fits its signature. Without a target: this project's own kernels.",
+    "--family",
+    type=click.Choice(get_args(Family)),
+    help="The target's family; default: the one that fits its signature. Without a target: this project's own kernels.",
 )
 @_backend
 @click.option("--max-time", type=_Seconds(), metavar="SECONDS", help="When to end, shrinking included.")
@@ -117,7 +117,7 @@ def main() -> None:
 def run(
     *,
     targets: tuple[str, ...],
-    abi: str | None,
+    family: str | None,
     backend: str,
     max_time: float | None,
     max_cases: int | None,
@@ -137,18 +137,18 @@ def run(
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
     seed = secrets.randbelow(2**32) if seed is None else seed
-    names = targets or ((abi,) if abi else get_args(Abi))
+    names = targets or ((family,) if family else get_args(Family))
     for name in dict.fromkeys((names[0], *targets)):  # our own load if the first of them does
-        _check_target(name, abi, backend)
-    return run_campaign(Request(names, abi, backend, max_time, max_cases, seed, workers, out), Console())
+        _check_target(name, family, backend)
+    return run_campaign(Request(names, family, backend, max_time, max_cases, seed, workers, out), Console())
 
 
-def _check_target(target: str, abi: str | None, backend: str) -> None:
+def _check_target(target: str, family: str | None, backend: str) -> None:
     """Load the target once in a child, so that one that does not load is told in one line."""
     from fuzz_attn.engine.isolation import IsolatedWorker  # noqa: PLC0415 - as above
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - as above
 
-    with IsolatedWorker(Setup(target, abi, backend)):  # type: ignore[arg-type] # click.Choice has checked the ABI
+    with IsolatedWorker(Setup(target, family, backend)):  # type: ignore[arg-type] # click.Choice has checked the family
         pass
 
 
@@ -231,7 +231,9 @@ def coverage(*, run_folder: Path) -> int:
 @main.command()
 @click.option("--target", metavar="T", help=_HOW_TO_NAME.format("unified"))
 @click.option(
-    "--abi", type=click.Choice(get_args(Abi)), help="The target's ABI; default: the one that fits its signature."
+    "--family",
+    type=click.Choice(get_args(Family)),
+    help="The target's family; default: the one that fits its signature.",
 )
 @click.option(
     "--specimens/--ir", default=None, help="Edits that stand for bugs of others, or changes of the kernels' IR."
@@ -274,7 +276,7 @@ def coverage(*, run_folder: Path) -> int:
 def audit(
     *,
     target: str | None,
-    abi: str | None,
+    family: str | None,
     specimens: bool | None,
     only: tuple[str, ...],
     sample: int | None,
@@ -302,13 +304,13 @@ def audit(
     from fuzz_attn.report.plain_text import show as print_out  # noqa: PLC0415 - as above
     from fuzz_attn.report.plain_text import whole  # noqa: PLC0415 - as above
 
-    name = target or abi or "unified"
+    name = target or family or "unified"
     shown = ":" not in name if specimens is None else specimens
     seed = secrets.randbelow(2**32) if seed is None else seed
     console, folder = Console(), new_run_folder(out)
     request = Request(
         target=name,
-        abi=abi,  # type: ignore[arg-type] # click.Choice has checked it
+        family=family,  # type: ignore[arg-type] # click.Choice has checked it
         museum=museum if shown else None,
         only=only,
         sample=sample,

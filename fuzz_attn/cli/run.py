@@ -44,7 +44,7 @@ class Request:
     """What the user asked for, in the words of the command line; the budget is that of all targets together."""
 
     targets: tuple[str, ...]
-    abi: str | None
+    family: str | None
     backend: str
     max_time: float | None
     max_cases: int | None
@@ -143,7 +143,7 @@ def pytest_command(request: Request, folder: Path) -> list[str]:
     """Return the pytest call that a run is: anybody can paste it. No settings of the caller's repository leak in."""
     options = {
         "--fuzz-target": request.targets[0],
-        "--fuzz-abi": request.abi,
+        "--fuzz-family": request.family,
         "--fuzz-backend": request.backend,
         "--fuzz-max-time": request.max_time,
         "--fuzz-max-cases": request.max_cases,

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Plain
 from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.errors import CounterexampleError
@@ -39,7 +39,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     schema: Annotated[int, Meta(ge=1, le=SCHEMA)]
     status: Literal["open", "fixed"]
     target: str
-    abi: Abi
+    family: Family
     signature: str
     relation: str | None
     case: AttentionCase
@@ -137,13 +137,13 @@ def _is_smaller(path: Path, found: Counterexample) -> bool:
         return False
 
 
-def signed(target: str, abi: Abi, relation: str | None, case: AttentionCase, verdict: Verdict) -> Counterexample:
+def signed(target: str, family: Family, relation: str | None, case: AttentionCase, verdict: Verdict) -> Counterexample:
     """Return a new counterexample, its digest and environment still to be filled in."""
     return Counterexample(
         schema=SCHEMA,
         status="open",
         target=target,
-        abi=abi,
+        family=family,
         signature=signature_of(case, verdict),
         relation=relation,
         case=case,

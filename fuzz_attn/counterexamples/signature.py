@@ -26,10 +26,10 @@ def features_of(case: AttentionCase) -> tuple[str, ...]:
         "fp8_q": is_fp8(case.dtypes.q),
         "fp8_kv": is_fp8(case.dtypes.kv) and not is_fp8(case.dtypes.q),
         "fp8_out": is_fp8(case.dtypes.out),
-        "leaves_others": case.leaves_others,
+        "filter_by_query_len": case.filter_by_query_len,
         "uint8_cache": case.uint8_cache,
         "stale_cache": case.stale_cache,
-        "far_pages": case.pages.first_block > 0,
+        "large_offsets": case.pages.first_block > 0,
     }
     return tuple(name for name, present in on.items() if present)
 

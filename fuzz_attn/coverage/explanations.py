@@ -13,13 +13,13 @@ from typing import Final, NamedTuple, cast, get_args
 
 import msgspec
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, Outcome
 
 FILE: Final = Path(__file__).with_name("explanations.toml")
-_OWN: Final = frozenset(get_args(Abi))
+_OWN: Final = frozenset(get_args(Family))
 """The built-in targets, each named like its family."""
 
 
@@ -37,7 +37,7 @@ class Explanation(Plain, frozen=True):
     because: str
     continued: str = ""
     kernels: tuple[str, ...] = ()
-    families: tuple[Abi, ...] = ()
+    families: tuple[Family, ...] = ()
     ordinals: tuple[int, ...] = ()
 
     def covers(self, mask: Mask, family: str) -> bool:
@@ -62,7 +62,7 @@ class Gap(NamedTuple):
 class Explanations(Plain, frozen=True):
     """The file: the kernels that each family's launcher starts, and what explains their gaps."""
 
-    kernels: dict[Abi, tuple[str, ...]]
+    kernels: dict[Family, tuple[str, ...]]
     explanation: tuple[Explanation, ...]
 
 
@@ -91,8 +91,8 @@ def _visited(mask: Mask, target: str) -> str:
     """Return why a kernel of another family may show little in a campaign of this one; empty for its own."""
     if target not in _OWN:
         return ""
-    family = next((abi for abi, kernels in load().kernels.items() if mask.kernel in kernels), target)
-    ours = mask.kernel in load().kernels[cast(Abi, target)]
+    family = next((family for family, kernels in load().kernels.items() if mask.kernel in kernels), target)
+    ours = mask.kernel in load().kernels[cast(Family, target)]
     return "" if ours or family == target else f"run by the relation other_family alone: {family} campaigns show it"
 
 

@@ -182,7 +182,7 @@ class Campaign:
         relation = verdict.property_name if verdict.property_name in RELATIONS else None
         if verdict.kind in ("crash", "timeout"):
             relation = order.relation
-        found = counterexample.signed(self.plan.setup.target, ready.abi, relation, order.case, verdict)
+        found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
         return msgspec.structs.replace(found, environment=environment_of(ready.backend, ready.shims))
 
     def _digest(self, order: Order) -> str:

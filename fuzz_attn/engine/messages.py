@@ -2,7 +2,7 @@
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Plain
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.oracle.verdict import Verdict
@@ -12,7 +12,7 @@ class Setup(Plain, frozen=True):
     """What a worker is to run."""
 
     target: str
-    abi: Abi | None = None
+    family: Family | None = None
     backend: str = "auto"
 
 
@@ -63,7 +63,7 @@ class Ready(Plain, frozen=True, tag="ready"):
 
     target: str
     slug: str
-    abi: Abi
+    family: Family
     backend: str
     device: str = "cpu"
     sanitizers: bool = False

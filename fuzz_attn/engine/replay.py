@@ -56,7 +56,7 @@ def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str =
         for path, found in loaded:
             name = target or found.target
             if name not in workers:
-                workers[name] = stack.enter_context(IsolatedWorker(Setup(name, found.abi, backend)))
+                workers[name] = stack.enter_context(IsolatedWorker(Setup(name, found.family, backend)))
             digest = workers[name].judge(Order(found.case, digest=True)).digest
             verdict = workers[name].judge(Order(found.case, found.relation)).verdict
             drifted = bool(found.digest) and digest != found.digest

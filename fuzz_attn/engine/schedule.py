@@ -96,7 +96,7 @@ def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tupl
     """Return the strided layouts of one round: a seeded sample of those that cover all pairs, None for any layout."""
     if count is None:
         return None
-    pool = layout_pool(abi=domain.abi)
+    pool = layout_pool(family=domain.family)
     return tuple(pool[index] for index in Stream(round_seed, _LAYOUTS).permutation(len(pool))[:count].tolist())
 
 

@@ -78,10 +78,10 @@ class Loaded:
         backend.start()
         shims = backend.preflight()
         domain = target.domain
-        if not backend.reaches_far_pages():
-            domain = msgspec.structs.replace(domain, features=domain.features - {"far_pages"})
+        if not backend.reaches_large_offsets():
+            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
         return Ready(
-            target.name, target.slug, target.abi, backend.name, backend.device, backend.sanitizers, shims, domain
+            target.name, target.slug, target.family, backend.name, backend.device, backend.sanitizers, shims, domain
         )
 
     def answer(self, order: Order) -> Answer:
@@ -113,7 +113,7 @@ def load(setup: Setup) -> Loaded:
     importlib.import_module("fuzz_attn.properties.check")  # so that no fork has to
     from fuzz_attn.targets.target import load_target  # noqa: PLC0415 - as above
 
-    return Loaded(load_target(setup.target, setup.abi).on_device(backend.tensor_core_slack), backend)
+    return Loaded(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
 
 
 def _answer_in_forks(answer: Callable[[], None], answers: IO[bytes]) -> None:

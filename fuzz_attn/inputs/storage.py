@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fuzz_attn.case.attention_case import MAX_FAR_ELEMENTS, AttentionCase, DTypeName, piece_size
+from fuzz_attn.case.attention_case import MAX_OFFSET_ELEMENTS, AttentionCase, DTypeName, piece_size
 from fuzz_attn.case.families import SPLIT_CACHES
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES
@@ -110,10 +110,10 @@ def _reserved(size: int, device: str) -> torch.Tensor:
         raise UnsupportedByBackendError(f"a cache that stretches over {size} bytes does not fit: {error}") from error
 
 
-def reaches_far_pages() -> bool:
+def reaches_large_offsets() -> bool:
     """Return whether this machine gives a process the addresses of two of the largest caches with far pages."""
     try:
-        _reserved(2 * 4 * MAX_FAR_ELEMENTS, "cpu")
+        _reserved(2 * 4 * MAX_OFFSET_ELEMENTS, "cpu")
     except UnsupportedByBackendError:
         return False
     return True
@@ -161,7 +161,7 @@ class CacheMemory:
 
 def cache_memory(case: AttentionCase, num_blocks: int, poisons: tuple[int, int]) -> CacheMemory:
     """Return memory for the caches of a case, poisoned as K and V are; padding of one that both share as K is."""
-    caches = _split_caches if case.abi in SPLIT_CACHES else _slot_caches
+    caches = _split_caches if case.family in SPLIT_CACHES else _slot_caches
     made = caches(case, num_blocks, poisons)
     if len(made.memory) == 1 and poisons[0] != poisons[1]:
         made.slots[1][...] = poisons[1]

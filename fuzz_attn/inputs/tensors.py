@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, DTypeName, LaunchHints, is_fp8, page_elements
-from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Abi
+from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Family
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
@@ -74,12 +74,12 @@ class AttentionTensors:
     """The bits of an output element not yet written."""
     launch: LaunchHints = field(default_factory=LaunchHints)
     """How the launcher is asked to run; no number depends on it."""
-    abi: Abi = "unified"
+    family: Family = "unified"
     kv_dtype: torch.dtype = torch.float32
     """The type of the numbers in the caches, which may lie there as uint8."""
     answers: tuple[bool, ...] = ()
     """For each sequence, whether the target writes its rows; the others must stay as they are. Empty: all."""
-    leaves_others: bool = False
+    filter_by_query_len: bool = False
     """Whether the target is told to leave the sequences of the other family alone."""
     reads_dense: tuple[bool, ...] = ()
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
@@ -99,12 +99,12 @@ class AttentionTensors:
     @property
     def num_kv_heads(self) -> int:
         """KV heads of the caches."""
-        return self.key_cache.shape[1 if self.abi in SPLIT_CACHES else 2]
+        return self.key_cache.shape[1 if self.family in SPLIT_CACHES else 2]
 
     @property
     def block_size(self) -> int:
         """Slots of a page."""
-        return self.key_cache.shape[3 if self.abi in SPLIT_CACHES else 1]
+        return self.key_cache.shape[3 if self.family in SPLIT_CACHES else 1]
 
     @property
     def answered_tokens(self) -> torch.Tensor | None:
@@ -117,13 +117,13 @@ class AttentionTensors:
 
     def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
-        if self.abi not in SPLIT_CACHES:
+        if self.family not in SPLIT_CACHES:
             return taken(self.key_cache, (block, slot))
         return taken(self.key_cache.permute(0, 3, 1, 2, 4), (block, slot)).flatten(-2).view(self.kv_dtype)
 
     def values_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored values ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
-        if self.abi not in SPLIT_CACHES:
+        if self.family not in SPLIT_CACHES:
             return taken(self.value_cache, (block, slot))
         return taken(self.value_cache.permute(0, 3, 1, 2), (block, slot)).view(self.kv_dtype)
 
@@ -200,10 +200,10 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         new_values=_new(case, numbers.values, device),
         output_poison=output_poison(case.dtypes.out, case.poison.out),
         launch=case.launch,
-        abi=case.abi,
+        family=case.family,
         kv_dtype=TORCH_DTYPES[case.dtypes.kv],
         answers=case.answers,
-        leaves_others=case.leaves_others,
+        filter_by_query_len=case.filter_by_query_len,
         reads_dense=case.reads_dense,
         first_block=case.pages.first_block,
     )
@@ -253,7 +253,7 @@ def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
 
 def _new(case: AttentionCase, array: Floats, device: str) -> torch.Tensor | None:
     """Return the keys or values of the new tokens, densely packed, for the families that take them so."""
-    if case.abi not in DENSE_NEW_KEYS:
+    if case.family not in DENSE_NEW_KEYS:
         return None
     lengths = [(s.context_len, s.query_len) for s in case.sequences]
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
@@ -283,7 +283,7 @@ def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) 
         held = rounded(array if everything else array[pages.held], dtype, scale)
         slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
     torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
-    steps = page_elements(case.abi, case.heads, case.pages.block_size, case.strides)
+    steps = page_elements(case.family, case.heads, case.pages.block_size, case.strides)
     if len(caches.memory) == 1:
         return _over(caches.memory[0], caches.views, torch_dtype, device, steps[0], pages.first_block)
     triples = zip(caches.memory, caches.views, steps, strict=True)

@@ -79,7 +79,7 @@ def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
 
 def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
     """Return the tensors with all heads in reverse order: KV heads with their groups, slopes and sinks included."""
-    axis = 1 if tensors.abi in SPLIT_CACHES else 2
+    axis = 1 if tensors.family in SPLIT_CACHES else 2
     near = tensors.near()
     places = [(tensors.query, 1), (near.key_cache, axis), (near.value_cache, axis), (tensors.new_keys, 1)]
     places += [(tensors.new_values, 1), (tensors.alibi_slopes, 0), (tensors.sinks, 0)]
@@ -92,13 +92,13 @@ def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
 
 def keys_changed(tensors: AttentionTensors, change: Change) -> AttentionTensors:
     """Return the tensors with every key that is read changed, as stored: in the cache, and densely packed."""
-    view = tensors.key_cache if tensors.abi not in SPLIT_CACHES else tensors.key_cache.permute(0, 3, 1, 2, 4)
+    view = tensors.key_cache if tensors.family not in SPLIT_CACHES else tensors.key_cache.permute(0, 3, 1, 2, 4)
     return _changed(tensors, view, tensors.keys_at, tensors.new_keys, change)
 
 
 def values_changed(tensors: AttentionTensors, change: Change) -> AttentionTensors:
     """Return the tensors with every value that is read changed, as stored: in the cache, and densely packed."""
-    view = tensors.value_cache if tensors.abi not in SPLIT_CACHES else tensors.value_cache.permute(0, 3, 1, 2)
+    view = tensors.value_cache if tensors.family not in SPLIT_CACHES else tensors.value_cache.permute(0, 3, 1, 2)
     return _changed(tensors, view, tensors.values_at, tensors.new_values, change)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.cli.run import PIPE_SECONDS
 from fuzz_attn.counterexamples.counterexample import environment_of
 from fuzz_attn.errors import FuzzAttnError
@@ -47,7 +47,7 @@ class Request:
     """
 
     target: str
-    abi: Abi | None
+    family: Family | None
     museum: Path | None
     only: tuple[str, ...]
     sample: int | None
@@ -66,7 +66,7 @@ def audit(request: Request, console: Console) -> Audit:
     """
     started = time.monotonic()
     museum = str(request.museum or "")
-    with Crew(Start(request.target, request.abi, request.seed, museum, ""), request.workers) as crew:
+    with Crew(Start(request.target, request.family, request.seed, museum, ""), request.workers) as crew:
         subjects = _subjects(request, crew)
         board = report.Board(len(subjects), request.max_cases)
         with _shown(board, console) as refresh:
@@ -75,7 +75,7 @@ def audit(request: Request, console: Console) -> Audit:
             found = _second_look(request, crew, found, board, refresh)
         done = Audit(
             target=crew.started.target,
-            abi=crew.started.abi,
+            family=crew.started.family,
             seed=request.seed,
             cases=request.max_cases,
             seconds=time.monotonic() - started,
@@ -94,7 +94,7 @@ def _subjects(request: Request, crew: Crew) -> Sequence[Subject]:
     if request.museum is None:
         subjects = crew.survey(max(request.max_cases, SURVEY_CASES))
     else:
-        specimens = (entry for entry in load_museum(request.museum) if crew.started.abi in entry.families)
+        specimens = (entry for entry in load_museum(request.museum) if crew.started.family in entry.families)
         subjects = tuple(Subject(entry.name) for entry in specimens)
     if not subjects:
         raise FuzzAttnError(f"target={request.target!r} has nothing to examine: no specimen, or no kernel of Triton's")

@@ -1,6 +1,6 @@
 """What an audit's workers and their parent say to each other. Plain data, one JSON line each."""
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Plain
 from fuzz_attn.mutation.results import Outcome
 from fuzz_attn.mutation.subjects import Subject
@@ -10,7 +10,7 @@ class Start(Plain, frozen=True):
     """What a worker is set up with. ``place`` is the file that says where it is, for when it dies."""
 
     target: str
-    abi: Abi | None
+    family: Family | None
     seed: int
     museum: str
     place: str
@@ -38,7 +38,7 @@ class Started(Plain, frozen=True, tag="started"):
     """A worker is set up."""
 
     target: str
-    abi: Abi
+    family: Family
 
 
 class Surveyed(Plain, frozen=True, tag="surveyed"):

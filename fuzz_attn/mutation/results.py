@@ -64,7 +64,7 @@ class Audit(Plain, frozen=True):
     """
 
     target: str
-    abi: str
+    family: str
     seed: int
     cases: int
     seconds: float

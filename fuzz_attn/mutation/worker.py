@@ -64,12 +64,12 @@ class Desk:
         probes.install()
         self.start = start
         self.answers = answers
-        self.target = load_target(start.target, start.abi)
+        self.target = load_target(start.target, start.family)
         place = Place(os.open(start.place, os.O_RDWR | os.O_CREAT))
         self.examiner = Examiner(self.target, self.backend, Stream(self.target.domain, start.seed), place)
         self._told = 0.0
         self.backend.preflight()
-        _say(answers, Started(self.target.name, self.target.abi))
+        _say(answers, Started(self.target.name, self.target.family))
 
     def do(self, order: Survey | Batch) -> None:
         """Carry out one order and say what came of it."""
@@ -109,7 +109,7 @@ class Desk:
 
         if subject.mutant is not None:
             return self.target
-        return specimen_target(Path(self.start.museum), subject.name, self.target.abi)
+        return specimen_target(Path(self.start.museum), subject.name, self.target.family)
 
 
 def _say(answers: IO[bytes], message: msgspec.Struct) -> None:

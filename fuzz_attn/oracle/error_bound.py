@@ -16,7 +16,7 @@ import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
     FLUSHED,
     TF32_UNIT,
@@ -129,7 +129,7 @@ def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: fl
 
 
 def value_term(
-    weights: Weights, logits: Logits, block: RowBlock, tensors: AttentionTensors, model: NumericModel
+    weights: Weights, logits: Logits, block: RowBlock, tensors: AttentionTensors, model: RoundingModel
 ) -> torch.Tensor:
     """Return the error of the sum ``sum_j p_j v_j``.
 
@@ -150,7 +150,7 @@ def value_term(
     return moved.add_((logits.terms + 4).mul_(UNDERFLOW))
 
 
-def probability_dtype(tensors: AttentionTensors, model: NumericModel) -> torch.dtype:
+def probability_dtype(tensors: AttentionTensors, model: RoundingModel) -> torch.dtype:
     """Return the type that P is cast to: the model's, or that of q, bfloat16 when q is fp8."""
     if model.probability is not None:
         dtype: torch.dtype = getattr(torch, model.probability)
@@ -158,13 +158,13 @@ def probability_dtype(tensors: AttentionTensors, model: NumericModel) -> torch.d
     return torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
 
 
-def probability_unit(tensors: AttentionTensors, model: NumericModel) -> float:
+def probability_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of P's cast: nothing for float32, unless the dot cuts it to tf32."""
     dtype = probability_dtype(tensors, model)
     return TF32_UNIT if model.tf32 and dtype == torch.float32 else cast_unit(dtype)
 
 
-def value_unit(tensors: AttentionTensors, model: NumericModel) -> float:
+def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of V on its way into the dot: cut to tf32, or not rounded after dequantisation."""
     query = tensors.query.dtype
     unit = TF32_UNIT if model.tf32 and probability_dtype(tensors, model) == torch.float32 else 0.0

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import EXP_UNITS, OVERFLOW, TF32_UNIT, UNDERFLOW, UNIT, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
 
@@ -44,7 +44,7 @@ class Logits:
     overflows: torch.Tensor | None
 
 
-def logits_of(block: RowBlock, tensors: AttentionTensors, model: NumericModel) -> Logits:
+def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) -> Logits:
     """Return the exact logits of a block and the largest errors that the model allows them."""
     scale = score_scale(tensors)
     queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
@@ -95,7 +95,7 @@ def score_scale(tensors: AttentionTensors) -> float:
     return scale
 
 
-def dot_units(tensors: AttentionTensors, model: NumericModel) -> float:
+def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of a scaled dot product, as a share of ``|scale| sum |q| |k|``.
 
     Covers ``head_size`` products and additions in any order (FMA or not), the multiplication with the scale, the
@@ -112,7 +112,7 @@ def dot_units(tensors: AttentionTensors, model: NumericModel) -> float:
     return total
 
 
-def accumulation_unit(operands: torch.dtype, model: NumericModel) -> float:
+def accumulation_unit(operands: torch.dtype, model: RoundingModel) -> float:
     """Return the relative error of one addition inside a dot product of such operands."""
     slack = model.accumulate_slack
     if operands.itemsize == 1:
@@ -155,7 +155,7 @@ def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
 
 
 def _capped(
-    scores: torch.Tensor, error: torch.Tensor, softcap: float, model: NumericModel
+    scores: torch.Tensor, error: torch.Tensor, softcap: float, model: RoundingModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     capped = (scores / softcap).tanh_().mul_(softcap)
     return capped, softcap_error(scores, capped, error, softcap, model.tanh_units)

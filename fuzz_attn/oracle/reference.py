@@ -19,11 +19,11 @@ from fuzz_attn.oracle.error_bound import (
     weights_of,
 )
 from fuzz_attn.oracle.logits import Logits, logits_of
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
-PLAIN_MODEL = NumericModel()
+PLAIN_MODEL = RoundingModel()
 """The defaults: this project's kernels, and plain torch implementations that round P to the type of q."""
 
 
@@ -59,7 +59,7 @@ class BlockReference:
 
 @torch.inference_mode()
 def attend(
-    tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
+    tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
 ) -> Reference:
     """Return the exact output and its error bound for a target that computes as the model says.
 
@@ -84,7 +84,7 @@ def attend(
     return Reference(expected.flatten(1, 2), bound.flatten(1, 2), ill_conditioned.flatten(1, 3))
 
 
-def attend_block(block: RowBlock, tensors: AttentionTensors, model: NumericModel) -> BlockReference:
+def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) -> BlockReference:
     """Return the reference of one block of rows."""
     logits = logits_of(block, tensors, model)
     weights = weights_of(logits)

@@ -1,11 +1,11 @@
-"""NumericModel: how a target computes, as far as the error bound must know. Part of a target's description."""
+"""RoundingModel: how a target computes, as far as the error bound must know. Part of a target's description."""
 
 from msgspec import Struct
 
 from fuzz_attn.case.attention_case import DTypeName
 
 
-class NumericModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which roundings a correct target may make. The defaults describe this project's kernels and plain torch ones.
 
     ``probability``: the type that P is cast to before it meets V; None is the type of q (bfloat16 when q is fp8).

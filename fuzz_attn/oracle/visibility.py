@@ -10,7 +10,7 @@ from msgspec import Struct
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.error_bound import MAX_DEVIATIONS
 from fuzz_attn.oracle.reference import PLAIN_MODEL, BlockReference, attend_block, output_factor
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 TILE: Final = 16
@@ -39,7 +39,7 @@ class Visibility(Struct, frozen=True):
         )
 
 
-def visible_share(tensors: AttentionTensors, model: NumericModel = PLAIN_MODEL) -> Visibility:
+def visible_share(tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL) -> Visibility:
     """Return how many (row, key) pairs of a case are visible: without the key, some column changes beyond its bound."""
     total = Visibility()
     seen: set[int] = set()

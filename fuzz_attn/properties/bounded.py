@@ -130,12 +130,12 @@ def narrower_window(experiment: Experiment) -> Verdict:
 def other_family(experiment: Experiment) -> Verdict:
     """In another family's layout the problem gets the same answer, from this project's own kernel of that family."""
     families = other_families(experiment.case)
-    abi = families[experiment.case.seed % len(families)]
-    case, target = translated(experiment.case, abi), built_in(abi)
+    family = families[experiment.case.seed % len(families)]
+    case, target = translated(experiment.case, family), built_in(family)
     assert case is not None
     assert target is not None
     other = Experiment(case, target.on_device(experiment.backend.tensor_core_slack), experiment.backend)
-    change = f"the same problem on this project's own kernel of the family {abi}"
+    change = f"the same problem on this project's own kernel of the family {family}"
     return judged(other, "other_family", other.first, change, experiment.reference)
 
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from fuzz_attn.case.attention_case import AttentionCase, is_fp8
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Abi, Feature
+from fuzz_attn.case.families import FEATURES, Family, Feature
 from fuzz_attn.case.translation import translated
 
-OWN_FAMILIES: Final[tuple[Abi, ...]] = tuple(FEATURES)
+OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FEATURES)
 """The families that this project has kernels of."""
 
 Applies = Callable[[AttentionCase, Domain], bool]
@@ -63,9 +63,9 @@ def live_sequences(case: AttentionCase) -> tuple[int, ...]:
     return tuple(index for index, sequence in enumerate(case.sequences) if sequence.query_len)
 
 
-def other_families(case: AttentionCase) -> tuple[Abi, ...]:
+def other_families(case: AttentionCase) -> tuple[Family, ...]:
     """Return the other families of this project's kernels that can be asked the same problem."""
-    return tuple(abi for abi in OWN_FAMILIES if abi != case.abi and translated(case, abi) is not None)
+    return tuple(family for family in OWN_FAMILIES if family != case.family and translated(case, family) is not None)
 
 
 def _rank(choice: int, name: str) -> bytes:
@@ -90,7 +90,11 @@ def _may_be_strided(case: AttentionCase, domain: Domain) -> bool:
 
 def _may_be_empty(case: AttentionCase, domain: Domain) -> bool:
     """Return whether empty sequences may stand in the batch; a paged decode that leaves nobody out has no place."""
-    return case.num_tokens > 0 and domain.allows("empty_sequences") and (case.abi != "paged" or case.leaves_others)
+    return (
+        case.num_tokens > 0
+        and domain.allows("empty_sequences")
+        and (case.family != "paged" or case.filter_by_query_len)
+    )
 
 
 def _has_several(case: AttentionCase, domain: Domain) -> bool:

@@ -18,7 +18,7 @@ LAUNCH: Final[dict[str, Property]] = {
     "sanitizers": launch.sanitizers,
     "inputs_unchanged": launch.inputs_unchanged,
     "oracle": launch.oracle,
-    "convex_hull": value_range.convex_hull,
+    "value_range": value_range.value_range,
     "nothing_else_written": launch.nothing_else_written,
 }
 """Answered from the first launch, in this order: the oracle reads the inputs as the launch left them."""
@@ -70,6 +70,6 @@ def _require_holding(relation: str, case: AttentionCase) -> None:
     """Refuse a relation that has no meaning for a case, whatever the target."""
     if relation not in RELATIONS:
         raise FuzzAttnError(f"relation={relation!r} must be one of: {', '.join(RELATIONS)}")
-    everything = Domain(abi=case.abi, paths=("auto", "2d", "3d"))
+    everything = Domain(family=case.family, paths=("auto", "2d", "3d"))
     if not catalogue.RELATIONS[relation].applies(case, everything):
         raise FuzzAttnError(f"relation={relation!r} does not hold for the case")

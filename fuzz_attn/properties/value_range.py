@@ -16,7 +16,7 @@ from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, value_unit
 from fuzz_attn.oracle.logits import accumulation_unit
 from fuzz_attn.oracle.reference import Reference, output_factor
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import FLUSHED, UNDERFLOW, UNIT, gamma, half_denormal
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.verdict import Verdict
@@ -26,7 +26,7 @@ LOOKED_AT: Final = 4
 """The hull costs two thirds of what the oracle does: of cases that this has confined, every so many are looked at."""
 
 
-def convex_hull(experiment: Experiment) -> Verdict:
+def value_range(experiment: Experiment) -> Verdict:
     """Every output lies between the least and the largest value that its row sees, 0 among them with a sink.
 
     Up to the value's side of the error bound, not only the output's own rounding: a correct kernel rounds P to its type
@@ -36,15 +36,15 @@ def convex_hull(experiment: Experiment) -> Verdict:
     """
     tensors, known = experiment.first.tensors, experiment.reference
     if experiment.case.seed % LOOKED_AT and not bool(known.ill_conditioned.any()):
-        return Verdict("convex_hull")
+        return Verdict("value_range")
     verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.model))
     message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
-    return msgspec.structs.replace(verdict, property_name="convex_hull", message=message)
+    return msgspec.structs.replace(verdict, property_name="value_range", message=message)
 
 
 @torch.inference_mode()
 def _nearest_inside(
-    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: NumericModel
+    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: RoundingModel
 ) -> Reference:
     """Return the nearest outputs that lie in the hull, and how far outside an output may lie."""
     actual = tensors.output[: known.expected.shape[0]].double()
@@ -92,7 +92,7 @@ def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
     return -low, high
 
 
-def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, model: NumericModel) -> torch.Tensor:
+def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
     """Return how far the average may lie outside, before it is scaled and stored; ``largest`` is that of ``|v|``.
 
     The terms of :mod:`fuzz_attn.oracle.error_bound` that come with values and with the whole row, all weights

@@ -16,12 +16,12 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets import torch_defaults
-from fuzz_attn.targets.bindings import FAMILIES
+from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
 
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
@@ -34,12 +34,12 @@ class Target:
     name: str
     call: Callable[..., object]
     domain: Domain = field(default_factory=Domain)
-    model: NumericModel = field(default_factory=NumericModel)
+    model: RoundingModel = field(default_factory=RoundingModel)
 
     @property
-    def abi(self) -> Abi:
+    def family(self) -> Family:
         """The family whose interface the callable has: its domain's."""
-        return self.domain.abi
+        return self.domain.family
 
     @cached_property
     def signature(self) -> Signature:
@@ -58,7 +58,7 @@ class Target:
 
     def run(self, tensors: AttentionTensors) -> None:
         """Call the target on tensors; it writes ``tensors.output`` in place."""
-        arguments = FAMILIES[self.abi].arguments_for(self.signature, tensors)
+        arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
         with torch_defaults.of_targets():
             self.call(**arguments)
 
@@ -73,17 +73,17 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
         "unified_attention:unified_attention",
         Domain(paths=("auto", "2d", "3d"), tile_sizes=(16, 32, 64), tile_hint=True),
     ),
-    "paged": ("paged_attention:paged_attention_decode", Domain(abi="paged", tile_hint=True)),
-    "context": ("context_attention:context_attention_fwd", Domain(abi="context", tile_hint=True)),
-    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", Domain(abi="chunked", tile_hint=True)),
+    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_hint=True)),
+    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_hint=True)),
+    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", Domain(family="chunked", tile_hint=True)),
 }
 
-_OWN_MODEL: Final = NumericModel(tanh_units=24.0)
+_OWN_MODEL: Final = RoundingModel(tanh_units=24.0)
 """An exponential off by 6 units moves the quotient just above 1/4 by 13, and so do four roundings, one of them an
 approximate division, by 11 at most; below 1/4 there is a series."""
 
 BUILT_IN_NAMES: Final = tuple(_BUILT_IN)
-"""This project's own kernels; each has the name of its ABI."""
+"""This project's own kernels; each has the name of its family."""
 
 
 def built_in(name: str) -> Target | None:
@@ -96,26 +96,26 @@ def built_in(name: str) -> Target | None:
     return Target(name=name, call=launcher, domain=domain, model=_OWN_MODEL)
 
 
-def load_target(spec: str, abi: Abi | None = None) -> Target:
+def load_target(spec: str, family: Family | None = None) -> Target:
     """Return the target that a specification names.
 
     ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function`` or
-    ``path.py:function``; what it names is a callable or a :class:`Target`. ``abi`` None takes the one whose signature
-    fits. Raises :class:`TargetError` in one line for anything that does not load or fit.
+    ``path.py:function``; what it names is a callable or a :class:`Target`. ``family`` None takes the one whose
+    signature fits. Raises :class:`TargetError` in one line for anything that does not load or fit.
     """
     with torch_defaults.of_targets():
-        return _loaded(spec, abi)
+        return _loaded(spec, family)
 
 
-def _loaded(spec: str, abi: Abi | None) -> Target:
-    found = built_in(spec) or _from_entry_point(spec, abi)
+def _loaded(spec: str, family: Family | None) -> Target:
+    found = built_in(spec) or _from_entry_point(spec, family)
     if found is not None:
         return found
     if ":" not in spec:
         known = ", ".join(target_names())
         raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
     place, _, attribute = spec.rpartition(":")
-    return as_target(_attribute(_module(place, spec), attribute, spec), spec, abi)
+    return as_target(_attribute(_module(place, spec), attribute, spec), spec, family)
 
 
 def target_names() -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def target_names() -> tuple[str, ...]:
     return (*BUILT_IN_NAMES, *(point.name for point in _points()))
 
 
-def as_target(found: object, name: str, abi: Abi | None = None) -> Target:
+def as_target(found: object, name: str, family: Family | None = None) -> Target:
     """Return a target of a callable, its domain derived from its signature; a Target is returned as it is."""
     if isinstance(found, Target):
         return found
@@ -133,29 +133,29 @@ def as_target(found: object, name: str, abi: Abi | None = None) -> Target:
         signature = signature_of(found)
     except TargetError as error:
         raise TargetError(f"target={name!r} {error}") from error
-    family = _family_of(signature, name, abi)
-    return Target(name=name, call=found, domain=FAMILIES[family].domain(signature))
+    family = _family_of(signature, name, family)
+    return Target(name=name, call=found, domain=BINDINGS[family].domain(signature))
 
 
-def _family_of(signature: Signature, name: str, abi: Abi | None) -> Abi:
+def _family_of(signature: Signature, name: str, family: Family | None) -> Family:
     reasons = {}
-    for family in [abi] if abi else list(FAMILIES):
-        reasons[family] = FAMILIES[family].fits(signature)
-        if not reasons[family]:
-            return family
-    listed = "; ".join(f"{family}: {reason}" for family, reason in reasons.items())
-    raise TargetError(f"target={name!r} has a signature that fits no ABI ({listed})")
+    for candidate in [family] if family else list(BINDINGS):
+        reasons[candidate] = BINDINGS[candidate].fits(signature)
+        if not reasons[candidate]:
+            return candidate
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise TargetError(f"target={name!r} has a signature that fits no family ({listed})")
 
 
 def _points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _from_entry_point(spec: str, abi: Abi | None) -> Target | None:
+def _from_entry_point(spec: str, family: Family | None) -> Target | None:
     for point in _points():
         if point.name == spec:
             try:
-                return as_target(point.load(), spec, abi)
+                return as_target(point.load(), spec, family)
             except (ImportError, AttributeError) as error:
                 raise TargetError(f"target={spec!r} (entry point {point.value}) does not load: {error}") from error
     return None

@@ -12,7 +12,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, LaunchHints, PageLayout, Sequence, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.engine.campaign import Outcome
 from fuzz_attn.engine.isolation import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
@@ -46,11 +46,11 @@ def worker() -> Iterator[IsolatedWorker]:
         yield worker
 
 
-@pytest.mark.parametrize("family", get_args(Abi))
+@pytest.mark.parametrize("family", get_args(Family))
 def test_drawn_cases_pass_with_their_relations(family: str) -> None:
     with IsolatedWorker(Setup(family, backend="cuda")) as worker:
         ready = worker.ready
-        assert (ready.abi, ready.backend, ready.device, ready.shims) == (family, "cuda", "cuda", ())
+        assert (ready.family, ready.backend, ready.device, ready.shims) == (family, "cuda", "cuda", ())
         for order in drawn(ready.domain, 40, seed=11):
             verdict = worker.judge(order).verdict
             assert verdict.passed, (verdict, order)

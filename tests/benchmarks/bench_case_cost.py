@@ -17,7 +17,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.strategies.cases import cases
 
 PARTS = ("draw", "tensors", "oracle", "judge")
@@ -48,7 +48,7 @@ def measured(count: int) -> dict[str, list[float]]:
         nonlocal drawn
         times["draw"].append((time.perf_counter() - drawn) * 1e3)
         tensors = timed("tensors", materialise, case)
-        reference = timed("oracle", attend, tensors, NumericModel())
+        reference = timed("oracle", attend, tensors, RoundingModel())
         rows = reference.expected.shape[0]
         tensors.output[:rows] = reference.expected.to(tensors.output.dtype)
         timed("judge", judge, tensors, reference)

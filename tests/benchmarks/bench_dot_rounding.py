@@ -1,4 +1,4 @@
-"""How a GPU rounds inside of ``tl.dot``: what the slacks of a numeric model say of it, measured.
+"""How a GPU rounds inside of ``tl.dot``: what the slacks of a rounding model say of it, measured.
 
 For each operand type: in which units the sums are off, how many bits behind the last one of the largest addend the
 others keep, and whether the sum is rounded or cut. Needs a GPU; prints figures and judges none.

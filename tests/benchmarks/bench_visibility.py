@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Plain
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.case_stream import Stream
@@ -22,7 +22,7 @@ from fuzz_attn.targets.target import built_in
 Row = tuple[str, str]
 
 
-def measured(family: Abi, count: int, seed: int) -> dict[Row, Visibility]:
+def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
     """Return the counts of ``count`` cases of one family, each under all rows of the table that it belongs to."""
     target, found = built_in(family), dict[Row, Visibility]()
     assert target is not None
@@ -52,7 +52,7 @@ def main(count: int, seed: int) -> None:
     """Print the share of visible pairs and of visible boundary pairs, by what the cases were made of."""
     torch.set_num_threads(1)
     found: dict[Row, Visibility] = {}
-    for family in get_args(Abi):
+    for family in get_args(Family):
         for row, counts in measured(family, count, seed).items():
             found[row] = found.get(row, Visibility()) + counts
     boundary = sum(counts.boundary_pairs for (what, _), counts in found.items() if what == "family")

@@ -40,7 +40,7 @@ from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 WIDE = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
-ANY = st.sampled_from((WIDE, Domain(abi="paged"), Domain(abi="context"), Domain(abi="chunked"))).flatmap(cases)
+ANY = st.sampled_from((WIDE, Domain(family="paged"), Domain(family="context"), Domain(family="chunked"))).flatmap(cases)
 STRUCTS = sorted(
     {
         member
@@ -53,7 +53,7 @@ STRUCTS = sorted(
 
 FULL = AttentionCase(
     sequences=(Sequence(query_len=3, context_len=5), Sequence(query_len=0)),
-    abi="unified",
+    family="unified",
     heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=3, head_size=24),
     dtypes=DTypes(q="bfloat16", kv="float8_e4m3fn", out="float8_e5m2"),
     pages=PageLayout(
@@ -112,22 +112,22 @@ GOLDEN = (
 
 SPLIT = AttentionCase(
     sequences=(Sequence(query_len=3, context_len=5),),
-    abi="context",
+    family="context",
     dtypes=DTypes(kv="float8_e5m2"),
-    leaves_others=True,
+    filter_by_query_len=True,
     uint8_cache=True,
     stale_cache=True,
 )
 SPLIT_GOLDEN = (
-    '{"sequences":[{"query_len":3,"context_len":5}],"abi":"context","dtypes":{"kv":"float8_e5m2"},'
-    '"leaves_others":true,"uint8_cache":true,"stale_cache":true}'
+    '{"sequences":[{"query_len":3,"context_len":5}],"family":"context","dtypes":{"kv":"float8_e5m2"},'
+    '"filter_by_query_len":true,"uint8_cache":true,"stale_cache":true}'
 )
 """Schema version 1. Where it must change, files saved before would mean something else: raise ``SCHEMA``."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "AlibiRecipe": {"kind": "standard", "scale": 1.0},
     "AttentionCase": {
-        "abi": "unified",
+        "family": "unified",
         "heads": {"num_kv_heads": 1, "num_queries_per_kv": 1, "head_size": 16},
         "dtypes": {"q": "float32", "kv": "float32", "out": "float32"},
         "pages": {
@@ -166,7 +166,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "padded_tokens": 0,
         "poison": {"keys": "nan", "values": "nan", "table": "one_past", "out": 0},
         "launch": {"path": "auto", "num_segments": 0, "tile_size": 0},
-        "leaves_others": False,
+        "filter_by_query_len": False,
         "uint8_cache": False,
         "stale_cache": False,
         "seed": 0,
@@ -267,7 +267,7 @@ def test_golden_text_of_schema_version_1() -> None:
 
 
 def test_golden_text_sets_every_field() -> None:
-    # q's scale and abi have one legal value here, and so has what split caches alone can have.
+    # q's scale and family have one legal value here, and so has what split caches alone can have.
     def unset(value: object, path: str) -> list[str]:
         if isinstance(value, tuple):
             return [name for part in value[:1] for name in unset(part, path)]
@@ -277,8 +277,8 @@ def test_golden_text_sets_every_field() -> None:
         absent = [f"{path}.{name}" for name in value.__struct_fields__ if name not in present]
         return absent + [name for field in value.__struct_fields__ for name in unset(getattr(value, field), field)]
 
-    families = ["case.leaves_others", "case.uint8_cache", "case.stale_cache"]
-    assert unset(FULL, "case") == ["case.abi", *families, "scales.q"]
+    families = ["case.filter_by_query_len", "case.uint8_cache", "case.stale_cache"]
+    assert unset(FULL, "case") == ["case.family", *families, "scales.q"]
     assert not set(families) & set(unset(SPLIT, "case"))
 
 

@@ -45,7 +45,7 @@ UNREADABLE = [
     ('{"sequences":[],"window":true}', r"Expected `int`, got `bool` - at `\$\.window`"),
     ('{"sequences":[],"softcap":null}', r"Expected `float`, got `null` - at `\$\.softcap`"),
     ('{"sequences":[],"pages":{"permuted":1}}', r"Expected `bool`, got `int` - at `\$\.pages\.permuted`"),
-    ('{"sequences":[],"abi":"split"}', r"Invalid enum value 'split' - at `\$\.abi`"),
+    ('{"sequences":[],"family":"split"}', r"Invalid enum value 'split' - at `\$\.family`"),
     ('{"sequences":[],"dtypes":{"q":"float64"}}', r"Invalid enum value 'float64' - at `\$\.dtypes\.q`"),
     ('{"sequences":[],"scores":{"type":"loud"}}', r"Invalid value 'loud' - at `\$\.scores\.type`"),
     ('{"sequences":[],"poison":{"out":2}}', r"Invalid enum value 2 - at `\$\.poison\.out`"),

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.cli import run
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
@@ -107,7 +107,7 @@ def test_several_targets_share_the_budget(folder: Path) -> None:
 
 
 def test_without_a_target_all_families_are_fuzzed() -> None:
-    names = get_args(Abi)
+    names = get_args(Family)
     asked = run.Request(names, None, "auto", 60.0, 10, 1, 2, None)
     parts = list(run.parts(asked))
     assert [part.targets for part in parts] == [(name,) for name in names]
@@ -169,7 +169,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ("nonsense", "target='nonsense' must be module:function, path.py:function or one of: unified"),
         ("gone.py:attend", "target file 'gone.py' does not exist"),
         ("broken_import.py:attend", "target='broken_import.py:attend' does not import: RuntimeError: no GPU here"),
-        ("misbehaving:of_another_family", "target='misbehaving:of_another_family' has a signature that fits no ABI ("),
+        (
+            "misbehaving:of_another_family",
+            "target='misbehaving:of_another_family' has a signature that fits no family (",
+        ),
     ],
 )
 def test_run_on_a_bad_target_is_told_in_one_line(target: str, message: str, call: Call) -> None:
@@ -182,8 +185,8 @@ def test_run_on_a_bad_target_is_told_in_one_line(target: str, message: str, call
     ("arguments", "message"),
     [
         (
-            ["run", "--abi", "split"],
-            "Invalid value for '--abi': 'split' is not one of 'unified', 'paged', 'context', '",
+            ["run", "--family", "split"],
+            "Invalid value for '--family': 'split' is not one of 'unified', 'paged', 'context', '",
         ),
         (["run", "--backend", "gpu"], "Invalid value for '--backend': 'gpu' is not one of 'auto', '"),
         (["run", "--max-time", "0"], "Invalid value for '--max-time': '0' must be a finite number above 0"),
@@ -310,7 +313,7 @@ def test_show_tells_the_case_and_how_to_rerun_it(call: Call, save: Save) -> None
 def test_targets_lists_what_can_be_fuzzed(call: Call) -> None:
     result = call("targets")
     assert result.exit_code == 0
-    assert result.stdout.startswith("unified (ABI unified)\n")
+    assert result.stdout.startswith("unified (family unified)\n")
     for words in ("types of q    float32, float16, bfloat16", "head sizes    1 to 256", "features", "never", "2d, 3d"):
         assert words in result.stdout
     assert "Besides: module:function and path.py:function" in result.stdout

@@ -143,7 +143,7 @@ def test_nothing_is_left_and_nothing_printed_where_nothing_is_fuzzed(folder: Pat
         ("--fuzz-max-cases=-3", "argument --fuzz-max-cases: -3 must be above 0"),
         ("--fuzz-workers=0", "argument --fuzz-workers: 0 must be above 0"),
         ("--fuzz-seed=x", "argument --fuzz-seed: invalid int value: 'x'"),
-        ("--fuzz-abi=split", "argument --fuzz-abi: invalid choice: 'split' (choose from "),
+        ("--fuzz-family=split", "argument --fuzz-family: invalid choice: 'split' (choose from "),
         ("--fuzz-backend=gpu", "argument --fuzz-backend: invalid choice: 'gpu' (choose from "),
     ],
 )
@@ -155,13 +155,13 @@ def test_a_wrong_option_is_an_error_of_usage(option: str, message: str, folder: 
 
 MISTAKES = {
     "missing target": ('fuzz("gone.py:attend")', "target file 'gone.py' does not exist"),
-    "no ABI": (
+    "no family": (
         'fuzz("math:gcd")',
-        "target='math:gcd' has a signature that fits no ABI (unified: lacks block_t",
+        "target='math:gcd' has a signature that fits no family (unified: lacks block_t",
     ),
     "lambda": ("fuzz(lambda: None)", "must be a function that its file holds under its own name"),
     "no budget": ('fuzz("unified", max_cases=0)', "max_cases=0 must be above 0"),
-    "ABI": ('fuzz("unified", abi="split")', "abi='split' must be one of: unified, paged, context, chunked"),
+    "family": ('fuzz("unified", family="split")', "family='split' must be one of: unified, paged, context, chunked"),
     "backend": ('fuzz("unified", backend="gpu")', "backend='gpu' must be one of: auto, "),
     "no marker": ("None\ndef test_mine(fuzz_attn_shard): pass", "test_mine[shard0] takes fuzz_attn_shard without"),
 }
@@ -180,7 +180,7 @@ def test_mistakes_in_a_test_are_told_in_a_line(folder: Path) -> None:
 
 def test_help_lists_the_options_of_the_command_line() -> None:
     told = subprocess.run([sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True).stdout
-    for name in ("target", "abi", "backend", "max-time", "max-cases", "seed", "workers", "out"):
+    for name in ("target", "family", "backend", "max-time", "max-cases", "seed", "workers", "out"):
         assert f"--fuzz-{name}" in told
 
 

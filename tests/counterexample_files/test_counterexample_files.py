@@ -46,7 +46,7 @@ GOLDEN = """{
  "schema": 1,
  "status": "open",
  "target": "unified",
- "abi": "unified",
+ "family": "unified",
  "signature": "oracle-nan-auto-window+sinks-tail_rows",
  "relation": "poison_independence",
  "case": {
@@ -236,7 +236,7 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
     (edited(schema=10**40), r"schema=10{40} is newer than 1, which this version reads"),
     (edited(colour="red"), r"is not a counterexample: Object contains unknown field `colour`"),
     (edited(status="closed"), r"is not a counterexample: Invalid enum value 'closed' - at `\$\.status`"),
-    (edited(abi="split"), r"is not a counterexample: Invalid enum value 'split' - at `\$\.abi`"),
+    (edited(family="split"), r"is not a counterexample: Invalid enum value 'split' - at `\$\.family`"),
     (edited(digest=5), r"is not a counterexample: Expected `str`, got `int` - at `\$\.digest`"),
     (edited(case=None), r"is not a counterexample: Expected `object`, got `null` - at `\$\.case`"),
     (without("digest"), r"is not a counterexample: Object missing required field `digest`"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.explanations import Explanation
 from fuzz_attn.coverage.mask_coverage import Mask
@@ -61,12 +61,12 @@ def test_a_line_says_how_much() -> None:
     assert explanations.in_short((STORED, NEWS, complete), "unified") == told
 
 
-CASES: dict[Abi, int] = {"unified": 1500, "paged": 250, "context": 500, "chunked": 250}
+CASES: dict[Family, int] = {"unified": 1500, "paged": 250, "context": 500, "chunked": 250}
 """After how many cases of seed 1 a campaign of a family leaves nothing unexplained, with room to spare."""
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_a_campaign_leaves_nothing_unexplained_and_refutes_nothing(family: Abi, tmp_path: Path) -> None:
+def test_a_campaign_leaves_nothing_unexplained_and_refutes_nothing(family: Family, tmp_path: Path) -> None:
     plan = Plan(Setup(family), 0, 1, 1, None, CASES[family], tmp_path / "run", tmp_path / "found")
     masks = Campaign(plan).run().statistics.masks
     gaps = explanations.gaps(masks, family)

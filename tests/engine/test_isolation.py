@@ -48,7 +48,7 @@ def test_says_what_it_runs(worker: IsolatedWorker, spec: Callable[[str], str]) -
     ready = worker.ready
     assert ready.target == spec("temperamental")
     assert ready.slug.endswith("tests-targets-misbehaving.py-temperamental")
-    assert (ready.abi, ready.device) == ("unified", "cpu")
+    assert (ready.family, ready.device) == ("unified", "cpu")
     assert ready.backend in BACKEND_NAMES[1:], "auto has become one that there is"
 
 

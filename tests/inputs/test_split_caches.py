@@ -21,7 +21,7 @@ from fuzz_attn.case.attention_case import (
     replace,
 )
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES, Abi
+from fuzz_attn.case.families import ALL_FEATURES, Family
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, slot_poison
@@ -30,12 +30,12 @@ from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_byte
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=120)
-SPLIT: tuple[Abi, ...] = ("paged", "context", "chunked")
-DENSE: tuple[Abi, ...] = ("context", "chunked")
+SPLIT: tuple[Family, ...] = ("paged", "context", "chunked")
+DENSE: tuple[Family, ...] = ("context", "chunked")
 # Caches with far pages have gigabytes of addresses and tests of their own.
-NEAR = ALL_FEATURES - {"far_pages"}
-split_cases = st.sampled_from(SPLIT).flatmap(lambda abi: cases(Domain(abi=abi, features=NEAR)))
-dense_cases = st.sampled_from(DENSE).flatmap(lambda abi: cases(Domain(abi=abi, features=NEAR)))
+NEAR = ALL_FEATURES - {"large_offsets"}
+split_cases = st.sampled_from(SPLIT).flatmap(lambda family: cases(Domain(family=family, features=NEAR)))
+dense_cases = st.sampled_from(DENSE).flatmap(lambda family: cases(Domain(family=family, features=NEAR)))
 
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray:
@@ -127,38 +127,38 @@ def test_new_keys_and_values_are_packed_in_the_type_of_q(case: AttentionCase) ->
         assert packed.stride()[-1] == 1
 
 
-def held(abi: Abi, sequence: Sequence, **changes: object) -> str:
-    base = AttentionCase((Sequence(1),), abi=abi, heads=HeadLayout(head_size=16), pages=PageLayout(2))
+def held(family: Family, sequence: Sequence, **changes: object) -> str:
+    base = AttentionCase((Sequence(1),), family=family, heads=HeadLayout(head_size=16), pages=PageLayout(2))
     return "".join(str(int(one)) for one in page_map(replace(base, sequences=(sequence,), **changes)).held)
 
 
 @pytest.mark.parametrize(
-    ("abi", "sequence", "changes", "expected"),
+    ("family", "sequence", "changes", "expected"),
     [
         ("context", Sequence(2, 3), {}, "11111"),
         ("context", Sequence(2, 3), {"stale_cache": True}, "11100"),
         ("context", Sequence(2, 3), {"stale_cache": True, "window": 2}, "00100"),
         ("context", Sequence(1, 3), {"stale_cache": True}, "1110"),
-        ("context", Sequence(1, 3), {"leaves_others": True}, "0000"),
-        ("context", Sequence(2, 2), {"leaves_others": True}, "1111"),
+        ("context", Sequence(1, 3), {"filter_by_query_len": True}, "0000"),
+        ("context", Sequence(2, 2), {"filter_by_query_len": True}, "1111"),
         ("chunked", Sequence(2, 3), {"stale_cache": True}, "11100"),
         ("chunked", Sequence(1, 3), {"stale_cache": True}, "1111"),
         ("paged", Sequence(1, 3), {}, "1111"),
-        ("paged", Sequence(1, 3), {"leaves_others": True, "window": 1}, "0001"),
-        ("paged", Sequence(2, 3), {"leaves_others": True}, "00000"),
-        ("paged", Sequence(0, 3), {"leaves_others": True}, "000"),
+        ("paged", Sequence(1, 3), {"filter_by_query_len": True, "window": 1}, "0001"),
+        ("paged", Sequence(2, 3), {"filter_by_query_len": True}, "00000"),
+        ("paged", Sequence(0, 3), {"filter_by_query_len": True}, "000"),
     ],
 )
 def test_the_cache_holds_what_may_be_read(
-    abi: Abi, sequence: Sequence, changes: dict[str, object], expected: str
+    family: Family, sequence: Sequence, changes: dict[str, object], expected: str
 ) -> None:
-    assert held(abi, sequence, **changes) == expected
+    assert held(family, sequence, **changes) == expected
 
 
 def test_bytes_stand_for_the_type() -> None:
     case = AttentionCase(
         (Sequence(2, 3),),
-        abi="context",
+        family="context",
         dtypes=DTypes(q="bfloat16", kv="float8_e5m2", out="bfloat16"),
         scales=Scales(k=0.5),
         uint8_cache=True,
@@ -174,7 +174,7 @@ def test_bytes_stand_for_the_type() -> None:
 @pytest.mark.parametrize("cache", ["separate", "kv_first", "blocks_first"])
 def test_gaps_pad_the_pages(cache: str) -> None:
     strides = Strides(cache=cache, cache_slot=24)  # type: ignore[arg-type] # of the three words
-    case = AttentionCase((Sequence(1, 40),), abi="paged", heads=HeadLayout(2, 1, 16), strides=strides)
+    case = AttentionCase((Sequence(1, 40),), family="paged", heads=HeadLayout(2, 1, 16), strides=strides)
     tensors = materialise(case)
     page = 2 * 16 * 16 + 24
     assert tensors.key_cache.stride(0) == tensors.value_cache.stride(0) == page * (2 if cache == "blocks_first" else 1)
@@ -187,7 +187,7 @@ def test_sizes_are_those_of_the_family() -> None:
         return tensors.num_kv_heads, tensors.block_size
 
     case = AttentionCase((Sequence(1, 4),), heads=HeadLayout(3, 1, 8), pages=PageLayout(5))
-    assert sizes(materialise(case)) == sizes(materialise(replace(case, abi="chunked"))) == (3, 5)
+    assert sizes(materialise(case)) == sizes(materialise(replace(case, family="chunked"))) == (3, 5)
 
 
 @QUIET
@@ -195,4 +195,4 @@ def test_sizes_are_those_of_the_family() -> None:
 def test_drawn_cases_have_only_their_family_s_features(case: AttentionCase) -> None:
     assert not any((case.softcap, case.qq_bias, is_fp8(case.dtypes.q)))
     assert case.heads.head_size % piece_size(case.dtypes.kv) == 0
-    assert case.abi != "paged" or case.leaves_others or {s.query_len for s in case.sequences} <= {1}
+    assert case.family != "paged" or case.filter_by_query_len or {s.query_len for s in case.sequences} <= {1}

@@ -43,7 +43,7 @@ from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 PADDING = st.sampled_from((0, 0, 1, 3, 8))
-NEAR = Domain(features=ALL_FEATURES - {"far_pages"})
+NEAR = Domain(features=ALL_FEATURES - {"large_offsets"})
 """Caches with far pages have gigabytes of addresses and tests of their own."""
 STRIDES = st.builds(
     Strides,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Abi
+from fuzz_attn.case.families import FEATURES, Family
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.inputs.transforms import (
@@ -28,8 +28,8 @@ from fuzz_attn.properties.bounded import CANCELLED
 from fuzz_attn.properties.catalogue import RELATIONS
 from fuzz_attn.strategies.cases import cases
 
-FAMILIES: tuple[Abi, ...] = tuple(FEATURES)
-ANY_CASE = st.sampled_from(FAMILIES).flatmap(lambda abi: cases(Domain(abi=abi)))
+FAMILIES: tuple[Family, ...] = tuple(FEATURES)
+ANY_CASE = st.sampled_from(FAMILIES).flatmap(lambda family: cases(Domain(family=family)))
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 CLOSE = 2.0**-10
 """How near two float64 answers to one problem must be, as a share of the error bound."""
@@ -94,7 +94,7 @@ def test_reversed_heads_have_each_others_answers(case: AttentionCase) -> None:
 def test_a_vector_added_to_all_keys_changes_no_answer(case: AttentionCase) -> None:
     tensors = keys_changed(materialise(case), coarse)
     known = attend(tensors)
-    if RELATIONS["key_shift"].applies(case, Domain(abi=case.abi)):
+    if RELATIONS["key_shift"].applies(case, Domain(family=case.family)):
         shift = Shift(torch.ones(tensors.num_kv_heads, tensors.query.shape[2], dtype=torch.float64))
         assert agree(attend(keys_changed(tensors, shift)), known.expected, known, tensors)
 
@@ -104,7 +104,7 @@ def test_a_vector_added_to_all_keys_changes_no_answer(case: AttentionCase) -> No
 def test_a_vector_added_to_all_values_is_added_to_every_answer(case: AttentionCase) -> None:
     tensors = values_changed(materialise(case), coarse)
     known = attend(tensors)
-    if RELATIONS["value_shift"].applies(case, Domain(abi=case.abi)):
+    if RELATIONS["value_shift"].applies(case, Domain(family=case.family)):
         shift = Shift(torch.ones(tensors.num_kv_heads, tensors.query.shape[2], dtype=torch.float64))
         answer = attend(values_changed(tensors, shift))
         scale = 1.0 if tensors.v_scale is None else float(tensors.v_scale)  # as kernels get it: in float32

@@ -11,7 +11,7 @@ TARGET = """
 from pathlib import Path
 from fuzz_attn.mutation.seeded.edited_kernels import specimen_target
 
-target = specimen_target(Path({museum!r}), {name!r}, {abi!r})
+target = specimen_target(Path({museum!r}), {name!r}, {family!r})
 """
 
 
@@ -22,8 +22,8 @@ def museum() -> Path:
 
 @pytest.fixture
 def specimen_file(tmp_path: Path) -> Callable[[str, str], str]:
-    def write(name: str, abi: str) -> str:
-        (tmp_path / "specimen.py").write_text(TARGET.format(museum=str(MUSEUM), name=name, abi=abi))
+    def write(name: str, family: str) -> str:
+        (tmp_path / "specimen.py").write_text(TARGET.format(museum=str(MUSEUM), name=name, family=family))
         return f"{tmp_path / 'specimen.py'}:target"
 
     return write

@@ -35,7 +35,7 @@ edits = [{{ file = "unified_attention.py", anchor = "    plan = plan_launch(", r
 def request(folder: Path, **changes: Any) -> Request:
     asked: dict[str, Any] = {
         "target": "unified",
-        "abi": None,
+        "family": None,
         "museum": None,
         "only": (),
         "sample": None,

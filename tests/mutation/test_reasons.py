@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation import report
 from fuzz_attn.mutation.audit import SURVEY_CASES
@@ -17,7 +17,7 @@ from fuzz_attn.mutation.survivors import Reason, Spot, load_reasons, sort, sourc
 from fuzz_attn.report.plain_text import text_of
 
 REASONS = load_reasons(Path(__file__).with_name("ir_survivors.toml"))
-KERNELS: dict[Abi, tuple[str, ...]] = {
+KERNELS: dict[Family, tuple[str, ...]] = {
     "unified": ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments"),
     "paged": ("kernel_paged_attention_2d",),
     "context": ("kernel_context_attention",),
@@ -25,7 +25,7 @@ KERNELS: dict[Abi, tuple[str, ...]] = {
 
 
 @cache
-def mutants_of(family: Abi) -> tuple[Mutant, ...]:
+def mutants_of(family: Family) -> tuple[Mutant, ...]:
     with Crew(Start(family, None, 1, "", ""), 1) as crew:
         subjects = crew.survey(SURVEY_CASES)
     return tuple(subject.mutant for subject in subjects if subject.mutant is not None)
@@ -36,7 +36,7 @@ def changes_of(spot: Spot, mutants: tuple[Mutant, ...]) -> set[str]:
 
 
 @pytest.mark.parametrize("family", KERNELS)
-def test_each_names_changes_that_there_are(family: Abi) -> None:
+def test_each_names_changes_that_there_are(family: Family) -> None:
     mutants = mutants_of(family)
     for reason in REASONS:
         for spot in reason.at:

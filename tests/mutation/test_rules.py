@@ -7,8 +7,8 @@ from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.fixed_tolerances import RULES, yardsticks
 from fuzz_attn.oracle.reference import attend
 
-MIXED = AttentionCase((Sequence(2, 3), Sequence(1, 5)), abi="paged", leaves_others=True)
-NOBODY = AttentionCase((Sequence(2, 3), Sequence(0, 5)), abi="paged", leaves_others=True)
+MIXED = AttentionCase((Sequence(2, 3), Sequence(1, 5)), family="paged", filter_by_query_len=True)
+NOBODY = AttentionCase((Sequence(2, 3), Sequence(0, 5)), family="paged", filter_by_query_len=True)
 
 
 @pytest.mark.parametrize("rule", RULES)

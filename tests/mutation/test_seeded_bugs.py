@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.mutation.seeded.bugs import Edit, Specimen, SpecimenError, load_museum, plant, specimen_named
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +29,9 @@ def test_fits_the_kernels(entry: Specimen, tmp_path: Path) -> None:
         ast.parse((planted / path.relative_to(KERNELS)).read_text())
 
 
-@pytest.mark.parametrize("abi", get_args(Abi))
-def test_there_are_enough_of_every_family(abi: Abi) -> None:
-    assert sum(abi in entry.families for entry in MUSEUM) >= 60
+@pytest.mark.parametrize("family", get_args(Family))
+def test_there_are_enough_of_every_family(family: Family) -> None:
+    assert sum(family in entry.families for entry in MUSEUM) >= 60
 
 
 @pytest.mark.parametrize(("anchor", "times"), [("no such text", 0), ("import", 2)])

@@ -18,7 +18,7 @@ from fuzz_attn.case.attention_case import (
     replace,
 )
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import NeedleScores
 from fuzz_attn.case.translation import translated
 from fuzz_attn.inputs.tensors import materialise
@@ -27,24 +27,24 @@ from fuzz_attn.oracle.reference import attend
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=150)
-ABIS: tuple[Abi, ...] = ("unified", "paged", "context", "chunked")
-any_cases = st.sampled_from(ABIS).flatmap(lambda abi: cases(Domain(abi=abi)))
+families: tuple[Family, ...] = ("unified", "paged", "context", "chunked")
+any_cases = st.sampled_from(families).flatmap(lambda family: cases(Domain(family=family)))
 
 
 @QUIET
-@given(any_cases, st.sampled_from(ABIS))
-def test_a_translated_case_has_the_same_answer(case: AttentionCase, abi: Abi) -> None:
-    other = translated(case, abi)
+@given(any_cases, st.sampled_from(families))
+def test_a_translated_case_has_the_same_answer(case: AttentionCase, family: Family) -> None:
+    other = translated(case, family)
     if other is None:
         return
-    assert other.abi == abi
+    assert other.family == family
     one, two = attend(materialise(case)), attend(materialise(other))
     assert torch.equal(one.expected, two.expected)
     torch.testing.assert_close(two.bound, one.bound, rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize(
-    ("case", "abi", "possible"),
+    ("case", "family", "possible"),
     [
         (AttentionCase((Sequence(1, 4), Sequence(1)), heads=HeadLayout(head_size=8)), "paged", True),
         (AttentionCase((Sequence(2, 4), Sequence(1)), heads=HeadLayout(head_size=8)), "paged", False),
@@ -54,29 +54,29 @@ def test_a_translated_case_has_the_same_answer(case: AttentionCase, abi: Abi) ->
         (AttentionCase((Sequence(2, 4),), pages=PageLayout(shared_prefix=1)), "context", False),
         (AttentionCase((Sequence(1, 4),), pages=PageLayout(shared_prefix=1)), "chunked", True),
         (AttentionCase((Sequence(1, 4),), strides=Strides(cache="heads_first")), "paged", True),
-        (AttentionCase((Sequence(2, 4),), abi="context", stale_cache=True), "unified", True),
-        (AttentionCase((Sequence(1, 4), Sequence(2)), abi="paged", leaves_others=True), "unified", False),
+        (AttentionCase((Sequence(2, 4),), family="context", stale_cache=True), "unified", True),
+        (AttentionCase((Sequence(1, 4), Sequence(2)), family="paged", filter_by_query_len=True), "unified", False),
         (AttentionCase((Sequence(2, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", False),
         (AttentionCase((Sequence(1, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", True),
     ],
 )
-def test_what_can_be_translated(case: AttentionCase, abi: Abi, possible: bool) -> None:
-    assert (translated(case, abi) is not None) == possible
+def test_what_can_be_translated(case: AttentionCase, family: Family, possible: bool) -> None:
+    assert (translated(case, family) is not None) == possible
 
 
-@pytest.mark.parametrize(("abi", "rounds"), [("context", False), ("chunked", False), ("unified", True)])
-def test_new_tokens_are_rounded_by_the_cache_alone(abi: Abi, rounds: bool) -> None:
+@pytest.mark.parametrize(("family", "rounds"), [("context", False), ("chunked", False), ("unified", True)])
+def test_new_tokens_are_rounded_by_the_cache_alone(family: Family, rounds: bool) -> None:
     """Each row sees its own key alone, so the output is its value: as packed, or as a cache in fp8 keeps it."""
     case = AttentionCase(
         (Sequence(3),),
-        abi=abi,
+        family=family,
         dtypes=DTypes(kv="float8_e5m2"),
         scales=Scales(v=0.3),
         scores=NeedleScores(strength=400.0),
         window=1,
     )
     tensors = materialise(case)
-    packed = materialise(replace(case, abi="context")).new_values
+    packed = materialise(replace(case, family="context")).new_values
     assert packed is not None
     expected = attend(tensors).expected[:, 0]
     assert torch.equal(expected, packed[:, 0].double()) != rounds
@@ -84,7 +84,10 @@ def test_new_tokens_are_rounded_by_the_cache_alone(abi: Abi, rounds: bool) -> No
 
 def test_a_context_in_fp8_is_dequantised_beside_new_tokens_that_are_not() -> None:
     case = AttentionCase(
-        (Sequence(1, 1),), abi="context", dtypes=DTypes("bfloat16", "float8_e4m3fn", "bfloat16"), scales=Scales(v=1.7)
+        (Sequence(1, 1),),
+        family="context",
+        dtypes=DTypes("bfloat16", "float8_e4m3fn", "bfloat16"),
+        scales=Scales(v=1.7),
     )
     tensors = materialise(case)
     assert tensors.new_values is not None
@@ -96,8 +99,8 @@ def test_a_context_in_fp8_is_dequantised_beside_new_tokens_that_are_not() -> Non
 
 
 @pytest.mark.parametrize("case", [
-    AttentionCase((Sequence(1, 4), Sequence(3, 2), Sequence(1)), abi="paged", leaves_others=True),
-    AttentionCase((Sequence(2, 4), Sequence(1, 2), Sequence(3)), abi="context", leaves_others=True),
+    AttentionCase((Sequence(1, 4), Sequence(3, 2), Sequence(1)), family="paged", filter_by_query_len=True),
+    AttentionCase((Sequence(2, 4), Sequence(1, 2), Sequence(3)), family="context", filter_by_query_len=True),
 ])  # fmt: skip
 def test_rows_left_alone_are_not_judged_and_all_others_are(case: AttentionCase) -> None:
     tensors = materialise(case)

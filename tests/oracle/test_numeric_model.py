@@ -1,4 +1,4 @@
-"""What each part of a numeric model does to the bound."""
+"""What each part of a rounding model does to the bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz_attn.case.recipes import NormalScores
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.error_bound import probability_dtype
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.target import Target
 
 SEQUENCES = (Sequence(2, 40), Sequence(1, 9))
@@ -24,23 +24,23 @@ def case_of(q: DTypeName, kv: DTypeName) -> AttentionCase:
     )
 
 
-COARSER: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
-    ("tf32", "float32", "float32", NumericModel(tf32=True)),
-    ("P in bfloat16", "float32", "float32", NumericModel(probability="bfloat16")),
-    ("P in fp8", "bfloat16", "bfloat16", NumericModel(probability="float8_e4m3fn")),
-    ("sums in half", "float16", "float16", NumericModel(accumulate="float16")),
-    ("truncating dots", "float32", "float32", NumericModel(accumulate_slack=2.0)),
-    ("tensor cores", "bfloat16", "bfloat16", NumericModel(tensor_core_slack=2.0)),
-    ("tensor cores on widened fp8", "float8_e4m3fn", "float8_e4m3fn", NumericModel(tensor_core_slack=2.0)),
-    ("imprecise fp8 dots", "float8_e4m3fn", "float8_e4m3fn", NumericModel(fp8_dot_slack=2.0**11)),
-    ("smaller tiles", "float32", "float32", NumericModel(tile_size=1)),
-    ("unrounded K and V", "bfloat16", "float8_e5m2", NumericModel(rounds_dequantised=False)),
+COARSER: list[tuple[str, DTypeName, DTypeName, RoundingModel]] = [
+    ("tf32", "float32", "float32", RoundingModel(tf32=True)),
+    ("P in bfloat16", "float32", "float32", RoundingModel(probability="bfloat16")),
+    ("P in fp8", "bfloat16", "bfloat16", RoundingModel(probability="float8_e4m3fn")),
+    ("sums in half", "float16", "float16", RoundingModel(accumulate="float16")),
+    ("truncating dots", "float32", "float32", RoundingModel(accumulate_slack=2.0)),
+    ("tensor cores", "bfloat16", "bfloat16", RoundingModel(tensor_core_slack=2.0)),
+    ("tensor cores on widened fp8", "float8_e4m3fn", "float8_e4m3fn", RoundingModel(tensor_core_slack=2.0)),
+    ("imprecise fp8 dots", "float8_e4m3fn", "float8_e4m3fn", RoundingModel(fp8_dot_slack=2.0**11)),
+    ("smaller tiles", "float32", "float32", RoundingModel(tile_size=1)),
+    ("unrounded K and V", "bfloat16", "float8_e5m2", RoundingModel(rounds_dequantised=False)),
 ]
 
 
 @pytest.mark.parametrize(("q", "kv", "model"), [part[1:] for part in COARSER], ids=[part[0] for part in COARSER])
 def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
-    q: DTypeName, kv: DTypeName, model: NumericModel
+    q: DTypeName, kv: DTypeName, model: RoundingModel
 ) -> None:
     tensors = materialise(case_of(q, kv))
     plain, coarse = attend(tensors), attend(tensors, model)
@@ -51,24 +51,24 @@ def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
 def test_a_tanh_that_keeps_small_scores_gets_a_smaller_bound() -> None:
     case = msgspec.structs.replace(case_of("float32", "float32"), softcap=50.0)
     tensors = materialise(case)
-    absolute, relative = attend(tensors), attend(tensors, NumericModel(tanh_units=20.0))
+    absolute, relative = attend(tensors), attend(tensors, RoundingModel(tanh_units=20.0))
     assert bool((relative.bound < absolute.bound).all())
     assert bool((relative.expected == absolute.expected).all())
 
 
-INDIFFERENT: list[tuple[str, DTypeName, DTypeName, NumericModel]] = [
-    ("tf32 of half operands", "bfloat16", "bfloat16", NumericModel(tf32=True)),
-    ("tensor cores without tf32", "float32", "float32", NumericModel(tensor_core_slack=2.0)),
-    ("fp8 dots of wide operands", "float32", "float32", NumericModel(fp8_dot_slack=2.0**11)),
-    ("unrounded K and V of a wide cache", "float16", "float16", NumericModel(rounds_dequantised=False)),
-    ("a finer P than the type of q", "float16", "float16", NumericModel(probability="float16")),
+INDIFFERENT: list[tuple[str, DTypeName, DTypeName, RoundingModel]] = [
+    ("tf32 of half operands", "bfloat16", "bfloat16", RoundingModel(tf32=True)),
+    ("tensor cores without tf32", "float32", "float32", RoundingModel(tensor_core_slack=2.0)),
+    ("fp8 dots of wide operands", "float32", "float32", RoundingModel(fp8_dot_slack=2.0**11)),
+    ("unrounded K and V of a wide cache", "float16", "float16", RoundingModel(rounds_dequantised=False)),
+    ("a finer P than the type of q", "float16", "float16", RoundingModel(probability="float16")),
 ]
 
 
 @pytest.mark.parametrize(
     ("q", "kv", "model"), [part[1:] for part in INDIFFERENT], ids=[part[0] for part in INDIFFERENT]
 )
-def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeName, model: NumericModel) -> None:
+def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeName, model: RoundingModel) -> None:
     tensors = materialise(case_of(q, kv))
     assert bool((attend(tensors, model).bound == attend(tensors).bound).all())
 
@@ -82,29 +82,29 @@ def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeNam
     ],
 )
 def test_p_takes_the_type_of_q_or_bfloat16_for_fp8(q: DTypeName, kv: DTypeName, expected: str) -> None:
-    assert str(probability_dtype(materialise(case_of(q, kv)), NumericModel())) == f"torch.{expected}"
+    assert str(probability_dtype(materialise(case_of(q, kv)), RoundingModel())) == f"torch.{expected}"
 
 
 def test_tensor_cores_sum_tf32_operands() -> None:
     tensors = materialise(case_of("float32", "float32"))
-    plain, truncating = (attend(tensors, NumericModel(tf32=True, tensor_core_slack=slack)) for slack in (1.0, 2.0))
+    plain, truncating = (attend(tensors, RoundingModel(tf32=True, tensor_core_slack=slack)) for slack in (1.0, 2.0))
     assert bool((truncating.bound > plain.bound).all())
 
 
 def test_a_device_makes_a_targets_model_coarser_never_finer() -> None:
-    target = Target("made here", print, model=NumericModel(tf32=True, tensor_core_slack=1.5))
-    assert target.on_device(2.0).model == NumericModel(tf32=True, tensor_core_slack=2.0)
+    target = Target("made here", print, model=RoundingModel(tf32=True, tensor_core_slack=1.5))
+    assert target.on_device(2.0).model == RoundingModel(tf32=True, tensor_core_slack=2.0)
     assert target.on_device(1.0) == target
 
 
 def test_models_travel_as_json() -> None:
-    model = NumericModel(probability="float16", tf32=True)
+    model = RoundingModel(probability="float16", tf32=True)
     text = msgspec.json.encode(model)
-    assert msgspec.json.decode(text, type=NumericModel) == model
-    assert msgspec.json.encode(NumericModel()) == b"{}"
+    assert msgspec.json.decode(text, type=RoundingModel) == model
+    assert msgspec.json.encode(RoundingModel()) == b"{}"
 
 
 @pytest.mark.parametrize("fields", [{"tf33": True}, {"tf32": 1}, {"probability": "float12"}])
 def test_unknown_fields_and_types_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError, match=next(iter(fields))):
-        msgspec.convert(fields, type=NumericModel)
+        msgspec.convert(fields, type=RoundingModel)

@@ -17,7 +17,7 @@ from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, Ramp
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle import error_bound, logits
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.oracle.rounding_model import NumericModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
 Builder = Callable[..., AttentionTensors]
@@ -121,9 +121,9 @@ def true_denormal(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).smallest_normal) * true_unit(dtype)
 
 
-def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: NumericModel | None = None) -> float:
+def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: RoundingModel | None = None) -> float:
     """Return the largest ``err / bound`` over all elements and both directions."""
-    model = model or NumericModel()
+    model = model or RoundingModel()
     reference = attend(tensors, model)
     assert not bool(reference.ill_conditioned.any())
     worst = 0.0
@@ -217,8 +217,8 @@ def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     monkeypatch.setattr(module, name, right / 2 if isinstance(right, float) else lambda *args: right(*args) / 2)
 
 
-PLAIN, TF32_DOTS = NumericModel(), NumericModel(tf32=True)
-Term = tuple[Callable[[Builder], AttentionTensors], NumericModel, Any, str]
+PLAIN, TF32_DOTS = RoundingModel(), RoundingModel(tf32=True)
+Term = tuple[Callable[[Builder], AttentionTensors], RoundingModel, Any, str]
 TERMS: dict[str, Term] = {
     "dot": (dot_dominates, PLAIN, logits, "unit_roundoff"),
     "cast to half": (partial(cast_dominates, dtype=torch.float16), PLAIN, error_bound, "cast_unit"),
@@ -249,7 +249,7 @@ def test_sums_of_values_and_weights_need_their_units(
     tensors = sum_dominates(by_hand)
     assert 0.5 < worst_ratio(tensors, row_views) <= 1.0
     halve(monkeypatch, error_bound, "UNIT")
-    assert worst_ratio(tensors, row_views, NumericModel(accumulate_slack=0.5)) > 1.0
+    assert worst_ratio(tensors, row_views, RoundingModel(accumulate_slack=0.5)) > 1.0
 
 
 def test_no_output_of_plus_and_minus_zero_has_a_bound_of_zero(by_hand: Builder) -> None:

@@ -53,7 +53,7 @@ def test_a_specimen_is_caught_and_named(name: str, case: AttentionCase, judge_of
 
 def test_every_launch_property_has_a_specimen() -> None:
     """Those of the convex hull are in test_hull.py."""
-    assert {name for name, _, _ in SPECIMENS.values()} | {"sanitizers", "convex_hull"} == set(LAUNCH)
+    assert {name for name, _, _ in SPECIMENS.values()} | {"sanitizers", "value_range"} == set(LAUNCH)
 
 
 class Sanitizing(InterpreterBackend):

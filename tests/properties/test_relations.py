@@ -174,7 +174,7 @@ def test_the_families_that_a_problem_is_asked_of_are_those_with_kernels() -> Non
     ("relation", "changes"),
     [
         ("page_permutation", {"sequences": (Sequence(3),)}),
-        ("empty_sequences", {"abi": "paged", "sequences": (Sequence(1, 3),)}),
+        ("empty_sequences", {"family": "paged", "sequences": (Sequence(1, 3),)}),
         ("batch_order", {"sequences": (Sequence(3), Sequence(0, 5))}),
         ("head_permutation", {"heads": HeadLayout(head_size=8)}),
         ("key_shift", {"softcap": 3.0}),

@@ -16,7 +16,7 @@ from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.row_blocks import row_blocks
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.value_range import convex_hull, values_seen
+from fuzz_attn.properties.value_range import value_range, values_seen
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.target import Target
 
@@ -34,13 +34,13 @@ def told(case: AttentionCase, output: float) -> Verdict:
     def target(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
         out[: int(cu_seqlens_q[-1])] = output
 
-    return convex_hull(Experiment(case, Target("constant", target), InterpreterBackend()))
+    return value_range(Experiment(case, Target("constant", target), InterpreterBackend()))
 
 
 def test_a_row_that_the_oracle_cannot_judge_is_caught_beyond_its_values(judge_of: JudgeOf) -> None:
     case = replace(ONES, scores=LevelScores(level=-3e7))
     verdict = judge_of("goes_beyond_its_values")(Order(case)).verdict
-    assert (verdict.property_name, verdict.kind) == ("convex_hull", "mismatch")
+    assert (verdict.property_name, verdict.kind) == ("value_range", "mismatch")
     assert re.match(
         r"outside of what the values that the row sees span: 8 of 16 elements wrong, worst ", verdict.message
     )

@@ -266,9 +266,9 @@ def positional_only(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, **give
 
 
 def of_another_family(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Fit no ABI."""
+    """Fit no family."""
     return query
 
 
 def with_a_surprise(workspace: torch.Tensor, **given: Any) -> None:
-    """Require an argument that no ABI knows."""
+    """Require an argument that no family knows."""

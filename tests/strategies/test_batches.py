@@ -99,7 +99,7 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
 
 
 def test_a_paged_kernel_that_leaves_no_others_has_one_token_each(sample: Any) -> None:
-    assert {s.query_len for batch in sample(batches(key=CompileKey(abi="paged"))) for s in batch} == {1}
+    assert {s.query_len for batch in sample(batches(key=CompileKey(family="paged"))) for s in batch} == {1}
 
 
 def test_a_domain_without_empty_sequences_has_none(sample: Any) -> None:

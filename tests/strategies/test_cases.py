@@ -21,13 +21,13 @@ from fuzz_attn.case.attention_case import (
     replace,
 )
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Abi
+from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Family
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
-RARE = "far_pages"
+RARE = "large_offsets"
 SIMPLEST = AttentionCase(sequences=(Sequence(1),), softmax_scale=0.25)
 
 DOMAINS = [
@@ -39,10 +39,10 @@ DOMAINS = [
     Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
     *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
     *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
-    *(Domain(abi=abi) for abi in FEATURES),
-    Domain(abi="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
-    Domain(abi="paged", dtypes=("float16",), features=FEATURES["paged"] - {"leaves_others", "fp8_out"}),
-    Domain(abi="context", features=frozenset({"stale_cache"})),
+    *(Domain(family=family) for family in FEATURES),
+    Domain(family="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
+    Domain(family="paged", dtypes=("float16",), features=FEATURES["paged"] - {"filter_by_query_len", "fp8_out"}),
+    Domain(family="context", features=frozenset({"stale_cache"})),
 ]
 
 
@@ -59,10 +59,10 @@ def features(case: AttentionCase) -> set[str]:
         "strides": case.strides != Strides(),
         "empty_sequences": not case.sequences or any(not sequence.query_len for sequence in case.sequences),
         "padded_tokens": case.padded_tokens > 0,
-        "leaves_others": case.leaves_others,
+        "filter_by_query_len": case.filter_by_query_len,
         "uint8_cache": case.uint8_cache,
         "stale_cache": case.stale_cache,
-        "far_pages": case.pages.first_block > 0,
+        "large_offsets": case.pages.first_block > 0,
     }
     return {name for name, on in found.items() if on}
 
@@ -100,10 +100,10 @@ def test_every_feature_is_on_in_a_decent_share_and_off_in_more(drawn_cases: list
     assert 0.1 < share < 0.6
 
 
-@pytest.mark.parametrize("abi", sorted(FEATURES.keys() - {"unified"}))
-def test_every_feature_of_a_split_family_too(sample: Any, abi: Abi) -> None:
-    drawn = [features(case) for case in sample(cases(Domain(abi=abi)), 600)]
-    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FEATURES[abi] - {RARE}}
+@pytest.mark.parametrize("family", sorted(FEATURES.keys() - {"unified"}))
+def test_every_feature_of_a_split_family_too(sample: Any, family: Family) -> None:
+    drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
+    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FEATURES[family] - {RARE}}
     assert {name for name, share in shares.items() if not 0.05 < share < 0.6} == set(), shares
 
 
@@ -243,7 +243,7 @@ def test_few_cases_lie_far_into_their_caches(drawn_cases: list[AttentionCase]) -
     far = [case for case in drawn_cases if case.pages.first_block]
     assert 0.02 < len(far) / len(drawn_cases) < 0.08
     reaches = [
-        case.pages.first_block * page_elements(case.abi, case.heads, case.pages.block_size, case.strides)[1]
+        case.pages.first_block * page_elements(case.family, case.heads, case.pages.block_size, case.strides)[1]
         for case in far
     ]
     assert any(2**31 <= reach < 2**32 for reach in reaches)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Abi
+from fuzz_attn.case.families import FEATURES, Family
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -32,11 +32,11 @@ def hypothesis_makes(strategy: st.SearchStrategy[Any], choices: list[int]) -> ob
     return made[0]
 
 
-@pytest.mark.parametrize("abi", FEATURES)
-def test_hypothesis_makes_the_same_cases_of_the_same_choices(abi: Abi) -> None:
-    domain = Domain(abi=abi, paths=("auto", "2d", "3d") if abi == "unified" else ("auto",), tile_hint=True)
+@pytest.mark.parametrize("family", FEATURES)
+def test_hypothesis_makes_the_same_cases_of_the_same_choices(family: Family) -> None:
+    domain = Domain(family=family, paths=("auto", "2d", "3d") if family == "unified" else ("auto",), tile_hint=True)
     keys, random = key_pool(domain)[::7], Random(3)
-    for layouts in (None, layout_pool(abi=abi)[:2]):
+    for layouts in (None, layout_pool(family=family)[:2]):
         strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
         for _ in range(30):
             sample = Sample(random)

@@ -11,7 +11,7 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.attention_case import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -188,9 +188,9 @@ def test_bad_arguments_are_refused(strategy: Any, arguments: dict[str, Any], mes
         strategy(**arguments)
 
 
-@pytest.mark.parametrize("abi", get_args(Abi))
-def test_layouts_that_are_dear_cover_every_pair_of_paddings(abi: Abi) -> None:
-    pool = layout_pool(abi=abi)
+@pytest.mark.parametrize("family", get_args(Family))
+def test_layouts_that_are_dear_cover_every_pair_of_paddings(family: Family) -> None:
+    pool = layout_pool(family=family)
     assert Strides() not in pool
     assert len(set(pool)) == len(pool) < 60
     named = [field for field in Strides.__struct_fields__ if len({getattr(layout, field) for layout in pool}) > 1]

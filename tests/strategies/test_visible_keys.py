@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.case_stream import Stream
 from fuzz_attn.oracle.visibility import Visibility, visible_share
@@ -17,7 +17,7 @@ rows and marks, reach 0.55."""
 
 def test_boundary_keys_are_visible() -> None:
     counts = Visibility()
-    for family in get_args(Abi):
+    for family in get_args(Family):
         target = built_in(family)
         assert target is not None
         stream = Stream(target.domain, seed=1)

@@ -22,13 +22,13 @@ from fuzz_attn.case.attention_case import (
     Sequence,
     replace,
 )
-from fuzz_attn.case.families import FEATURES, Abi
+from fuzz_attn.case.families import FEATURES, Family
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import target as targets
 from fuzz_attn.targets import torch_defaults
-from fuzz_attn.targets.bindings import FAMILIES
+from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import signature_of
 from fuzz_attn.targets.bindings.unified import _SCRATCH, UNIFIED
 from fuzz_attn.targets.target import (
@@ -61,10 +61,14 @@ BAD_SPECS = {
     "math:hypot": "target='math:hypot' has no signature that could be read: no signature found for builtin",
     f"{FOLDER / 'broken_import.py'}:attend": "does not import: RuntimeError: no GPU here",
     f"{MISBEHAVING}:not_callable": "must be callable, and is a int",
-    f"{MISBEHAVING}:of_another_family": "has a signature that fits no ABI (unified: lacks block_table, cu_seqlens_q, ",
-    f"{MISBEHAVING}:positional_only": "has a signature that fits no ABI (unified: requires k, q, v by position alone; ",
+    f"{MISBEHAVING}:of_another_family": (
+        "has a signature that fits no family (unified: lacks block_table, cu_seqlens_q, "
+    ),
+    f"{MISBEHAVING}:positional_only": (
+        "has a signature that fits no family (unified: requires k, q, v by position alone; "
+    ),
     f"{MISBEHAVING}:with_a_surprise": (
-        "has a signature that fits no ABI (unified: requires workspace, which the ABI does not know; "
+        "has a signature that fits no family (unified: requires workspace, which the family does not know; "
     ),
 }
 
@@ -95,7 +99,7 @@ def test_a_bad_specification_is_told_in_one_line(spec: str) -> None:
 def test_a_file_and_what_it_imports_beside_it_are_found() -> None:
     target = load_target(f"{MISBEHAVING}:without_sinks")
     assert target.name == f"{MISBEHAVING}:without_sinks"
-    assert target.abi == "unified"
+    assert target.family == "unified"
 
 
 def test_a_file_is_found_relative_to_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +112,7 @@ def test_a_module_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Monke
         f"class Holder:\n    @staticmethod\n    def attend({LEAST}): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert load_target("attention_of_a_module:Holder.attend").abi == "unified"
+    assert load_target("attention_of_a_module:Holder.attend").family == "unified"
 
 
 def test_two_files_of_the_same_name_are_two_modules(tmp_path: Path) -> None:
@@ -305,12 +309,12 @@ def test_a_fuzz_test_without_a_budget_is_refused(budget: dict[str, Any]) -> None
 
 
 def test_a_fuzz_test_carries_its_arguments() -> None:
-    test = fuzz(at_the_top, abi="unified", max_cases=7)
+    test = fuzz(at_the_top, family="unified", max_cases=7)
     (mark,) = test.pytestmark  # type: ignore[attr-defined] # pytest puts it there
     assert mark.name == MARKER
     assert mark.kwargs["target"].endswith("test_target_loading.py:at_the_top")
-    assert {name: mark.kwargs[name] for name in ("abi", "backend", "max_time", "max_cases")} == {
-        "abi": "unified",
+    assert {name: mark.kwargs[name] for name in ("family", "backend", "max_time", "max_cases")} == {
+        "family": "unified",
         "backend": None,
         "max_time": None,
         "max_cases": 7,
@@ -320,9 +324,9 @@ def test_a_fuzz_test_carries_its_arguments() -> None:
 @pytest.mark.parametrize("name", BUILT_IN_NAMES)
 def test_the_built_in_targets_take_every_feature_of_their_family(name: str) -> None:
     target = load_target(name)
-    assert (target.name, target.abi) == (name, name)
-    assert all(target.domain.allows(feature) for feature in FEATURES[target.abi])
-    assert FAMILIES[target.abi].fits(target.signature) == ""
+    assert (target.name, target.family) == (name, name)
+    assert all(target.domain.allows(feature) for feature in FEATURES[target.family])
+    assert BINDINGS[target.family].fits(target.signature) == ""
 
 
 PAGED = "query, output, key_cache, value_cache, block_table, seq_lens"
@@ -333,38 +337,38 @@ SPLIT += ", sm_scale=None, sinks=None"
 
 
 @pytest.mark.parametrize(
-    ("parameters", "abi", "left_out"),
+    ("parameters", "family", "left_out"),
     [
         (PAGED + SPLIT + ", query_start_loc=None, filter_by_query_len=False, output_scale=None", "paged", set()),
-        (PAGED + SPLIT, "paged", {"leaves_others", "fp8_out"}),
-        (PAGED, "paged", {"leaves_others", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache"}),
+        (PAGED + SPLIT, "paged", {"filter_by_query_len", "fp8_out"}),
+        (PAGED, "paged", {"filter_by_query_len", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache"}),
         (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0, skip_decode=False, fp8_out_scale=None", "context", set()),
-        (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0", "context", {"leaves_others", "fp8_out"}),
+        (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0", "context", {"filter_by_query_len", "fp8_out"}),
         (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, output_scale=None", "chunked", set()),
         (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, is_block_table_ptr=False", "chunked", {"fp8_out"}),
     ],
 )
-def test_split_families_are_known_by_their_signatures(parameters: str, abi: Abi, left_out: set[str]) -> None:
+def test_split_families_are_known_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
-    assert target.abi == abi
-    assert target.domain.features == FEATURES[abi] - left_out
+    assert target.family == family
+    assert target.domain.features == FEATURES[family] - left_out
 
 
 def test_arguments_of_split_families_mean_what_the_published_ones_mean() -> None:
     case = AttentionCase(
         sequences=(Sequence(2, 3), Sequence(1)),
-        abi="context",
+        family="context",
         heads=HeadLayout(1, 2, 16),
         dtypes=DTypes(q="bfloat16", kv="float8_e5m2", out="float8_e4m3fn"),
         scales=Scales(k=0.5, v=2.0, out=4.0),
         window=4,
         alibi=AlibiRecipe(),
         sinks=SinkRecipe(),
-        leaves_others=True,
+        filter_by_query_len=True,
         uint8_cache=True,
     )
     anything = signature_of(with_signature("**given"))
-    arguments = FAMILIES["context"].arguments_for(anything, materialise(case))
+    arguments = BINDINGS["context"].arguments_for(anything, materialise(case))
     assert arguments["b_start_loc"].tolist() == [0, 2, 3]
     assert arguments["b_seq_len"].tolist() == [5, 1]
     assert (arguments["max_input_len"], arguments["max_seq_len"]) == (2, 5)
@@ -373,10 +377,10 @@ def test_arguments_of_split_families_mean_what_the_published_ones_mean() -> None
     assert [arguments[name].tolist() for name in ("k_scale", "v_scale", "fp8_out_scale")] == [[0.5], [2.0], [4.0]]
     assert arguments["k"].shape == arguments["v"].shape == (3, 1, 16)
     plain = replace(
-        case, abi="paged", sequences=(Sequence(1, 3),), dtypes=DTypes(), scales=Scales(), window=0, alibi=None,
-        leaves_others=False, uint8_cache=False,
+        case, family="paged", sequences=(Sequence(1, 3),), dtypes=DTypes(), scales=Scales(), window=0, alibi=None,
+        filter_by_query_len=False, uint8_cache=False,
     )  # fmt: skip
-    arguments = FAMILIES["paged"].arguments_for(anything, materialise(plain))
+    arguments = BINDINGS["paged"].arguments_for(anything, materialise(plain))
     assert (arguments["sliding_window"], arguments["alibi_slopes"], arguments["output_scale"]) == (None, None, None)
     assert (arguments["kv_cache_dtype"], arguments["filter_by_query_len"]) == ("auto", False)
     assert [arguments[name].tolist() for name in ("k_scale", "v_scale")] == [[1.0], [1.0]]
@@ -392,8 +396,8 @@ def test_arguments_of_split_families_mean_what_the_published_ones_mean() -> None
     ],
 )
 def test_the_default_scale_is_left_out_where_there_is_one(parameters: str, scale: float, given: bool) -> None:
-    case = AttentionCase((Sequence(1),), abi="paged", softmax_scale=scale)
-    arguments = FAMILIES["paged"].arguments_for(signature_of(with_signature(parameters)), materialise(case))
+    case = AttentionCase((Sequence(1),), family="paged", softmax_scale=scale)
+    arguments = BINDINGS["paged"].arguments_for(signature_of(with_signature(parameters)), materialise(case))
     assert arguments.get("sm_scale") == (scale if given else None)
 
 
@@ -407,5 +411,5 @@ def test_the_default_scale_is_left_out_where_there_is_one(parameters: str, scale
     ],
 )
 def test_the_cache_s_type_is_named_as_serving_does(kv: DTypeName, as_bytes: bool, word: str) -> None:
-    case = AttentionCase((Sequence(1),), abi="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
-    assert FAMILIES["chunked"].arguments(materialise(case))["kv_cache_dtype"] == word
+    case = AttentionCase((Sequence(1),), family="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
+    assert BINDINGS["chunked"].arguments(materialise(case))["kv_cache_dtype"] == word

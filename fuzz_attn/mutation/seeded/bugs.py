@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Plain
 from fuzz_attn.errors import FuzzAttnError
 
@@ -31,7 +31,7 @@ class Edit(Plain, frozen=True):
 class Specimen(Plain, frozen=True):
     """One bug. ``seen_in`` names who shipped it, with tracker numbers; ``shown_by`` the inputs that tell it."""
 
-    families: tuple[Abi, ...]
+    families: tuple[Family, ...]
     wrong: str
     shown_by: str
     edits: tuple[Edit, ...]

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import fuzz_attn
-from fuzz_attn.case.families import Abi
+from fuzz_attn.case.families import Family
 from fuzz_attn.mutation.seeded.bugs import Specimen, plant, specimen_named
 from fuzz_attn.targets.target import Target, load_target
 
@@ -58,7 +58,7 @@ def _taken_out() -> dict[str, types.ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-def planted_target(specimen: Specimen, abi: Abi) -> Target:
+def planted_target(specimen: Specimen, family: Family) -> Target:
     """Return the project's own target of a family, over kernels with a specimen's edits.
 
     The edited copy lives as long as this process. Raises :class:`~fuzz_attn.mutation.seeded.bugs.SpecimenError` for an
@@ -67,13 +67,13 @@ def planted_target(specimen: Specimen, abi: Abi) -> Target:
     folder = TemporaryDirectory(prefix="fuzz-attn-specimen-")
     _PLANTED.append(folder)
     with imported_from(plant(specimen, kernels_folder(), Path(folder.name))):
-        return load_target(abi)
+        return load_target(family)
 
 
-def specimen_target(museum: Path, name: str, abi: Abi | None = None) -> Target:
-    """Return the target of one specimen of a museum, in its first family where ``abi`` is None.
+def specimen_target(museum: Path, name: str, family: Family | None = None) -> Target:
+    """Return the target of one specimen of a museum, in its first family where ``family`` is None.
 
     With it a file of two lines makes a specimen a target of `fuzz-attn run`.
     """
     specimen = specimen_named(museum, name)
-    return planted_target(specimen, abi or specimen.families[0])
+    return planted_target(specimen, family or specimen.families[0])

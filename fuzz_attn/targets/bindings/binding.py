@@ -1,4 +1,4 @@
-"""Family: one ABI. How to recognise it, what inputs a callable's signature promises, and how it is called.
+"""Binding: one family. How to recognise it, what inputs a callable's signature promises, and how it is called.
 
 Calls are made by keyword, and only with arguments that the callable's signature has, since published versions differ
 in what follows ``alibi_slopes``.
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from fuzz_attn.case.attention_case import LaunchPath
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Abi, Feature
+from fuzz_attn.case.families import FEATURES, Family, Feature
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -54,10 +54,10 @@ def signature_of(call: Callable[..., object]) -> Signature:
 
 
 @dataclass(frozen=True)
-class Family:
-    """One ABI.
+class Binding:
+    """One family.
 
-    ``required`` are the arguments that a callable must take, ``known`` all others that the ABI can give it,
+    ``required`` are the arguments that a callable must take, ``known`` all others that the family can give it,
     ``late`` those of them that go to callables alone that name them. ``scratch`` makes arguments that are memory of
     their own, named in ``scratch_names``, for callables that name one of these. ``feature_arguments`` are what a
     callable must take for a feature to be drawn; features in ``undeclared`` are never taken from a signature.
@@ -65,7 +65,7 @@ class Family:
     leaving them out says.
     """
 
-    abi: Abi
+    family: Family
     required: Parameters
     known: Parameters
     feature_arguments: Mapping[Feature, tuple[str, ...]]
@@ -86,16 +86,16 @@ class Family:
             return f"requires {', '.join(sorted(signature.positional))} by position alone"
         features = {name for names in self.feature_arguments.values() for name in names}
         unknown = sorted(signature.required - self.required - self.known - features)
-        return f"requires {', '.join(unknown)}, which the ABI does not know" if unknown else ""
+        return f"requires {', '.join(unknown)}, which the family does not know" if unknown else ""
 
     def domain(self, signature: Signature) -> Domain:
         """Return the inputs that a callable promises by its signature alone: features without argument are left out."""
         features = frozenset(
             feature
-            for feature in FEATURES[self.abi] - self.undeclared
+            for feature in FEATURES[self.family] - self.undeclared
             if all(signature.takes(name) for name in self.feature_arguments.get(feature, ()))
         )
-        return Domain(abi=self.abi, features=features, paths=self.paths(signature), fp8_q_scales=False)
+        return Domain(family=self.family, features=features, paths=self.paths(signature), fp8_q_scales=False)
 
     def arguments_for(self, signature: Signature, tensors: AttentionTensors) -> Arguments:
         """Return the keyword arguments of one call, of those that the callable takes and has no default to say it."""

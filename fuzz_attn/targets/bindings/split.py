@@ -1,4 +1,4 @@
-"""The ABIs of the families with split caches: paged decode, context attention, and both together.
+"""The families of the families with split caches: paged decode, context attention, and both together.
 
 Names on the left are the published signatures', on the right the glossary's.
 """
@@ -11,7 +11,7 @@ import torch
 
 from fuzz_attn.case.families import Feature
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.targets.bindings.binding import Arguments, Family
+from fuzz_attn.targets.bindings.binding import Arguments, Binding
 
 _CACHE_DTYPES: Final = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 
@@ -68,7 +68,7 @@ def _paged(tensors: AttentionTensors) -> Arguments:
         "query_start_loc": tensors.query_start_loc,
         "seq_lens": tensors.seq_lens,
         "output_scale": tensors.out_scale,
-        "filter_by_query_len": tensors.leaves_others,
+        "filter_by_query_len": tensors.filter_by_query_len,
         **_scoring(tensors),
     }
 
@@ -86,7 +86,7 @@ def _context(tensors: AttentionTensors) -> Arguments:
         "b_seq_len": tensors.seq_lens,
         "max_seq_len": tensors.max_seq_len,
         "max_input_len": tensors.max_query_len,
-        "skip_decode": tensors.leaves_others,
+        "skip_decode": tensors.filter_by_query_len,
         "fp8_out_scale": tensors.out_scale,
         **_scoring(tensors),
     }
@@ -110,14 +110,14 @@ def _chunked(tensors: AttentionTensors) -> Arguments:
     }
 
 
-PAGED: Final = Family(
-    abi="paged",
+PAGED: Final = Binding(
+    family="paged",
     required=frozenset(("query", "output", "key_cache", "value_cache", "block_table", "seq_lens")),
     known=frozenset(("query_start_loc", "kv_cache_dtype", "k_scale", "v_scale", "sm_scale", "tile_size")),
     feature_arguments={
         **_FEATURES,
         "fp8_out": ("output_scale",),
-        "leaves_others": ("filter_by_query_len", "query_start_loc"),
+        "filter_by_query_len": ("filter_by_query_len", "query_start_loc"),
     },
     arguments=_paged,
     late=_LATE,
@@ -125,19 +125,19 @@ PAGED: Final = Family(
 )
 """Paged decode: one query token of each sequence."""
 
-CONTEXT: Final = Family(
-    abi="context",
+CONTEXT: Final = Binding(
+    family="context",
     required=frozenset(("q", "k", "v", "o", "k_cache", "v_cache", "b_loc", "b_start_loc", "b_seq_len")),
     known=frozenset(("kv_cache_dtype", "max_seq_len", "max_input_len", "k_scale", "v_scale", "sm_scale", "tile_size")),
-    feature_arguments={**_FEATURES, "fp8_out": ("fp8_out_scale",), "leaves_others": ("skip_decode",)},
+    feature_arguments={**_FEATURES, "fp8_out": ("fp8_out_scale",), "filter_by_query_len": ("skip_decode",)},
     arguments=_context,
     late=_LATE,
     defaults=_defaults,
 )
 """`context_attention_fwd`: new tokens, densely packed, on a paged context."""
 
-CHUNKED: Final = Family(
-    abi="chunked",
+CHUNKED: Final = Binding(
+    family="chunked",
     required=frozenset(
         ("query", "key", "value", "output", "key_cache", "value_cache", "block_table", "query_start_loc", "seq_lens")
     ),

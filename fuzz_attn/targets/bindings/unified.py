@@ -1,4 +1,4 @@
-"""The unified ABI. Names on the left are the published signature's, on the right the glossary's."""
+"""The unified family. Names on the left are the published signature's, on the right the glossary's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from fuzz_attn.case.attention_case import LaunchHints, LaunchPath
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.targets.bindings.binding import Arguments, Family, Signature
+from fuzz_attn.targets.bindings.binding import Arguments, Binding, Signature
 
 _SCRATCH: Final = (
     "seq_threshold_3D",
@@ -80,8 +80,8 @@ def _paths(signature: Signature) -> tuple[LaunchPath, ...]:
     return ("2d", "3d") if all(name in signature.names for name in _SCRATCH) else ("auto",)
 
 
-UNIFIED: Final = Family(
-    abi="unified",
+UNIFIED: Final = Binding(
+    family="unified",
     required=frozenset(("q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "softmax_scale", "block_table")),
     known=frozenset(
         ("max_seqlen_q", "max_seqlen_k", "causal", "kv_quant_mode", "num_segments", "tile_size", *_SCRATCH)

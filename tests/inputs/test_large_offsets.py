@@ -11,7 +11,7 @@ import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import (
-    MAX_FAR_ELEMENTS,
+    MAX_OFFSET_ELEMENTS,
     AttentionCase,
     DTypes,
     HeadLayout,
@@ -21,7 +21,7 @@ from fuzz_attn.case.attention_case import (
     page_elements,
 )
 from fuzz_attn.case.description import describe
-from fuzz_attn.case.families import SPLIT_CACHES, Abi
+from fuzz_attn.case.families import SPLIT_CACHES, Family
 from fuzz_attn.case.translation import translated
 from fuzz_attn.counterexamples.signature import features_of
 from fuzz_attn.errors import CaseError
@@ -35,18 +35,20 @@ from fuzz_attn.targets.target import Target, built_in
 
 FIRST = 130_000_000
 LAYOUTS = [
-    (abi, cache, dtype)
-    for abi in ("unified", "paged", "context", "chunked")
+    (family, cache, dtype)
+    for family in ("unified", "paged", "context", "chunked")
     for cache in ("separate", "blocks_first", "heads_first")
     for dtype in ("float32", "bfloat16", "float8_e4m3fn")
-    if not (abi in SPLIT_CACHES and cache == "heads_first")
+    if not (family in SPLIT_CACHES and cache == "heads_first")
 ]
 
 
-def case_of(first_block: int, abi: Abi = "unified", cache: Any = "separate", dtype: Any = "float32") -> AttentionCase:
+def case_of(
+    first_block: int, family: Family = "unified", cache: Any = "separate", dtype: Any = "float32"
+) -> AttentionCase:
     return AttentionCase(
         sequences=(Sequence(1, 9), Sequence(1, 2)),
-        abi=abi,
+        family=family,
         heads=HeadLayout(head_size=16),
         dtypes=DTypes(kv=dtype, q="bfloat16" if dtype != "float32" else dtype, out="float32"),
         pages=PageLayout(block_size=1, permuted=True, spare_blocks=2, first_block=first_block),
@@ -65,15 +67,15 @@ def held_keys(tensors: AttentionTensors) -> torch.Tensor:
     return tensors.keys_at(pages, torch.zeros_like(pages)).float()
 
 
-@pytest.mark.parametrize(("abi", "cache", "dtype"), LAYOUTS)
-def test_the_same_keys_lie_further_on_and_cost_no_memory(abi: Abi, cache: str, dtype: str) -> None:
-    near, before = materialise(case_of(0, abi, cache, dtype)), resident_bytes()
-    case = case_of(FIRST, abi, cache, dtype)
+@pytest.mark.parametrize(("family", "cache", "dtype"), LAYOUTS)
+def test_the_same_keys_lie_further_on_and_cost_no_memory(family: Family, cache: str, dtype: str) -> None:
+    near, before = materialise(case_of(0, family, cache, dtype)), resident_bytes()
+    case = case_of(FIRST, family, cache, dtype)
     tensors = materialise(case)
     assert torch.equal(held_keys(near), held_keys(tensors))
     assert not held_keys(tensors).eq(0).all()
     assert tensors.block_table[0, :10].min() >= FIRST
-    pages = page_elements(abi, case.heads, 1, case.strides)
+    pages = page_elements(family, case.heads, 1, case.strides)
     pairs = ((near.key_cache, tensors.key_cache), (near.value_cache, tensors.value_cache))
     for (of_near, of_far), page in zip(pairs, pages, strict=True):
         assert of_far.shape == (FIRST + of_near.shape[0], *of_near.shape[1:])
@@ -94,8 +96,8 @@ def test_digests_tell_how_far_and_what() -> None:
 
 def test_a_case_says_so() -> None:
     assert f"numbered from {FIRST} on" in dict(describe(case_of(FIRST)))["pages"]
-    assert "far_pages" in features_of(case_of(FIRST))
-    assert "far_pages" not in features_of(case_of(0))
+    assert "large_offsets" in features_of(case_of(FIRST))
+    assert "large_offsets" not in features_of(case_of(0))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> Non
 
 def test_the_largest_reach_is_allowed() -> None:
     page = page_elements("unified", HeadLayout(), 16, Strides())[1]
-    pages = PageLayout(first_block=MAX_FAR_ELEMENTS // page - 10)
+    pages = PageLayout(first_block=MAX_OFFSET_ELEMENTS // page - 10)
     assert materialise(AttentionCase(sequences=(Sequence(1),), pages=pages)).key_cache.numel() > 2**32
 
 
@@ -137,7 +139,7 @@ def test_a_change_in_a_far_cache_is_seen(place: int) -> None:
 
 @pytest.mark.parametrize("slot", [0, 3, 16, 19])
 @pytest.mark.parametrize("first_block", [2**27, 2**31 - 2**22])
-def test_other_strides_leave_far_pages_about_as_far(slot: int, first_block: int) -> None:
+def test_other_strides_leave_large_offsets_about_as_far(slot: int, first_block: int) -> None:
     case = AttentionCase(
         sequences=(Sequence(1, 2),),
         heads=HeadLayout(head_size=1),
@@ -147,25 +149,25 @@ def test_other_strides_leave_far_pages_about_as_far(slot: int, first_block: int)
     changed = with_other_strides(case)
     assert changed.strides.cache_slot != slot
     before, after = (
-        each.pages.first_block * page_elements(each.abi, each.heads, 1, each.strides)[1] for each in (case, changed)
+        each.pages.first_block * page_elements(each.family, each.heads, 1, each.strides)[1] for each in (case, changed)
     )
     assert before <= after < before + 2 * (1 + 35)
 
 
-@pytest.mark.parametrize("abi", ["paged", "context", "chunked"])
-def test_a_translation_keeps_far_pages(abi: Abi) -> None:
-    case = case_of(FIRST, abi)
+@pytest.mark.parametrize("family", ["paged", "context", "chunked"])
+def test_a_translation_keeps_large_offsets(family: Family) -> None:
+    case = case_of(FIRST, family)
     there = translated(case, "unified")
     assert there is not None
     assert there.pages.first_block * page_elements("unified", there.heads, 1, there.strides)[1] >= 2**31
-    assert translated(there, abi) == case
+    assert translated(there, family) == case
 
 
-@pytest.mark.parametrize("abi", ["unified", "paged", "context", "chunked"])
-def test_every_relation_leaves_alone_what_has_no_memory(abi: Abi) -> None:
-    target, before = built_in(abi), resident_bytes()
+@pytest.mark.parametrize("family", ["unified", "paged", "context", "chunked"])
+def test_every_relation_leaves_alone_what_has_no_memory(family: Family) -> None:
+    target, before = built_in(family), resident_bytes()
     assert target is not None
-    experiment = Experiment(case_of(FIRST, abi), target, InterpreterBackend())
+    experiment = Experiment(case_of(FIRST, family), target, InterpreterBackend())
     held = relations_of(experiment.case, target.domain)
     assert "page_permutation" in held
     for relation in held:
