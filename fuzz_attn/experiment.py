@@ -15,7 +15,7 @@ from fuzz_attn.case import AttentionCase
 from fuzz_attn.errors import DeviceLostError, UnsupportedByBackendError
 from fuzz_attn.oracle import Reference, attend
 from fuzz_attn.row_blocks import RowBlock, row_blocks
-from fuzz_attn.snapshots import Snapshot, snapshot_of, still_holds
+from fuzz_attn.snapshots import snapshot_of, still_holds
 from fuzz_attn.targets import Target
 from fuzz_attn.tensors import AttentionTensors, materialise, output_of, storage_bytes
 
@@ -47,7 +47,7 @@ class Experiment:
         self.case = case
         self.target = target
         self.backend = backend
-        self._inputs_before: dict[str, Snapshot] = {}
+        self._inputs_before: dict[str, torch.Tensor] = {}
 
     @cached_property
     def first(self) -> Launch:
