@@ -11,7 +11,7 @@ from fuzz_attn.engine.isolation import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.plain_text import show
-from fuzz_attn.targets.target import target_names
+from fuzz_attn.targets.loading import target_names
 
 
 def print_targets(console: Console) -> None:

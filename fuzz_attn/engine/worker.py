@@ -111,7 +111,7 @@ def load(setup: Setup) -> Loaded:
 
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # so that no fork has to
-    from fuzz_attn.targets.target import load_target  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
 
     return Loaded(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
 

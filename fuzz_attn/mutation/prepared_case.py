@@ -61,7 +61,7 @@ class Bench:
     def refer(self, *, ruled: bool) -> None:
         """Work out the reference and, if asked, what the fixed tolerances allow; to be called before any launch."""
         tensors = self.tensors(self.drawn.case, 0)
-        self.reference = attend(tensors, self.target.model)
+        self.reference = attend(tensors, self.target.rounding_model)
         self.yardsticks = fixed_tolerances.yardsticks(tensors, self.reference) if ruled else {}
 
 

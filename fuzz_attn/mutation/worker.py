@@ -59,7 +59,7 @@ class Desk:
         from fuzz_attn.mutation.case_stream import Stream  # noqa: PLC0415 - as above
         from fuzz_attn.mutation.examiner import Examiner, Place  # noqa: PLC0415 - as above
         from fuzz_attn.mutation.ir import probes  # noqa: PLC0415 - as above
-        from fuzz_attn.targets.target import load_target  # noqa: PLC0415 - as above
+        from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
 
         probes.install()
         self.start = start

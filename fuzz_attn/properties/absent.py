@@ -62,7 +62,7 @@ def unit_scales(experiment: Experiment) -> Verdict:
     if 1 not in (each.itemsize for each in (tensors.query.dtype, tensors.kv_dtype, tensors.output.dtype)):
         exact = experiment.reference  # nothing is scaled: the problem is still the same
         return judged(experiment, "unit_scales", other, change, exact, own=exact)
-    exact = attend(in_float32(other.tensors), experiment.target.model)
+    exact = attend(in_float32(other.tensors), experiment.target.rounding_model)
     return judged(experiment, "unit_scales", other, change, exact)
 
 

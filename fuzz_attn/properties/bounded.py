@@ -19,7 +19,7 @@ from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.catalogue import live_sequences, other_families
 from fuzz_attn.properties.comparisons import judged, mapped
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.target import built_in
+from fuzz_attn.targets.built_in import built_in
 
 SEGMENTS: Final = (1, 2, 3, 4, 7, 8, 16)
 SCALE: Final = -2.0
@@ -72,7 +72,7 @@ def key_shift(experiment: Experiment) -> Verdict:
     last = tensors.query[sum(tensors.query_lens) - 1].double()
     direction = torch.where(last[:: tensors.query.shape[1] // tensors.num_kv_heads] < 0, -sign, sign)
     tensors = keys_changed(tensors, coarse)
-    exact = attend(tensors, experiment.target.model)
+    exact = attend(tensors, experiment.target.rounding_model)
     other = experiment.launch_tensors(keys_changed(tensors, Shift(direction)))
     return judged(experiment, "key_shift", other, "a launch with one vector added to all keys", exact)
 
@@ -83,7 +83,7 @@ def value_shift(experiment: Experiment) -> Verdict:
     The values are rounded first, so that the sum is exact in their type.
     """
     tensors = values_changed(experiment.fresh(), coarse)
-    exact = attend(tensors, experiment.target.model)
+    exact = attend(tensors, experiment.target.rounding_model)
     shape = tensors.num_kv_heads, tensors.query.shape[2]
     signs = torch.arange(shape[0] * shape[1], device=tensors.query.device).view(shape) % 3 - 1.0
     shift = Shift(signs.double())
@@ -102,7 +102,7 @@ def value_scale(experiment: Experiment) -> Verdict:
     The values are rounded first, so that twice any of them fits their type.
     """
     tensors = values_changed(experiment.fresh(), coarse)
-    exact = attend(tensors, experiment.target.model)
+    exact = attend(tensors, experiment.target.rounding_model)
     other = experiment.launch_tensors(values_changed(tensors, lambda numbers, _: numbers * SCALE))
     expected = exact.expected * SCALE
     if tensors.output.dtype.itemsize == 1:
@@ -119,7 +119,7 @@ def narrower_window(experiment: Experiment) -> Verdict:
     """
     window = experiment.case.window
     other = experiment.launch_tensors(dataclasses.replace(experiment.again(), window=window - 1))
-    own = attend(other.tensors, experiment.target.model)
+    own = attend(other.tensors, experiment.target.rounding_model)
     whole = [context + row < window - 1 for context, row in _rows(experiment)]
     uncut = torch.tensor(whole, device=own.expected.device)[:, None, None]
     expected = torch.where(uncut, experiment.reference.expected, own.expected)

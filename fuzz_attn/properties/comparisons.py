@@ -73,7 +73,7 @@ def judged(
     wrong = failed(name, other, change)
     if wrong is not None:
         return wrong
-    own = own or attend(other.tensors, experiment.target.model)
+    own = own or attend(other.tensors, experiment.target.rounding_model)
     bound = (own.bound + slack).masked_fill(exact.bound.isinf(), torch.inf)
     reference = Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
     verdict = judge(other.tensors, reference)

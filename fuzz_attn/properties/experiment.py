@@ -71,7 +71,7 @@ class Experiment:
     @cached_property
     def reference(self) -> Reference:
         """The oracle's answer to the first launch, from the inputs as that left them."""
-        return attend(self.first.tensors, self.target.model, self.blocks)
+        return attend(self.first.tensors, self.target.rounding_model, self.blocks)
 
     @cached_property
     def blocks(self) -> tuple[RowBlock, ...]:

@@ -37,7 +37,7 @@ def value_range(experiment: Experiment) -> Verdict:
     tensors, known = experiment.first.tensors, experiment.reference
     if experiment.case.seed % LOOKED_AT and not bool(known.ill_conditioned.any()):
         return Verdict("value_range")
-    verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.model))
+    verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model))
     message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
     return msgspec.structs.replace(verdict, property_name="value_range", message=message)
 

@@ -1,1 +1,12 @@
-"""Targets: what can be fuzzed, how it is found, and how it is called."""
+"""Targets: what can be fuzzed, how it is found and how it is called.
+
+``target`` holds the class, ``built_in`` this project's own kernels, ``loading`` finds a target by its specification.
+``bindings`` describes how each family's kernels are called. ``torch_defaults`` keeps a target's changes to torch's
+defaults away from the rest of the process.
+"""
+
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.targets.target import Target
+
+__all__ = ["Domain", "RoundingModel", "Target"]

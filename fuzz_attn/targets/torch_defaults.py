@@ -1,4 +1,4 @@
-"""Torch's defaults, the type and the device of what nobody says them of: a target's own hold for the target alone."""
+"""Torch's default dtype and device: isolates a target's changes to them."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import torch
 
 
 class Defaults(NamedTuple):
-    """What torch makes tensors of, and where."""
+    """The dtype and the device that torch gives to a new tensor where neither is named."""
 
     dtype: torch.dtype
     device: torch.device
 
     def set(self) -> None:
-        """Make torch use them. The CPU is set as no default device: with one, each call to torch is slower."""
+        """Set both in torch. The CPU is set as None, because an explicit default device slows every call down."""
         torch.set_default_dtype(self.dtype)
         torch.set_default_device(None if self.device.type == "cpu" else self.device)
 
 
 def current() -> Defaults:
-    """Return what torch uses now."""
+    """Return the defaults that torch uses now."""
     return Defaults(torch.get_default_dtype(), torch.get_default_device())
 
 
-_of_targets: Defaults | None = None
-"""What targets have left behind, where it is not what the harness uses."""
+_left_by_targets: Defaults | None = None
+"""The defaults that targets have set, None where they are the harness's own."""
 
 
 @contextmanager
-def of_targets() -> Iterator[None]:
-    """Let a target have the defaults that it has set before; those that it sets now end with the context."""
-    global _of_targets  # noqa: PLW0603 - torch's defaults are the process's, and so is what targets made of them
-    ours = current()
-    if _of_targets is not None:
-        _of_targets.set()
+def target_defaults() -> Iterator[None]:
+    """Restore the defaults that targets have set before, and on exit the harness's own."""
+    global _left_by_targets  # noqa: PLW0603 - torch's defaults belong to the process, and so do a target's changes to them
+    own = current()
+    if _left_by_targets is not None:
+        _left_by_targets.set()
     try:
         yield
     finally:
         left = current()
-        _of_targets = None if left == ours else left
-        if left != ours:
-            ours.set()
+        _left_by_targets = None if left == own else left
+        if left != own:
+            own.set()

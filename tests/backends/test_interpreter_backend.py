@@ -29,7 +29,7 @@ from fuzz_attn.case.attention_case import AttentionCase, DTypes, LaunchHints, re
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.errors import BackendError
 from fuzz_attn.inputs.tensors import materialise, storage_bytes
-from fuzz_attn.targets.target import load_target
+from fuzz_attn.targets.loading import load_target
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("these tests run kernels on a CPU: set TRITON_INTERPRET=1 before Triton is imported")

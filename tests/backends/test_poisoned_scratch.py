@@ -15,7 +15,8 @@ from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import storage_bytes
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.target import Target, load_target
+from fuzz_attn.targets.loading import load_target
+from fuzz_attn.targets.target import Target
 
 BASE = torch.zeros(4, 6)
 MAKERS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {

@@ -15,7 +15,7 @@ backend_named("simulator").prepare()
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, Size, derived_seed, play  # noqa: E402 - as above
 from fuzz_attn.inputs.tensors import materialise  # noqa: E402 - as above
 from fuzz_attn.kernels import unified_attention  # noqa: E402 - kernels are decorated once the backend is prepared
-from fuzz_attn.targets.target import load_target  # noqa: E402 - as above
+from fuzz_attn.targets.loading import load_target  # noqa: E402 - as above
 
 CASES = 2400
 SIZES = (ON_CPU, Size(cases=960, keys=8), Size(cases=960, keys=8, layouts=2), ON_GPU)

@@ -17,7 +17,7 @@ from fuzz_attn.case.recipes import Plain
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.case_stream import Stream
 from fuzz_attn.oracle.visibility import Visibility, visible_share
-from fuzz_attn.targets.target import built_in
+from fuzz_attn.targets.built_in import built_in
 
 Row = tuple[str, str]
 
@@ -29,7 +29,7 @@ def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
     stream = Stream(target.domain, seed)
     for number in range(count):
         case = stream[number].case
-        counts = visible_share(materialise(case), target.model)
+        counts = visible_share(materialise(case), target.rounding_model)
         for row in (("family", family), *_rows(case)):
             found[row] = found.get(row, Visibility()) + counts
     return found

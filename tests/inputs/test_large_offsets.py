@@ -31,7 +31,8 @@ from fuzz_attn.properties.catalogue import relations_of
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.exact import with_other_strides
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.target import Target, built_in
+from fuzz_attn.targets.built_in import built_in
+from fuzz_attn.targets.target import Target
 
 FIRST = 130_000_000
 LAYOUTS = [

@@ -17,7 +17,7 @@ from fuzz_attn.mutation.subjects import Subject
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.plain_text import text_of
-from fuzz_attn.targets.target import load_target
+from fuzz_attn.targets.loading import load_target
 
 ROOT = Path(__file__).parents[2]
 MUSEUM = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"

@@ -92,8 +92,8 @@ def test_tensor_cores_sum_tf32_operands() -> None:
 
 
 def test_a_device_makes_a_targets_model_coarser_never_finer() -> None:
-    target = Target("made here", print, model=RoundingModel(tf32=True, tensor_core_slack=1.5))
-    assert target.on_device(2.0).model == RoundingModel(tf32=True, tensor_core_slack=2.0)
+    target = Target("made here", print, rounding_model=RoundingModel(tf32=True, tensor_core_slack=1.5))
+    assert target.on_device(2.0).rounding_model == RoundingModel(tf32=True, tensor_core_slack=2.0)
     assert target.on_device(1.0) == target
 
 

@@ -21,7 +21,7 @@ from fuzz_attn.properties.catalogue import relations_of
 from fuzz_attn.properties.check import LAUNCH, check
 from fuzz_attn.properties.exact import with_other_poison
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.target import load_target
+from fuzz_attn.targets.loading import load_target
 
 JudgeOf = Callable[[str], Callable[[Order], Answer]]
 

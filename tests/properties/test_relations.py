@@ -29,7 +29,8 @@ from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.properties import bounded, catalogue, check
 from fuzz_attn.properties.catalogue import OWN_FAMILIES, chosen, num_pages, other_families, relations_of
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.targets.target import BUILT_IN_NAMES, Target, built_in
+from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.target import Target
 
 JudgeOf = Callable[[str], Callable[[Order], Answer]]
 

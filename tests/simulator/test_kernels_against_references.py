@@ -14,7 +14,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.unified_attention import unified_attention
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.simulator import simulate
-from fuzz_attn.targets.target import load_target
+from fuzz_attn.targets.loading import load_target
 from tests.simulator import sample_kernels
 from tests.simulator.attention_inputs import Shape, attention_inputs, exact_attention_inputs, random_shape
 from tests.simulator.interpreter_worker import InterpreterWorker
@@ -145,7 +145,7 @@ def _reference(shape: Shape, keywords: dict[str, Any]) -> Reference:
         sinks=keywords["sinks"],
         kv_dtype=keywords["k"].dtype,
     )
-    return attend(tensors, load_target("unified").model)
+    return attend(tensors, load_target("unified").rounding_model)
 
 
 @pytest.mark.parametrize("seed", range(DRAWN_CASES))

@@ -19,7 +19,8 @@ from typing import Final
 import fuzz_attn
 from fuzz_attn.case.families import Family
 from fuzz_attn.mutation.seeded.bugs import Specimen, plant, specimen_named
-from fuzz_attn.targets.target import Target, load_target
+from fuzz_attn.targets.loading import load_target
+from fuzz_attn.targets.target import Target
 
 PACKAGE: Final = "fuzz_attn.kernels"
 

@@ -1,4 +1,7 @@
-"""families: the published signatures of the kernel families, by their names on the command line."""
+"""Bindings: the published signatures of the kernel families as data.
+
+``binding`` holds the classes, ``unified`` and ``split`` one table of parameters for each family.
+"""
 
 from __future__ import annotations
 
@@ -10,4 +13,4 @@ from fuzz_attn.targets.bindings.split import CHUNKED, CONTEXT, PAGED
 from fuzz_attn.targets.bindings.unified import UNIFIED
 
 BINDINGS: Final[dict[Family, Binding]] = {binding.family: binding for binding in (UNIFIED, CHUNKED, CONTEXT, PAGED)}
-"""Every family; a signature that fits several is the first one's."""
+"""Every family's binding. A signature that fits several families belongs to the first of them."""

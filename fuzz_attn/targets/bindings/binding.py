@@ -1,14 +1,16 @@
-"""Binding: one family. How to recognise it, what inputs a callable's signature promises, and how it is called.
+"""Binding: how the kernels of one family are called, as a table of parameters.
 
-Calls are made by keyword, and only with arguments that the callable's signature has, since published versions differ
-in what follows ``alibi_slopes``.
+From the table follow whether a signature belongs to the family, which inputs the signature promises, and the arguments
+of a call. Arguments are passed by keyword, and only those that the callable takes: published versions of one kernel
+differ in their last parameters.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from fuzz_attn.case.attention_case import LaunchPath
@@ -17,29 +19,30 @@ from fuzz_attn.case.families import FEATURES, Family, Feature
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors
 
-Parameters: TypeAlias = frozenset[str]
+Names: TypeAlias = frozenset[str]
 Arguments: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The keyword names that a callable takes; ``anything`` when it has ``**kwargs``.
+    """The parameters of a callable.
 
-    ``positional`` are required too, and cannot be given by keyword.
+    ``names`` can be passed by keyword, ``required`` are those of them without a default. ``positional`` are required
+    and cannot be passed by keyword. ``takes_any_keyword`` is true for a callable with ``**kwargs``.
     """
 
-    names: Parameters
-    required: Parameters
-    positional: Parameters
-    anything: bool
+    names: Names
+    required: Names
+    positional: Names
+    takes_any_keyword: bool
 
     def takes(self, name: str) -> bool:
-        """Return whether the callable can be given the argument by keyword."""
-        return self.anything or name in self.names
+        """Return whether the argument can be passed by keyword."""
+        return self.takes_any_keyword or name in self.names
 
 
 def signature_of(call: Callable[..., object]) -> Signature:
-    """Return the keyword names of a callable, also of one that Triton or functools wrapped."""
+    """Return the parameters of a callable, also of one that Triton or functools wrapped."""
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError) as error:
@@ -49,61 +52,86 @@ def signature_of(call: Callable[..., object]) -> Signature:
         names=frozenset(p.name for p in keyword),
         required=frozenset(p.name for p in keyword if p.default is p.empty),
         positional=frozenset(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty),
-        anything=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        takes_any_keyword=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
 
 
 @dataclass(frozen=True)
-class Binding:
-    """One family.
+class Parameter:
+    """One parameter of a published signature.
 
-    ``required`` are the arguments that a callable must take, ``known`` all others that the family can give it,
-    ``late`` those of them that go to callables alone that name them. ``scratch`` makes arguments that are memory of
-    their own, named in ``scratch_names``, for callables that name one of these. ``feature_arguments`` are what a
-    callable must take for a feature to be drawn; features in ``undeclared`` are never taken from a signature.
-    ``arguments`` makes all other arguments of a call, by the published names; those that ``defaults`` names say what
-    leaving them out says.
+    ``value`` computes the argument. A callable of the family must take a ``required`` parameter. A case may only have
+    one of ``features`` if the callable takes the parameter. An ``opt_in`` argument is passed only to callables that
+    name it, never through ``**kwargs``. If ``is_default`` returns True, the argument is left out where the callable has
+    a default for it.
+    """
+
+    name: str
+    value: Callable[[AttentionTensors], object]
+    required: bool = False
+    features: tuple[Feature, ...] = ()
+    opt_in: bool = False
+    is_default: Callable[[AttentionTensors], bool] | None = None
+
+    def is_passed(self, signature: Signature, tensors: AttentionTensors) -> bool:
+        """Return whether a call of such a callable passes the argument."""
+        if self.name not in signature.names:
+            return signature.takes_any_keyword and not self.opt_in
+        return self.is_default is None or self.name in signature.required or not self.is_default(tensors)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The published signature of one family.
+
+    ``undeclared`` features never follow from a signature: a target has to declare them. A callable that names all of
+    ``path_parameters`` can be told which kernel to launch, the 2D or the 3D one.
     """
 
     family: Family
-    required: Parameters
-    known: Parameters
-    feature_arguments: Mapping[Feature, tuple[str, ...]]
-    arguments: Callable[[AttentionTensors], Arguments]
-    late: Parameters = frozenset()
-    scratch: Callable[[AttentionTensors], Arguments] = lambda _: {}
-    scratch_names: Parameters = frozenset()
+    parameters: tuple[Parameter, ...]
     undeclared: frozenset[Feature] = frozenset()
-    paths: Callable[[Signature], tuple[LaunchPath, ...]] = lambda _: ("auto",)
-    defaults: Callable[[AttentionTensors], Parameters] = lambda _: frozenset()
+    path_parameters: tuple[str, ...] = ()
 
-    def fits(self, signature: Signature) -> str:
-        """Return why a signature is not this family's, or an empty string when it is."""
-        lacking = sorted(name for name in self.required if not signature.takes(name))
-        if lacking:
-            return f"lacks {', '.join(lacking)}"
+    @cached_property
+    def required(self) -> Names:
+        """The names that a callable must take."""
+        return frozenset(parameter.name for parameter in self.parameters if parameter.required)
+
+    @cached_property
+    def known(self) -> Names:
+        """The names of all parameters."""
+        return frozenset(parameter.name for parameter in self.parameters)
+
+    def misfit(self, signature: Signature) -> str:
+        """Return why a signature is not of this family; empty if it is."""
+        missing = sorted(name for name in self.required if not signature.takes(name))
+        if missing:
+            return f"lacks {', '.join(missing)}"
         if signature.positional:
-            return f"requires {', '.join(sorted(signature.positional))} by position alone"
-        features = {name for names in self.feature_arguments.values() for name in names}
-        unknown = sorted(signature.required - self.required - self.known - features)
+            return f"requires {', '.join(sorted(signature.positional))} as positional-only arguments"
+        unknown = sorted(signature.required - self.known)
         return f"requires {', '.join(unknown)}, which the family does not know" if unknown else ""
 
     def domain(self, signature: Signature) -> Domain:
-        """Return the inputs that a callable promises by its signature alone: features without argument are left out."""
-        features = frozenset(
+        """Return the inputs that a signature promises: those features whose parameters it all takes."""
+        lacking = {
             feature
-            for feature in FEATURES[self.family] - self.undeclared
-            if all(signature.takes(name) for name in self.feature_arguments.get(feature, ()))
-        )
-        return Domain(family=self.family, features=features, paths=self.paths(signature), fp8_q_scales=False)
+            for parameter in self.parameters
+            if not signature.takes(parameter.name)
+            for feature in parameter.features
+        }
+        features = FEATURES[self.family] - self.undeclared - lacking
+        return Domain(family=self.family, features=features, paths=self._paths(signature), fp8_q_scales=False)
 
     def arguments_for(self, signature: Signature, tensors: AttentionTensors) -> Arguments:
-        """Return the keyword arguments of one call, of those that the callable takes and has no default to say it."""
-        spared = self.defaults(tensors) & (signature.names - signature.required)
-        arguments = self.arguments(tensors)
-        if not self.scratch_names.isdisjoint(signature.names):
-            arguments |= self.scratch(tensors)
-        return {name: value for name, value in arguments.items() if self._given(signature, name) and name not in spared}
+        """Return the keyword arguments of a call of a callable with this signature."""
+        return {
+            parameter.name: parameter.value(tensors)
+            for parameter in self.parameters
+            if parameter.is_passed(signature, tensors)
+        }
 
-    def _given(self, signature: Signature, name: str) -> bool:
-        return name in signature.names or (signature.anything and name not in self.late)
+    def _paths(self, signature: Signature) -> tuple[LaunchPath, ...]:
+        chooses = bool(self.path_parameters) and signature.names.issuperset(self.path_parameters)
+        return ("2d", "3d") if chooses else ("auto",)

@@ -1,0 +1,41 @@
+"""Built-in targets: this project's own kernels, one for each family."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.targets.target import Target
+
+_BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
+    "unified": (
+        "unified_attention:unified_attention",
+        Domain(paths=("auto", "2d", "3d"), tile_sizes=(16, 32, 64), tile_hint=True),
+    ),
+    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_hint=True)),
+    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_hint=True)),
+    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", Domain(family="chunked", tile_hint=True)),
+}
+"""Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
+
+_ROUNDING_MODEL: Final = RoundingModel(tanh_units=24.0)
+"""An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
+approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
+
+BUILT_IN_NAMES: Final = tuple(_BUILT_IN)
+"""The names of the built-in targets; each has the name of its family."""
+
+
+def built_in(name: str) -> Target | None:
+    """Return the built-in target of that name, or None.
+
+    Imports Triton, so the backend must be prepared before the first call.
+    """
+    if name not in _BUILT_IN:
+        return None
+    place, domain = _BUILT_IN[name]
+    module, _, function = place.partition(":")
+    launcher = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
+    return Target(name=name, call=launcher, domain=domain, rounding_model=_ROUNDING_MODEL)

@@ -1,0 +1,119 @@
+"""Loading: finds a target by its name, its entry point, its module or its file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from fuzz_attn.case.families import Family
+from fuzz_attn.errors import TargetError
+from fuzz_attn.targets.bindings import BINDINGS
+from fuzz_attn.targets.bindings.binding import Signature, signature_of
+from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.target import Target
+from fuzz_attn.targets.torch_defaults import target_defaults
+
+ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
+
+
+def load_target(spec: str, family: Family | None = None) -> Target:
+    """Return the target that a specification names.
+
+    ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function`` or
+    ``path.py:function``. It names a callable or a :class:`Target`. With ``family`` None the first family that fits the
+    callable's signature is taken. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
+    """
+    with target_defaults():
+        return _loaded(spec, family)
+
+
+def _loaded(spec: str, family: Family | None) -> Target:
+    found = built_in(spec) or _from_entry_point(spec, family)
+    if found is not None:
+        return found
+    if ":" not in spec:
+        known = ", ".join(target_names())
+        raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
+    place, _, attribute = spec.rpartition(":")
+    return as_target(_attribute(_module(place, spec), attribute, spec), spec, family)
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of all known targets: the built-in ones, then the entry points."""
+    return (*BUILT_IN_NAMES, *(point.name for point in _points()))
+
+
+def as_target(found: object, name: str, family: Family | None = None) -> Target:
+    """Return a callable as a target whose domain follows from its signature; return a Target unchanged."""
+    if isinstance(found, Target):
+        return found
+    if not callable(found):
+        raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
+    try:
+        signature = signature_of(found)
+    except TargetError as error:
+        raise TargetError(f"target={name!r} {error}") from error
+    family = _family_of(signature, name, family)
+    return Target(name=name, call=found, domain=BINDINGS[family].domain(signature))
+
+
+def _family_of(signature: Signature, name: str, family: Family | None) -> Family:
+    reasons = {}
+    for candidate in [family] if family else list(BINDINGS):
+        reasons[candidate] = BINDINGS[candidate].misfit(signature)
+        if not reasons[candidate]:
+            return candidate
+    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise TargetError(f"target={name!r} has a signature that fits no family ({listed})")
+
+
+def _points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _from_entry_point(spec: str, family: Family | None) -> Target | None:
+    for point in _points():
+        if point.name == spec:
+            try:
+                return as_target(point.load(), spec, family)
+            except (ImportError, AttributeError) as error:
+                raise TargetError(f"target={spec!r} (entry point {point.value}) does not load: {error}") from error
+    return None
+
+
+def _module(place: str, spec: str) -> ModuleType:
+    try:
+        return _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except TargetError:
+        raise
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise TargetError(f"target={spec!r} does not import: {type(error).__name__}: {error}") from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Return the module of a file; it can import files beside it, as when Python runs it as a script."""
+    if not path.is_file():
+        raise TargetError(f"target file {str(path)!r} does not exist")
+    specification = importlib.util.spec_from_file_location(f"fuzz_attn_target_{path.stem}", path.resolve())
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    sys.path.append(str(path.resolve().parent))
+    specification.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: ModuleType, attribute: str, spec: str) -> object:
+    found: object = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise TargetError(f"target={spec!r}: {module.__name__} has no {part!r}") from error
+    return found

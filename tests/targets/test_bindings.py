@@ -1,0 +1,209 @@
+"""Bindings: which family a signature belongs to, which features it promises, and which arguments a call passes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fuzz_attn.case.attention_case import (
+    AttentionCase,
+    DTypeName,
+    DTypes,
+    HeadLayout,
+    LaunchHints,
+    Scales,
+    Sequence,
+    replace,
+)
+from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.targets.bindings import BINDINGS
+from fuzz_attn.targets.bindings.binding import signature_of
+from fuzz_attn.targets.bindings.unified import SCRATCH, UNIFIED
+from fuzz_attn.targets.loading import as_target
+
+SCRATCH_NAMES = [parameter.name for parameter in SCRATCH]
+DERIVED = FEATURES["unified"] - {"fp8_q"}
+"""The features that a signature can promise; a target has to declare fp8 queries."""
+
+
+def with_signature(parameters: str) -> Callable[..., None]:
+    """Return a function with the given parameters that does nothing."""
+    names: dict[str, Any] = {}
+    exec(f"def attend({parameters}): pass", names)
+    attend: Callable[..., None] = names["attend"]
+    return attend
+
+
+LEAST = "q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, block_table"
+PUBLISHED = (
+    "q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, "
+    "block_table, softcap, q_descale, k_descale, v_descale, "
+)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "left_out"),
+    [
+        (PUBLISHED + "alibi_slopes, qq_bias, sinks, output_scale", set()),
+        (PUBLISHED + "alibi_slopes, qq_bias, output_scale", {"sinks"}),
+        (PUBLISHED + "alibi_slopes", {"qq_bias", "sinks", "fp8_out"}),
+        (LEAST, {"window", "softcap", "alibi", "qq_bias", "sinks", "fp8_kv", "fp8_out"}),
+        (LEAST + ", k_descale", {"window", "softcap", "alibi", "qq_bias", "sinks", "fp8_kv", "fp8_out"}),
+        (LEAST + ", *, sinks=None", {"window", "softcap", "alibi", "qq_bias", "fp8_kv", "fp8_out"}),
+        ("**given", set()),
+        ("*positional, **given", set()),
+    ],
+)
+def test_domain_lacks_features_without_a_parameter(parameters: str, left_out: set[str]) -> None:
+    domain = as_target(with_signature(parameters), "some").domain
+    assert domain.features == DERIVED - left_out
+    assert domain.paths == ("auto",)
+    assert not domain.fp8_q_scales
+
+
+def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
+    signature = signature_of(with_signature(PUBLISHED + f"{', '.join(SCRATCH_NAMES)}, alibi_slopes=None"))
+    assert UNIFIED.domain(signature).paths == ("2d", "3d")
+    on_2d = UNIFIED.arguments_for(signature, materialise(replace(case, launch=LaunchHints(path="2d"))))
+    assert [on_2d[name] for name in SCRATCH_NAMES] == [None] * 5
+    on_3d = UNIFIED.arguments_for(signature, materialise(replace(case, launch=LaunchHints(path="3d", num_segments=3))))
+    threshold, segments, output, largest, total = (on_3d[name] for name in SCRATCH_NAMES)
+    assert (threshold >= len(case.sequences), segments) == (True, 3)
+    assert output.shape == (6, 4, 3, 8)
+    assert largest.shape == total.shape == (6, 4, 3)
+    assert {output.dtype, largest.dtype, total.dtype} == {torch.float32}
+
+
+def test_only_arguments_of_the_signature_are_passed(case: AttentionCase) -> None:
+    tensors = materialise(case)
+    assert set(UNIFIED.arguments_for(signature_of(with_signature(LEAST)), tensors)) == set(LEAST.split(", "))
+    to_anything = set(UNIFIED.arguments_for(signature_of(with_signature("**given")), tensors))
+    assert to_anything == set((PUBLISHED + "alibi_slopes, qq_bias, sinks, output_scale").split(", "))
+
+
+def test_arguments_of_the_unified_family() -> None:
+    case = AttentionCase(
+        sequences=(Sequence(2, 3), Sequence(1)),
+        heads=HeadLayout(1, 2, 8),
+        dtypes=DTypes(q="bfloat16", kv="float8_e5m2", out="float8_e4m3fn"),
+        scales=Scales(k=0.5, v=2.0, out=4.0),
+        window=4,
+        softcap=2.5,
+        alibi=AlibiRecipe(),
+        qq_bias=QQBiasRecipe(),
+        sinks=SinkRecipe(),
+    )
+    arguments = UNIFIED.arguments_for(signature_of(with_signature("kv_quant_mode, **given")), materialise(case))
+    assert arguments["cu_seqlens_q"].tolist() == [0, 2, 3]
+    assert arguments["seqused_k"].tolist() == [5, 1]
+    assert (arguments["max_seqlen_q"], arguments["max_seqlen_k"]) == (2, 5)
+    assert (arguments["window_size"], arguments["softcap"], arguments["causal"]) == ((3, 0), 2.5, True)
+    assert arguments["q_descale"] is None
+    assert [arguments[name].tolist() for name in ("k_descale", "v_descale", "output_scale")] == [[0.5], [2.0], [4.0]]
+    assert [arguments[name].shape for name in ("alibi_slopes", "sinks")] == [(2,), (2,)]
+    assert arguments["kv_quant_mode"] == 1
+    plain = replace(case, dtypes=DTypes(), scales=Scales(), window=0, alibi=None)
+    arguments = UNIFIED.arguments_for(signature_of(with_signature("kv_quant_mode, **given")), materialise(plain))
+    assert arguments["window_size"] == (-1, -1)
+    assert arguments["kv_quant_mode"] == 0
+    assert [arguments[name] for name in ("k_descale", "v_descale", "output_scale", "alibi_slopes")] == [None] * 4
+
+
+@pytest.mark.parametrize(("scale", "given"), [(1.0, None), (0.5, [0.5])])
+def test_scale_of_q_is_passed_unless_it_is_one(scale: float, given: list[float] | None) -> None:
+    dtypes = DTypes(q="float8_e4m3fn", kv="float8_e4m3fn", out="bfloat16")
+    tensors = materialise(AttentionCase(sequences=(Sequence(1),), dtypes=dtypes, scales=Scales(q=scale)))
+    passed = UNIFIED.arguments_for(signature_of(with_signature("**given")), tensors)["q_descale"]
+    assert (passed if passed is None else passed.tolist()) == given
+
+
+PAGED = "query, output, key_cache, value_cache, block_table, seq_lens"
+CONTEXT = "q, k, v, o, k_cache, v_cache, b_loc, b_start_loc, b_seq_len"
+CHUNKED = "query, key, value, output, key_cache, value_cache, block_table, query_start_loc, seq_lens"
+SPLIT = ", kv_cache_dtype=None, k_scale=None, v_scale=None, alibi_slopes=None, sliding_window=None"
+SPLIT += ", sm_scale=None, sinks=None"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "family", "left_out"),
+    [
+        (PAGED + SPLIT + ", query_start_loc=None, filter_by_query_len=False, output_scale=None", "paged", set()),
+        (PAGED + SPLIT, "paged", {"filter_by_query_len", "fp8_out"}),
+        (PAGED, "paged", {"filter_by_query_len", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache"}),
+        (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0, skip_decode=False, fp8_out_scale=None", "context", set()),
+        (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0", "context", {"filter_by_query_len", "fp8_out"}),
+        (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, output_scale=None", "chunked", set()),
+        (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, is_block_table_ptr=False", "chunked", {"fp8_out"}),
+    ],
+)
+def test_split_families_are_recognised_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
+    target = as_target(with_signature(parameters), "some")
+    assert target.family == family
+    assert target.domain.features == FEATURES[family] - left_out
+
+
+def test_arguments_of_the_split_families() -> None:
+    case = AttentionCase(
+        sequences=(Sequence(2, 3), Sequence(1)),
+        family="context",
+        heads=HeadLayout(1, 2, 16),
+        dtypes=DTypes(q="bfloat16", kv="float8_e5m2", out="float8_e4m3fn"),
+        scales=Scales(k=0.5, v=2.0, out=4.0),
+        window=4,
+        alibi=AlibiRecipe(),
+        sinks=SinkRecipe(),
+        filter_by_query_len=True,
+        uint8_cache=True,
+    )
+    anything = signature_of(with_signature("**given"))
+    arguments = BINDINGS["context"].arguments_for(anything, materialise(case))
+    assert arguments["b_start_loc"].tolist() == [0, 2, 3]
+    assert arguments["b_seq_len"].tolist() == [5, 1]
+    assert (arguments["max_input_len"], arguments["max_seq_len"]) == (2, 5)
+    assert (arguments["sliding_window"], arguments["sm_scale"], arguments["skip_decode"]) == (4, 1.0, True)
+    assert arguments["kv_cache_dtype"] == "fp8_e5m2"
+    assert [arguments[name].tolist() for name in ("k_scale", "v_scale", "fp8_out_scale")] == [[0.5], [2.0], [4.0]]
+    assert arguments["k"].shape == arguments["v"].shape == (3, 1, 16)
+    plain = replace(
+        case, family="paged", sequences=(Sequence(1, 3),), dtypes=DTypes(), scales=Scales(), window=0, alibi=None,
+        filter_by_query_len=False, uint8_cache=False,
+    )  # fmt: skip
+    arguments = BINDINGS["paged"].arguments_for(anything, materialise(plain))
+    assert (arguments["sliding_window"], arguments["alibi_slopes"], arguments["output_scale"]) == (None, None, None)
+    assert (arguments["kv_cache_dtype"], arguments["filter_by_query_len"]) == ("auto", False)
+    assert [arguments[name].tolist() for name in ("k_scale", "v_scale")] == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scale", "given"),
+    [
+        (PAGED + SPLIT, 0.25, False),
+        (PAGED + SPLIT, 0.5, True),
+        (PAGED + ", *, sm_scale", 0.25, True),
+        ("**given", 0.25, True),
+    ],
+)
+def test_default_softmax_scale_is_left_out(parameters: str, scale: float, given: bool) -> None:
+    case = AttentionCase((Sequence(1),), family="paged", softmax_scale=scale)
+    arguments = BINDINGS["paged"].arguments_for(signature_of(with_signature(parameters)), materialise(case))
+    assert arguments.get("sm_scale") == (scale if given else None)
+
+
+@pytest.mark.parametrize(
+    ("kv", "as_bytes", "word"),
+    [
+        ("float8_e4m3fn", True, "fp8"),
+        ("float8_e4m3fn", False, "fp8_e4m3"),
+        ("float8_e5m2", True, "fp8_e5m2"),
+        ("float32", False, "auto"),
+    ],
+)
+def test_cache_dtype_has_its_serving_name(kv: DTypeName, as_bytes: bool, word: str) -> None:
+    case = AttentionCase((Sequence(1),), family="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
+    assert (
+        BINDINGS["chunked"].arguments_for(signature_of(with_signature("**given")), materialise(case))["kv_cache_dtype"]
+        == word
+    )
