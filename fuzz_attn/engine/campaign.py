@@ -26,7 +26,7 @@ from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, FoundError, derived_seed, 
 from fuzz_attn.engine.statistics import Statistics, Tally, write
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.catalogue import RELATIONS
+from fuzz_attn.properties.relations import RELATIONS
 
 PROGRESS_SECONDS: Final = 0.5
 SHORTEST_HANG: Final = 20.0

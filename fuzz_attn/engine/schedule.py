@@ -16,7 +16,7 @@ from fuzz_attn.case.attention_case import AttentionCase, CompileKey, Strides
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.properties.catalogue import RELATIONS, chosen
+from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.memory_layouts import layout_pool
@@ -68,7 +68,7 @@ def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size:
 
     def asked(drawn: tuple[AttentionCase, int | None]) -> tuple[AttentionCase, str | None]:
         case, choice = drawn
-        return case, None if choice is None else chosen(choice, case, domain, relations)
+        return case, None if choice is None else chosen_relation(choice, case, domain, relations)
 
     for _ in range(examples):
         sample = Sample(random)

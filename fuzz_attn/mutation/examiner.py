@@ -23,7 +23,7 @@ from fuzz_attn.mutation.prepared_case import Bench, SharedExperiment
 from fuzz_attn.mutation.results import Evidence, Outcome, State
 from fuzz_attn.mutation.subjects import Mutant, Subject
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.check import RELATIONS, check
+from fuzz_attn.properties.check import check, check_relation
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.targets.target import Target
 
@@ -258,5 +258,5 @@ class _Healthy:
             return check(experiment, relation)
         if experiment.changed_inputs:
             return check(experiment, relation)
-        verdict = RELATIONS[relation](experiment) if relation else self.verdict
+        verdict = check_relation(relation, experiment) if relation else self.verdict
         return self.verdict if verdict.passed else verdict

@@ -1,8 +1,10 @@
-"""Properties: what must hold for every case. Each is a named question to one experiment, answered by a verdict.
+"""Properties: what must hold for every case on every target. Each gives a verdict on one experiment.
 
-The first launch answers the launch properties together (``launch.py``, ``hull.py``). A relation takes another launch,
-so a campaign asks for one at a time: ``exact.py`` has those that hold bit for bit, ``bounded.py`` those that hold
-within the error bound, ``absent.py`` those of a feature that is on and does nothing. ``catalogue.py`` says, without
-torch, which relations there are and for which cases each holds; ``check.py`` asks. ``fuzz_attn/inputs/transforms.py``
-makes the tensors of another launch, ``comparisons.py`` the verdict on it.
+- ``experiment`` launches a target on a case and keeps the launch for all properties.
+- ``launch_properties`` and ``value_range`` look at the first launch only.
+- A metamorphic relation compares it with a second launch on changed inputs. ``relations`` is the registry: each
+  relation's name, its claim and the cases it holds for, without importing torch. The function of the same name in
+  ``exact_relations``, ``bounded_relations`` or ``absent_features`` makes the second launch.
+- ``comparisons`` turns two launches into a verdict.
+- ``check`` runs everything on one case.
 """

@@ -1,9 +1,10 @@
-"""Comparisons: the verdict on another launch, bit for bit against the first one, or against what it should hold."""
+"""Comparisons: what the second launch of a relation must give, and the verdict on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import msgspec
 import torch
@@ -11,93 +12,110 @@ import torch
 from fuzz_attn.inputs.transforms import bits_of
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment, Launch
 
-AGAIN: Final = "a second launch on the same input"
-"""How determinism is told."""
+SECOND_LAUNCH: Final = "a second launch on the same input"
+"""The change of the relation ``determinism``, in words."""
 
 
-def failed(name: str, launch: Launch, change: str) -> Verdict | None:
-    """Return the verdict on a launch that raised, or that the sanitizers object to; None where all went well."""
+@dataclass(frozen=True)
+class SameBits:
+    """A launch that must give the bits of the experiment's first one.
+
+    ``change`` describes the launch in a message. ``kind`` is the verdict's where the bits differ. ``tokens[i]`` is the
+    row of the first launch that belongs to row ``i`` of this one; None if the rows are the same.
+    """
+
+    launch: Launch
+    change: str
+    kind: Kind = "different_bits"
+    tokens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class WithinBound:
+    """A launch that must give ``exact``, up to the error bound of its own problem.
+
+    ``change`` describes the launch in a message. ``exact`` follows from the exact answer to another problem. Two
+    launches that both stay within their bounds of it differ by at most the sum of the bounds; checking each against its
+    own bound finds more than checking their difference. ``slack`` is what the relation itself loses in float64.
+
+    ``own`` is the reference of the launch's own problem where it is known: no row's bound depends on the row's place,
+    so a reordered batch has the reordered reference. Otherwise it is computed for ``rounding_model``, by default
+    that of the experiment's target.
+    """
+
+    launch: Launch
+    change: str
+    exact: Reference
+    own: Reference | None = None
+    slack: torch.Tensor | float = 0.0
+    rounding_model: RoundingModel | None = None
+
+
+Comparison: TypeAlias = SameBits | WithinBound
+
+
+def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdict:
+    """Return the verdict of the relation ``name`` on its second launch.
+
+    A launch that raised, or in which a sanitizer found something, fails whatever its output is.
+    """
+    launch, change = comparison.launch, comparison.change
     if launch.error:
         return Verdict(name, "exception", f"only {change} raised {launch.error}")
     if launch.observations:
         kind, message = launch.observations[0]
         return Verdict(name, kind, f"only {change}: {message}", wrong=len(launch.observations))
-    return None
+    if isinstance(comparison, SameBits):
+        return _same_bits(comparison, experiment, name)
+    return _within_bound(comparison, experiment, name)
 
 
-def same_bits(
-    experiment: Experiment,
-    name: str,
-    other: Launch,
-    change: str,
-    *,
-    kind: Kind = "different_bits",
-    tokens: torch.Tensor | None = None,
-) -> Verdict:
-    """Return whether another launch gave the same bits as the first; ``tokens[i]`` is the first one's row of its row i.
-
-    Where it has not, a target that is not even deterministic fails for that.
-    """
-    wrong = failed(name, other, change)
-    if wrong is not None:
-        return wrong
-    verdict = _same_rows(experiment.first, other, name, change, kind, tokens)
-    if verdict.passed or name == "determinism":
-        return verdict
-    again = experiment.launch(experiment.case)
-    repeated = same_bits(experiment, "determinism", again, AGAIN, kind="nondeterministic")
-    return verdict if repeated.passed else repeated
-
-
-def judged(
-    experiment: Experiment,
-    name: str,
-    other: Launch,
-    change: str,
-    exact: Reference,
-    *,
-    slack: torch.Tensor | float = 0.0,
-    own: Reference | None = None,
-) -> Verdict:
-    """Return whether another launch holds what it should, each element within the bound of its own problem.
-
-    ``exact`` holds what is expected of it, known from the exact answer to another problem. Two launches that are both
-    within their bounds of it differ by no more than the two bounds added up; to ask each of them finds more than to ask
-    for their difference. Ill-conditioned rows and elements without a bound, of either problem, are left out. ``slack``
-    is what the relation itself loses in float64. ``own`` is the reference of the other launch's problem where it is
-    known already: that of the first one, as no row's bound depends on where the row stands, or on the launch.
-    """
-    wrong = failed(name, other, change)
-    if wrong is not None:
-        return wrong
-    own = own or attend(other.tensors, experiment.target.rounding_model)
-    bound = (own.bound + slack).masked_fill(exact.bound.isinf(), torch.inf)
-    reference = Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
-    verdict = judge(other.tensors, reference)
-    message = verdict.message and f"{change}: {verdict.message}"
-    return msgspec.structs.replace(verdict, property_name=name, message=message)
-
-
-def mapped(reference: Reference, change: Callable[[torch.Tensor], torch.Tensor]) -> Reference:
-    """Return a reference with its rows taken as a batch was changed: ``change`` indexes tokens, or tokens and heads."""
+def reordered(reference: Reference, change: Callable[[torch.Tensor], torch.Tensor]) -> Reference:
+    """Return a reference after ``change``, which indexes the tokens or heads of each of its tensors."""
     return Reference(change(reference.expected), change(reference.bound), change(reference.ill_conditioned))
 
 
-def _same_rows(
-    first: Launch, other: Launch, name: str, change: str, kind: Kind, tokens: torch.Tensor | None
-) -> Verdict:
-    rows, answered = sum(other.tensors.query_lens), other.tensors.answered_tokens
+def second_launch(experiment: Experiment) -> SameBits:
+    """Return the comparison of the relation ``determinism``."""
+    return SameBits(experiment.launch_tensors(experiment.again()), SECOND_LAUNCH, "nondeterministic")
+
+
+def _same_bits(comparison: SameBits, experiment: Experiment, name: str) -> Verdict:
+    """Return the verdict on the bits; a target that is not deterministic fails for that instead."""
+    verdict = _same_rows(comparison, experiment.first, name)
+    if verdict.passed or comparison.kind == "nondeterministic":
+        return verdict
+    again = SameBits(experiment.launch(experiment.case), SECOND_LAUNCH, "nondeterministic")
+    repeated = compared(again, experiment, "determinism")
+    return verdict if repeated.passed else repeated
+
+
+def _same_rows(comparison: SameBits, first: Launch, name: str) -> Verdict:
+    other, tokens = comparison.launch.tensors, comparison.tokens
+    rows, answered = sum(other.query_lens), other.answered_tokens
     before = bits_of(first.tensors.output)
     before = before[:rows] if tokens is None else before[tokens]
-    different = (before != bits_of(other.tensors.output)[:rows]).any(dim=-1)
+    different = (before != bits_of(other.output)[:rows]).any(dim=-1)
     if answered is not None:
         different &= answered[:, None]
     count = int(different.sum())
     if not count:
         return Verdict(name)
-    where = different.nonzero()[0].tolist()
-    message = f"{change} differs in {count} (token, head) rows, first at token {where[0]}, head {where[1]}"
-    return Verdict(name, kind, message, wrong=count, elements=different.numel())
+    token, head = different.nonzero()[0].tolist()
+    message = f"{comparison.change} differs in {count} (token, head) rows, first at token {token}, head {head}"
+    return Verdict(name, comparison.kind, message, wrong=count, elements=different.numel())
+
+
+def _within_bound(comparison: WithinBound, experiment: Experiment, name: str) -> Verdict:
+    """Return the verdict on the elements, except in rows and places that either problem leaves without a bound."""
+    exact, tensors = comparison.exact, comparison.launch.tensors
+    own = comparison.own or attend(tensors, comparison.rounding_model or experiment.target.rounding_model)
+    bound = (own.bound + comparison.slack).masked_fill(exact.bound.isinf(), torch.inf)
+    reference = Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
+    verdict = judge(tensors, reference)
+    message = verdict.message and f"{comparison.change}: {verdict.message}"
+    return msgspec.structs.replace(verdict, property_name=name, message=message)

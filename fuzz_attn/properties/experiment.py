@@ -1,4 +1,4 @@
-"""Experiment: one case on one target and backend. Launches are made once and shared by the properties that look."""
+"""Experiment: one case on one target and one backend, with the first launch that its properties share."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 from fuzz_attn.targets.target import Target
 
 SHOWN_CHARACTERS: Final = 4000
-"""How much of what an exception says is told: a compiler may print the whole kernel."""
+"""Characters of an exception's text that a verdict keeps: a compiler may print the whole kernel."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The tensors after one call of the target, what the output held before, and what the target raised, if it did."""
+    """The tensors after one call of the target, the output's memory before it, and the exception if one was raised."""
 
     tensors: AttentionTensors
     output_before: torch.Tensor
     error: str = ""
-    """Empty, or the exception's type, text and innermost line."""
+    """The exception's type, text and innermost line; empty if none was raised."""
     observations: tuple[Observation, ...] = ()
-    """What the backend's sanitizers saw."""
+    """The findings of the backend's sanitizers."""
 
     @property
     def output_after(self) -> torch.Tensor:
-        """The output's whole memory as bytes, padding included."""
+        """The output's whole memory as bytes, including padding."""
         return storage_bytes(self.tensors.output)
 
 
 class Experiment:
-    """One case, on one target, on one backend."""
+    """One case on one target and one backend."""
 
     def __init__(self, case: AttentionCase, target: Target, backend: Backend) -> None:
         self.case = case
@@ -51,7 +51,7 @@ class Experiment:
 
     @cached_property
     def first(self) -> Launch:
-        """The launch that most properties look at."""
+        """The first launch of the case."""
         tensors = self.fresh()
         self._inputs_before = {
             name: snapshot_of(tensor, tensors.void_before(tensor)) for name, tensor in tensors.inputs()
@@ -60,7 +60,7 @@ class Experiment:
 
     @cached_property
     def changed_inputs(self) -> list[str]:
-        """The names of the inputs that the first launch changed, or whose surroundings it changed."""
+        """The names of the inputs that the first launch changed, in their elements or in their padding."""
         tensors, before = self.first.tensors, self._inputs_before
         return [
             name
@@ -70,12 +70,12 @@ class Experiment:
 
     @cached_property
     def reference(self) -> Reference:
-        """The oracle's answer to the first launch, from the inputs as that left them."""
+        """The oracle's answer to the first launch, computed from the inputs as the launch left them."""
         return attend(self.first.tensors, self.target.rounding_model, self.blocks)
 
     @cached_property
     def blocks(self) -> tuple[RowBlock, ...]:
-        """The row blocks of the first launch's inputs, as that left them."""
+        """The row blocks of the inputs, as the first launch left them."""
         return tuple(row_blocks(self.first.tensors))
 
     def launch(self, case: AttentionCase) -> Launch:
@@ -83,17 +83,17 @@ class Experiment:
         return self.launch_tensors(materialise(case, self.backend.device))
 
     def fresh(self) -> AttentionTensors:
-        """Return the tensors of the case as they are before a launch, to be changed and launched."""
+        """Return new tensors of the case, which the caller may change and launch."""
         return materialise(self.case, self.backend.device)
 
     def again(self) -> AttentionTensors:
-        """Return the tensors of the case with a new output, to be launched; the inputs are the first launch's own."""
+        """Return tensors of the case for another launch: a new output, and the first launch's inputs if unchanged."""
         if self.changed_inputs:
             return self.fresh()
         return dataclasses.replace(self.first.tensors, output=output_of(self.case, self.backend.device))
 
     def launch_tensors(self, tensors: AttentionTensors) -> Launch:
-        """Return the launch of the target on tensors; it writes their output, and they belong to the launch."""
+        """Return the launch of the target on tensors, which it then owns; the target writes their output."""
         output = storage_bytes(tensors.output).clone()
         error, watch = "", Watch()
         try:
@@ -101,22 +101,22 @@ class Experiment:
                 self.target.run(tensors)
         except (DeviceLostError, UnsupportedByBackendError):
             raise
-        except Exception as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
-            error = _told(raised)
+        except Exception as raised:  # noqa: BLE001 - any exception of a target on a promised input is a finding
+            error = _described(raised)
         return Launch(tensors, output, error, tuple(watch.observations))
 
 
-def _told(raised: Exception) -> str:
+def _described(raised: Exception) -> str:
     frames = traceback.extract_tb(raised.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(raised).__name__}: {_words(raised)}{place}"
+    return f"{type(raised).__name__}: {_text(raised)}{place}"
 
 
-def _words(raised: Exception) -> str:
-    """Return the text of a target's exception, whose class may be the target's too: cut, and fit for a file."""
+def _text(raised: Exception) -> str:
+    """Return the text of an exception, shortened and encodable in a file; its class may be the target's own."""
     try:
         text = str(raised)
-    except Exception as error:  # noqa: BLE001 - it is anybody's code
+    except Exception as error:  # noqa: BLE001 - the target's own class may raise anything
         text = f"(its text raised {type(error).__name__})"
     more = f" ... ({len(text) - SHOWN_CHARACTERS} more characters)" if len(text) > SHOWN_CHARACTERS else ""
     return text[:SHOWN_CHARACTERS].encode(errors="backslashreplace").decode() + more

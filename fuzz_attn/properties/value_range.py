@@ -1,6 +1,6 @@
-"""The convex hull: every output is an average of the values that its row sees, whatever the weights are.
+"""Value range: every output is a weighted average of the values that its row sees, so it lies within their range.
 
-This holds where the scores tell nothing: also in rows that are ill-conditioned, since wrong weights are weights.
+This needs no exact weights, so it also holds in ill-conditioned rows, where the oracle cannot judge.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
 
-LOOKED_AT: Final = 4
-"""The hull costs two thirds of what the oracle does: of cases that this has confined, every so many are looked at."""
+SEED_STEP: Final = 4
+"""Of the cases that the oracle judges completely, only those whose seed is a multiple of this are checked: the value
+range costs two thirds of the oracle."""
 
 
 def value_range(experiment: Experiment) -> Verdict:
-    """Every output lies between the least and the largest value that its row sees, 0 among them with a sink.
+    """Every output lies between the smallest and the largest value that its row sees; a sink adds a value of 0.
 
-    Up to the value's side of the error bound, not only the output's own rounding: a correct kernel rounds P to its type
-    for the numerator and not for the denominator, so that its weights sum to 1 within that rounding alone, and sums in
-    float32. Errors of the scores need no place here: wrong weights are still weights. Where no row is ill-conditioned
-    the oracle confines the output already, so that of these cases only those of every fourth seed are looked at.
+    The tolerance is the part of the error bound that comes with the values, not only the output's own rounding: a
+    correct kernel rounds P to its type for the numerator and not for the denominator, so its weights sum to 1 only up
+    to that rounding, and it sums in float32. Errors of the scores play no part: wrong weights are still weights.
     """
     tensors, known = experiment.first.tensors, experiment.reference
-    if experiment.case.seed % LOOKED_AT and not bool(known.ill_conditioned.any()):
+    if experiment.case.seed % SEED_STEP and not bool(known.ill_conditioned.any()):
         return Verdict("value_range")
     verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model))
-    message = verdict.message and f"outside of what the values that the row sees span: {verdict.message}"
+    message = verdict.message and f"outside the range of the values that the row sees: {verdict.message}"
     return msgspec.structs.replace(verdict, property_name="value_range", message=message)
 
 
@@ -46,7 +46,7 @@ def value_range(experiment: Experiment) -> Verdict:
 def _nearest_inside(
     blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: RoundingModel
 ) -> Reference:
-    """Return the nearest outputs that lie in the hull, and how far outside an output may lie."""
+    """Return the outputs moved into the value range, and as bound how far outside an output may lie."""
     actual = tensors.output[: known.expected.shape[0]].double()
     expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
     for block in blocks:
@@ -69,10 +69,11 @@ def _nearest_inside(
 
 
 def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the least and the largest value that each query token sees, ``[B, Q, num_kv_heads, head_size]``.
+    """Return the smallest and the largest value that each query token sees, ``[B, Q, num_kv_heads, head_size]``.
 
-    The keys that a row sees are taken for one range without holes: where a bias of -inf hides one of them, the hull is
-    larger than it need be. Ranges of any length are two overlapping ones whose length is a power of two.
+    The visible keys of a row are treated as one range without gaps; where a bias of -inf hides a key in between, the
+    value range is wider than necessary. The extremes of a range come from two overlapping ranges whose length is a
+    power of two.
     """
     seen = block.visible.int()
     first, last = seen.argmax(-1), seen.shape[-1] - 1 - seen.flip(-1).argmax(-1)
@@ -93,10 +94,10 @@ def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
-    """Return how far the average may lie outside, before it is scaled and stored; ``largest`` is that of ``|v|``.
+    """Return how far the average may lie outside, before it is scaled and stored; ``largest`` is the largest ``|v|``.
 
-    The terms of :mod:`fuzz_attn.oracle.error_bound` that come with values and with the whole row, all weights
-    together at most 1 and each flushed or rounded to 0 at most once at each rescaling.
+    These are the terms of :mod:`fuzz_attn.oracle.error_bound` that come with values and with the whole row. All weights
+    together are at most 1, and each is flushed or rounded to 0 at most once at each rescaling.
     """
     count = block.visible.sum(-1, dtype=torch.float64)[..., None, None]
     probability = probability_dtype(tensors, model)

@@ -20,7 +20,7 @@ from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.schedule import ON_GPU, play
 from fuzz_attn.inputs.tensors import digest_of, materialise
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.properties.catalogue import relations_of
+from fuzz_attn.properties.relations import relations_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -99,7 +99,7 @@ def test_the_oracle_says_the_same_as_on_a_cpu() -> None:
 
 
 def test_an_illegal_address_is_a_crash_and_the_next_case_is_judged() -> None:
-    with IsolatedWorker(Setup(spec_of("stores_nowhere"), "unified", "cuda")) as worker:
+    with IsolatedWorker(Setup(spec_of("stores_outside"), "unified", "cuda")) as worker:
         server = worker._process
         for deaths in (1, 2, 3):
             verdict = worker.judge(Order(LONG)).verdict

@@ -137,7 +137,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
     from fuzz_attn.properties import (  # noqa: PLC0415 - as above
         check,
         experiment,
-        launch,
+        launch_properties,
     )
 
     clock = Clock()
@@ -148,7 +148,8 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
         (experiment, "still_holds", "snapshot"),
         (experiment.Experiment, "launch_tensors", "launch"),
         (experiment, "row_blocks", "oracle"),
-        (launch, "judge", "judge"),
+        (launch_properties, "judge", "judge"),
+        (check, "check_relation", "relation"),
     )
 
     def attempt(case: Any, relation: str | None) -> None:
@@ -166,9 +167,6 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
             original = getattr(owner, name)
             stack.callback(setattr, owner, name, original)
             setattr(owner, name, clock.timed(part, original))
-        relations = dict(check.RELATIONS)
-        stack.callback(check.RELATIONS.update, relations)
-        check.RELATIONS.update({name: clock.timed("relation", asked) for name, asked in relations.items()})
         for number in range(cases // schedule.ON_CPU.cases):
             played(number)
             for part, seconds in min(

@@ -170,8 +170,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ("gone.py:attend", "target file 'gone.py' does not exist"),
         ("broken_import.py:attend", "target='broken_import.py:attend' does not import: RuntimeError: no GPU here"),
         (
-            "misbehaving:of_another_family",
-            "target='misbehaving:of_another_family' has a signature that fits no family (",
+            "misbehaving:fits_no_family",
+            "target='misbehaving:fits_no_family' has a signature that fits no family (",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from fuzz_attn.engine.schedule import derived_seed
 from fuzz_attn.engine.statistics import read_all
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.catalogue import RELATIONS
+from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.pytest_plugin import share_of
 
 Run = Callable[..., Outcome]
@@ -39,7 +39,7 @@ WRONG = {
     "writes_an_input": "inputs_unchanged",
     "writes_between_rows": "nothing_else_written",
     "nondeterministic": "determinism",
-    "peeks_at_poison": "poison_independence",
+    "depends_on_poison": "poison_independence",
 }
 """Target: the property that it breaks. More specimens of each property are in test_properties.py."""
 
@@ -70,7 +70,7 @@ def test_a_wrong_target_is_found_shrunk_and_saved(name: str, found: Callable[[st
     assert outcome.statistics.counterexamples == (str(outcome.path),)
 
 
-@pytest.mark.parametrize("name", ["window_one_too_long", "killed", "peeks_at_poison"])
+@pytest.mark.parametrize("name", ["window_one_too_long", "killed", "depends_on_poison"])
 def test_what_was_saved_still_fails(name: str, found: Callable[[str], Outcome]) -> None:
     path = found(name).path
     assert path is not None

@@ -20,7 +20,7 @@ Devices = Callable[[str], IsolatedWorker]
 SHORT, KILLED, BREAKS = (
     AttentionCase(sequences=(Sequence(1, length - 1),), heads=HeadLayout(head_size=4)) for length in (1, 11, 16)
 )
-"""What the target ``temperamental`` does to them: nothing, end its process, raise, which breaks the device."""
+"""What the target ``misbehaves_by_length`` does to them: nothing, end its process, raise, which breaks the device."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def on_device(starts: Path, spec: Callable[[str], str], monkeypatch: pytest.Monk
         monkeypatch.setenv("FUZZ_ATTN_TEST_STARTS", str(starts))
         script = Path(__file__).with_name("device_worker.py")
         monkeypatch.setattr(isolation, "COMMAND", (sys.executable, "-P", str(script)))
-        return IsolatedWorker(Setup(spec("temperamental")))
+        return IsolatedWorker(Setup(spec("misbehaves_by_length")))
 
     return worker
 

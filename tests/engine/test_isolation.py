@@ -26,13 +26,13 @@ def of_length(seq_len: int) -> AttentionCase:
 
 KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
 ASKS, SIGNALS, SPEECHLESS, NO_TEXT, BOOK = (of_length(n) for n in range(20, 25))
-"""How the target ``temperamental`` takes a case depends on the longest sequence."""
+"""How the target ``misbehaves_by_length`` takes a case depends on the longest sequence."""
 
 
 @pytest.fixture(scope="module")
 def shared(spec: Callable[[str], str]) -> Iterator[IsolatedWorker]:
     """One worker for all tests that leave it usable, whatever they do to it: that is what they show."""
-    with IsolatedWorker(Setup(spec("temperamental"))) as worker:
+    with IsolatedWorker(Setup(spec("misbehaves_by_length"))) as worker:
         yield worker
         assert worker.judge(Order(SHORT)).verdict.passed
 
@@ -46,8 +46,8 @@ def worker(shared: IsolatedWorker) -> IsolatedWorker:
 
 def test_says_what_it_runs(worker: IsolatedWorker, spec: Callable[[str], str]) -> None:
     ready = worker.ready
-    assert ready.target == spec("temperamental")
-    assert ready.slug.endswith("tests-targets-misbehaving.py-temperamental")
+    assert ready.target == spec("misbehaves_by_length")
+    assert ready.slug.endswith("tests-targets-misbehaving.py-misbehaves_by_length")
     assert (ready.family, ready.device) == ("unified", "cpu")
     assert ready.backend in BACKEND_NAMES[1:], "auto has become one that there is"
 
@@ -108,7 +108,7 @@ def test_an_exception_is_a_verdict(worker: IsolatedWorker) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (SPEECHLESS, r"_SpeechlessError: \(its text raised RuntimeError\)"),
+        (SPEECHLESS, r"_NoTextError: \(its text raised RuntimeError\)"),
         (NO_TEXT, r"ValueError: half of a pair: \\ud800"),
         (BOOK, r"ValueError: (word ){800} \.\.\. \(496000 more characters\)"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase, CompileKey, Strides
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, Size, keys_of_round, layouts_of_round, play, relations_of_round
-from fuzz_attn.properties.catalogue import RELATIONS
+from fuzz_attn.properties.relations import RELATIONS
 
 DOMAIN = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 

@@ -24,8 +24,8 @@ from fuzz_attn.inputs.transforms import (
     with_rows,
 )
 from fuzz_attn.oracle.reference import Reference, attend
-from fuzz_attn.properties.bounded import CANCELLED
-from fuzz_attn.properties.catalogue import RELATIONS
+from fuzz_attn.properties.bounded_relations import CANCELLED
+from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.cases import cases
 
 FAMILIES: tuple[Family, ...] = tuple(FEATURES)
@@ -94,7 +94,7 @@ def test_reversed_heads_have_each_others_answers(case: AttentionCase) -> None:
 def test_a_vector_added_to_all_keys_changes_no_answer(case: AttentionCase) -> None:
     tensors = keys_changed(materialise(case), coarse)
     known = attend(tensors)
-    if RELATIONS["key_shift"].applies(case, Domain(family=case.family)):
+    if RELATIONS["key_shift"].holds(case, Domain(family=case.family)):
         shift = Shift(torch.ones(tensors.num_kv_heads, tensors.query.shape[2], dtype=torch.float64))
         assert agree(attend(keys_changed(tensors, shift)), known.expected, known, tensors)
 
@@ -104,7 +104,7 @@ def test_a_vector_added_to_all_keys_changes_no_answer(case: AttentionCase) -> No
 def test_a_vector_added_to_all_values_is_added_to_every_answer(case: AttentionCase) -> None:
     tensors = values_changed(materialise(case), coarse)
     known = attend(tensors)
-    if RELATIONS["value_shift"].applies(case, Domain(family=case.family)):
+    if RELATIONS["value_shift"].holds(case, Domain(family=case.family)):
         shift = Shift(torch.ones(tensors.num_kv_heads, tensors.query.shape[2], dtype=torch.float64))
         answer = attend(values_changed(tensors, shift))
         scale = 1.0 if tensors.v_scale is None else float(tensors.v_scale)  # as kernels get it: in float32

@@ -14,7 +14,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict, Where
-from fuzz_attn.properties.comparisons import mapped
+from fuzz_attn.properties.comparisons import reordered
 
 CASE = AttentionCase((Sequence(3, 4), Sequence(0, 2), Sequence(2, 7)), heads=HeadLayout(2, 2, 12), padded_tokens=2)
 DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -23,7 +23,7 @@ DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3f
 def solved(case: AttentionCase = CASE) -> tuple[AttentionTensors, Reference]:
     """Return tensors whose output holds the right answer, and the reference, which may be changed."""
     tensors = materialise(case)
-    reference = mapped(attend(tensors), torch.clone)
+    reference = reordered(attend(tensors), torch.clone)
     tensors.output[: case.num_tokens] = reference.expected.to(tensors.output.dtype)
     return tensors, reference
 

@@ -1,4 +1,4 @@
-"""Each property catches a target that breaks it, and names it; the right target holds them all."""
+"""Each launch property catches a target that breaks it, and right targets pass all of them."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.properties.catalogue import relations_of
-from fuzz_attn.properties.check import LAUNCH, check
-from fuzz_attn.properties.exact import with_other_poison
+from fuzz_attn.properties.check import LAUNCH_PROPERTIES, check
+from fuzz_attn.properties.exact_relations import with_other_poison
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.targets.loading import load_target
 
 JudgeOf = Callable[[str], Callable[[Order], Answer]]
 
-SPECIMENS: dict[str, tuple[str, str, str]] = {
+BROKEN: dict[str, tuple[str, str, str]] = {
     "last_row_unwritten": ("oracle", "unwritten", r"64 of 128 elements wrong, 64 never written"),
     "poison_leaks": ("oracle", "nan", r"\d+ of 128 elements wrong, \d+ NaN"),
     "raises": (
@@ -38,26 +38,26 @@ SPECIMENS: dict[str, tuple[str, str, str]] = {
     "writes_padded_rows": ("nothing_else_written", "written_outside", r"^256 bytes of the output's memory"),
     "writes_between_rows": ("nothing_else_written", "written_outside", r"^\d+ bytes of the output's memory"),
 }
-"""Target: the property and the kind of its verdict, what the message says."""
+"""Target: the property that it breaks, the kind of the verdict and its message."""
 
 ONE_KEY = AttentionCase(sequences=(Sequence(1), Sequence(1)), heads=HeadLayout(head_size=4))
 
 
-@pytest.mark.parametrize("name", SPECIMENS)
-def test_a_specimen_is_caught_and_named(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
-    property_name, kind, message = SPECIMENS[name]
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_target_fails_its_property(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
+    property_name, kind, message = BROKEN[name]
     verdict = judge_of(name)(Order(case)).verdict
     assert (verdict.property_name, verdict.kind) == (property_name, kind)
     assert re.search(message, verdict.message), verdict.message
 
 
-def test_every_launch_property_has_a_specimen() -> None:
-    """Those of the convex hull are in test_hull.py."""
-    assert {name for name, _, _ in SPECIMENS.values()} | {"sanitizers", "value_range"} == set(LAUNCH)
+def test_every_launch_property_has_a_broken_target() -> None:
+    """Sanitizers are tested below, the value range in test_value_range.py."""
+    assert {name for name, _, _ in BROKEN.values()} | {"sanitizers", "value_range"} == set(LAUNCH_PROPERTIES)
 
 
 class Sanitizing(InterpreterBackend):
-    """A backend that sees something wrong in every launch."""
+    """A backend whose sanitizers find something in every launch."""
 
     def __init__(self, *observations: Observation) -> None:
         super().__init__()
@@ -69,17 +69,15 @@ class Sanitizing(InterpreterBackend):
 
 
 @pytest.mark.parametrize(("seen", "more"), [(1, ""), (3, " (and 2 more findings)")])
-def test_what_a_sanitizer_sees_is_a_verdict(
-    seen: int, more: str, case: AttentionCase, spec: Callable[[str], str]
-) -> None:
+def test_finding_of_a_sanitizer_fails(seen: int, more: str, case: AttentionCase, spec: Callable[[str], str]) -> None:
     backend = Sanitizing(*[Observation("race", "two programs wrote one element")] * seen)
     verdict = check(Experiment(case, load_target(spec("unified_attention")), backend))
     assert (verdict.property_name, verdict.kind, verdict.wrong) == ("sanitizers", "race", seen)
     assert verdict.message == f"two programs wrote one element{more}"
 
 
-@pytest.mark.parametrize("name", ["unified_attention", "takes_anything", "without_sinks"])
-def test_a_right_target_passes(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
+@pytest.mark.parametrize("name", ["unified_attention", "takes_any_keyword", "without_sinks"])
+def test_right_target_passes(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
     for relation in (None, *relations_of(case, Domain())):
         verdict = judge_of(name)(Order(case, relation)).verdict
         assert verdict.passed, (relation, verdict.message)
@@ -87,16 +85,16 @@ def test_a_right_target_passes(name: str, case: AttentionCase, judge_of: JudgeOf
         assert 0.0 < verdict.ratio <= 1.0
 
 
-@pytest.mark.parametrize("name", ["nondeterministic", "peeks_at_poison"])
-def test_a_relation_that_is_not_asked_is_not_answered(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
+@pytest.mark.parametrize("name", ["nondeterministic", "depends_on_poison"])
+def test_relation_is_not_checked_without_a_request(name: str, case: AttentionCase, judge_of: JudgeOf) -> None:
     assert judge_of(name)(Order(case)).verdict.passed
 
 
-def test_a_launch_property_answers_before_a_relation(case: AttentionCase, judge_of: JudgeOf) -> None:
+def test_launch_properties_are_checked_before_the_relation(case: AttentionCase, judge_of: JudgeOf) -> None:
     assert judge_of("writes_padded_rows")(Order(case, "determinism")).verdict.property_name == "nothing_else_written"
 
 
-def test_an_exception_of_the_second_launch_alone_is_told(judge_of: JudgeOf, case: AttentionCase) -> None:
+def test_exception_of_only_the_second_launch_is_reported(judge_of: JudgeOf, case: AttentionCase) -> None:
     verdict = judge_of("fails_second")(Order(case, "determinism")).verdict
     assert (verdict.property_name, verdict.kind) == ("determinism", "exception")
     assert verdict.message.startswith("only a second launch on the same input raised RuntimeError: not again")
@@ -104,7 +102,7 @@ def test_an_exception_of_the_second_launch_alone_is_told(judge_of: JudgeOf, case
 
 @pytest.mark.parametrize("name", ["unified_attention", "last_row_unwritten"])
 @pytest.mark.parametrize("sequences", [(), (Sequence(0, 5),)], ids=["no sequence", "only an empty one"])
-def test_a_batch_without_tokens_passes(name: str, sequences: tuple[Sequence, ...], judge_of: JudgeOf) -> None:
+def test_batch_of_no_tokens_passes(name: str, sequences: tuple[Sequence, ...], judge_of: JudgeOf) -> None:
     assert judge_of(name)(Order(replace(ONE_KEY, sequences=sequences))).verdict.passed
 
 
@@ -117,7 +115,7 @@ def test_a_batch_without_tokens_passes(name: str, sequences: tuple[Sequence, ...
         out=st.sampled_from((0, 1)),
     )
 )
-def test_the_other_poison_differs_everywhere(case: AttentionCase, poison: PoisonRecipe) -> None:
+def test_other_poison_differs_everywhere(case: AttentionCase, poison: PoisonRecipe) -> None:
     poisoned = replace(case, poison=poison)
     one, other = poison, with_other_poison(poisoned).poison
     assert (one.keys != other.keys, one.values != other.values, one.table != other.table, one.out != other.out) == (
@@ -126,7 +124,7 @@ def test_the_other_poison_differs_everywhere(case: AttentionCase, poison: Poison
     assert replace(with_other_poison(poisoned), poison=poison) == poisoned
 
 
-def test_the_other_poison_changes_what_lies_around_and_nothing_else(case: AttentionCase) -> None:
+def test_other_poison_changes_only_unused_memory(case: AttentionCase) -> None:
     one, other = materialise(case), materialise(with_other_poison(case))
     assert one.query.view(torch.int32).equal(other.query.view(torch.int32))
     assert one.seq_lens.equal(other.seq_lens)
@@ -134,6 +132,6 @@ def test_the_other_poison_changes_what_lies_around_and_nothing_else(case: Attent
     assert not one.block_table.equal(other.block_table)
 
 
-def test_an_unknown_relation_is_refused(judge_of: JudgeOf, case: AttentionCase) -> None:
+def test_unknown_relation_is_refused(judge_of: JudgeOf, case: AttentionCase) -> None:
     with pytest.raises(FuzzAttnError, match=r"^relation='oracle' must be one of: determinism, poison_independence, "):
         judge_of("unified_attention")(Order(case, "oracle"))

@@ -1,6 +1,7 @@
-"""Each relation catches a target that breaks it alone, and holds for a right one in every case that it is for."""
+"""Each metamorphic relation catches a target that breaks only this one, and a right target passes all of them."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,8 +27,16 @@ from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, QQBiasRecipe, Si
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.properties import bounded, catalogue, check
-from fuzz_attn.properties.catalogue import OWN_FAMILIES, chosen, num_pages, other_families, relations_of
+from fuzz_attn.properties import bounded_relations
+from fuzz_attn.properties.check import MODULES
+from fuzz_attn.properties.relations import (
+    OWN_FAMILIES,
+    RELATIONS,
+    chosen_relation,
+    num_pages,
+    other_families,
+    relations_of,
+)
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.target import Target
@@ -46,9 +55,11 @@ DOMAIN = Domain(features=Domain().features - {"fp8_q"}, paths=("auto", "2d", "3d
 
 
 @dataclass(frozen=True)
-class Specimen:
-    """A target of tests/sample_targets, the one relation that it breaks in the plain case so changed, and how that
-    reads."""
+class BrokenTarget:
+    """A target of tests/sample_targets, the one relation that it breaks, and the verdict's message and kind.
+
+    ``case`` are the fields in which the case differs from the plain one.
+    """
 
     target: str
     relation: str
@@ -57,63 +68,65 @@ class Specimen:
     case: dict[str, Any] = field(default_factory=dict)
 
 
-SPOILT = r": 8 of 128 elements wrong, worst "
-SPECIMENS = (
-    Specimen("nondeterministic", "determinism", r"in 1 \(token, head\) rows, first at token 0", "nondeterministic"),
-    Specimen(
-        "peeks_at_poison",
+ONE_ROW_WRONG = r": 8 of 128 elements wrong, worst "
+BROKEN = (
+    BrokenTarget("nondeterministic", "determinism", r"in 1 \(token, head\) rows, first at token 0", "nondeterministic"),
+    BrokenTarget(
+        "depends_on_poison",
         "poison_independence",
-        r"^a launch with other poison in slots, table entries and padding that nobody may read differs in 1 ",
+        r"^a launch with other poison in unused slots, table entries and padding differs in 1 ",
         "poison_dependent",
     ),
-    Specimen("moves_with_its_pages", "page_permutation", r"^a launch with the physical pages in reverse order "),
-    Specimen("feels_its_strides", "other_strides", r"^a launch with other strides differs in 1 \(token, head\) rows, "),
-    Specimen(
-        "needs_an_empty_sequence",
+    BrokenTarget("depends_on_page_order", "page_permutation", r"^a launch with the physical pages in reverse order "),
+    BrokenTarget(
+        "depends_on_strides", "other_strides", r"^a launch with other strides differs in 1 \(token, head\) rows, "
+    ),
+    BrokenTarget(
+        "depends_on_empty_sequences",
         "empty_sequences",
         r"^a launch without the empty sequences differs in 1 ",
         case={"launch": LaunchHints(path="2d")},
     ),
-    Specimen(
-        "needs_an_empty_sequence_badly",
+    BrokenTarget(
+        "wrong_without_empty_sequences",
         "empty_sequences",
-        rf"^a launch without the empty sequences{SPOILT}",
+        rf"^a launch without the empty sequences{ONE_ROW_WRONG}",
         "mismatch",
     ),
     *(
-        Specimen(target, relation, rf"^{change}{SPOILT}", "mismatch", case)
+        BrokenTarget(target, relation, rf"^{change}{ONE_ROW_WRONG}", "mismatch", case)
         for target, relation, change, case in (
-            ("wants_the_longest_first", "batch_order", "a launch of the batch in reverse order", {}),
-            ("merges_wrongly", "segments", "a launch by 3D in 1 segments", {}),
+            ("wrong_with_shortest_first", "batch_order", "a launch of the batch in reverse order", {}),
+            ("wrong_in_segments", "segments", "a launch by 3D in 1 segments", {}),
             (
-                "wants_slopes_that_fall",
+                "wrong_with_rising_slopes",
                 "head_permutation",
                 "a launch with the heads in reverse order",
                 {"alibi": AlibiRecipe()},
             ),
-            ("wants_small_keys", "key_shift", "a launch with one vector added to all keys", {}),
+            ("wrong_with_large_keys", "key_shift", "a launch with one vector added to all keys", {}),
             (
-                "wants_values_that_are_not_zero",
+                "wrong_with_zero_values",
                 "value_shift",
                 "a launch with one vector added to all values",
                 {"values": ConstantValues()},
             ),
             (
-                "wants_positive_values",
+                "wrong_with_negative_values",
                 "value_scale",
                 "a launch with all values times -2",
                 {"values": ConstantValues()},
             ),
-            ("wants_even_windows", "narrower_window", "a launch with a window of 7", {"window": 8}),
-            ("wants_no_window", "wide_window", "a launch with a window of 21", {}),
-            ("wants_no_slopes", "zero_slopes", "a launch with ALiBi slopes of 0", {}),
-            ("wants_no_bias", "zero_bias", "a launch with a query-query bias of 0", {}),
-            ("wants_no_sinks", "absent_sinks", "a launch with sinks of -inf", {}),
-            ("wants_no_scales", "unit_scales", "a launch with all scales 1", {}),
+            ("wrong_with_odd_window", "narrower_window", "a launch with a window of 7", {"window": 8}),
+            ("wrong_with_window", "wide_window", "a launch with a window of 21", {}),
+            ("wrong_with_slopes", "zero_slopes", "a launch with ALiBi slopes of 0", {}),
+            ("wrong_with_qq_bias", "zero_bias", "a launch with a query-query bias of 0", {}),
+            ("wrong_with_sinks", "absent_sinks", "a launch with sinks of -inf", {}),
+            ("wrong_with_scales", "unit_scales", "a launch with all scales 1", {}),
         )
     ),
-    Specimen(
-        "fears_to_be_alone",
+    BrokenTarget(
+        "wrong_for_one_sequence",
         "alone_in_batch",
         r"^a launch of the batch reduced to sequence 0: 8 of 96 elements wrong",
         "mismatch",
@@ -121,29 +134,29 @@ SPECIMENS = (
 )
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS, ids=lambda specimen: specimen.target)
-def test_a_specimen_is_caught_by_the_relation_that_it_breaks(specimen: Specimen, judge_of: JudgeOf) -> None:
-    case = replace(PLAIN, **specimen.case)
-    assert specimen.relation in relations_of(case, DOMAIN)
-    verdict = judge_of(specimen.target)(Order(case, specimen.relation)).verdict
-    assert (verdict.property_name, verdict.kind) == (specimen.relation, specimen.kind)
-    assert re.search(specimen.message, verdict.message), verdict.message
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.target)
+def test_broken_target_fails_its_relation(broken: BrokenTarget, judge_of: JudgeOf) -> None:
+    case = replace(PLAIN, **broken.case)
+    assert broken.relation in relations_of(case, DOMAIN)
+    verdict = judge_of(broken.target)(Order(case, broken.relation)).verdict
+    assert (verdict.property_name, verdict.kind) == (broken.relation, broken.kind)
+    assert re.search(broken.message, verdict.message), verdict.message
 
 
-@pytest.mark.parametrize("specimen", SPECIMENS, ids=lambda specimen: specimen.target)
-def test_a_specimen_breaks_that_relation_alone(specimen: Specimen, judge_of: JudgeOf) -> None:
-    case = replace(PLAIN, **specimen.case)
-    others = [None, *(name for name in relations_of(case, DOMAIN) if name != specimen.relation)]
-    if specimen.relation == "determinism":
-        others = [None]  # whatever compares bits finds this one, and says that it is the target's determinism
-    others = [name for name in others if name != "other_family"]  # which launches no target but our own
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.target)
+def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of: JudgeOf) -> None:
+    case = replace(PLAIN, **broken.case)
+    others = [None, *(name for name in relations_of(case, DOMAIN) if name != broken.relation)]
+    if broken.relation == "determinism":
+        others = [None]  # every comparison of bits fails, and reports determinism
+    others = [name for name in others if name != "other_family"]  # this one launches a built-in target instead
     for relation in others:
-        verdict = judge_of(specimen.target)(Order(case, relation)).verdict
+        verdict = judge_of(broken.target)(Order(case, relation)).verdict
         assert verdict.passed, (relation, verdict.message)
 
 
-def test_every_relation_has_a_specimen() -> None:
-    assert {specimen.relation for specimen in SPECIMENS} | {"other_family"} == set(check.RELATIONS)
+def test_every_relation_has_a_broken_target() -> None:
+    assert {broken.relation for broken in BROKEN} | {"other_family"} == set(RELATIONS)
 
 
 DECODE = replace(PLAIN, sequences=(Sequence(1, 9), Sequence(1, 20)))
@@ -153,7 +166,7 @@ def writes_zeros(output: torch.Tensor, **_: Any) -> None:
     output.zero_()
 
 
-def test_a_family_that_disagrees_is_caught(judge_of: JudgeOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernel_of_another_family_fails(judge_of: JudgeOf, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Target:
         own = built_in(name)
         assert own is not None
@@ -161,13 +174,13 @@ def test_a_family_that_disagrees_is_caught(judge_of: JudgeOf, monkeypatch: pytes
 
     assert other_families(DECODE) == ("paged", "context", "chunked")
     assert judge_of("unified_attention")(Order(DECODE, "other_family")).verdict.passed
-    monkeypatch.setattr(bounded, "built_in", broken)
+    monkeypatch.setattr(bounded_relations, "built_in", broken)
     verdict = judge_of("unified_attention")(Order(DECODE, "other_family")).verdict
     assert (verdict.property_name, verdict.kind) == ("other_family", "mismatch")
     assert verdict.message.startswith("the same problem on this project's own kernel of the family paged: 64 of 64 ")
 
 
-def test_the_families_that_a_problem_is_asked_of_are_those_with_kernels() -> None:
+def test_every_family_has_a_built_in_target() -> None:
     assert OWN_FAMILIES == BUILT_IN_NAMES
 
 
@@ -193,26 +206,35 @@ def test_the_families_that_a_problem_is_asked_of_are_those_with_kernels() -> Non
         ("absent_sinks", {"sinks": SinkRecipe()}),
     ],
 )
-def test_a_relation_that_does_not_hold_is_not_asked(relation: str, changes: dict[str, Any]) -> None:
+def test_relation_holds_only_where_it_has_a_meaning(relation: str, changes: dict[str, Any]) -> None:
     assert relation not in relations_of(replace(PLAIN, **changes), DOMAIN)
 
 
-def test_a_relation_that_does_not_hold_is_refused(judge_of: JudgeOf) -> None:
+def test_check_refuses_a_relation_that_does_not_hold(judge_of: JudgeOf) -> None:
     with pytest.raises(FuzzAttnError, match=r"^relation='narrower_window' does not hold for the case$"):
         judge_of("unified_attention")(Order(PLAIN, "narrower_window"))
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, 2.0**-8, 32.0])
-def test_sums_of_fp8_numbers_are_exact_where_their_scale_is_a_power_of_two(scale: float) -> None:
+def test_fp8_caches_may_be_shifted_if_their_scale_is_a_power_of_two(scale: float) -> None:
     case = replace(PLAIN, dtypes=FP8_CACHE, scales=Scales(k=scale, v=scale))
     assert {"key_shift", "value_shift"} <= set(relations_of(case, DOMAIN))
 
 
-def test_the_catalogue_and_the_check_know_the_same_relations() -> None:
-    assert list(catalogue.RELATIONS) == list(check.RELATIONS)
+def test_every_relation_has_one_function() -> None:
+    functions = {
+        name: kind
+        for kind, module in MODULES.items()
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and list(inspect.signature(function).parameters) == ["experiment"]
+    }
+    del functions["_positions"]
+    assert functions == {relation.name: relation.kind for relation in RELATIONS.values()}
 
 
-def test_whatever_compares_bits_blames_a_target_that_is_not_deterministic(judge_of: JudgeOf) -> None:
+def test_nondeterministic_target_fails_determinism_in_every_exact_relation(judge_of: JudgeOf) -> None:
     for relation in ("poison_independence", "page_permutation", "other_strides"):
         verdict = judge_of("nondeterministic")(Order(PLAIN, relation)).verdict
         assert (verdict.property_name, verdict.kind) == ("determinism", "nondeterministic")
@@ -220,14 +242,14 @@ def test_whatever_compares_bits_blames_a_target_that_is_not_deterministic(judge_
 
 @settings(max_examples=600, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(domain=DOMAIN), choice=CHOICES)
-def test_a_right_target_passes_whatever_it_is_asked(judge_of: JudgeOf, case: AttentionCase, choice: int) -> None:
-    relation = chosen(choice, case, DOMAIN)
+def test_right_target_passes_every_relation(judge_of: JudgeOf, case: AttentionCase, choice: int) -> None:
+    relation = chosen_relation(choice, case, DOMAIN)
     verdict = judge_of("unified_attention")(Order(case, relation)).verdict
     assert verdict.passed, (relation, verdict.message)
 
 
 @pytest.mark.parametrize("sequences", [(), (Sequence(0, 5),)], ids=["no sequence", "only an empty one"])
-def test_a_batch_without_tokens_passes(sequences: tuple[Sequence, ...], judge_of: JudgeOf) -> None:
+def test_batch_without_tokens_passes(sequences: tuple[Sequence, ...], judge_of: JudgeOf) -> None:
     case = replace(PLAIN, sequences=sequences)
     assert relations_of(case, DOMAIN) == ("determinism", "poison_independence")
     for relation in relations_of(case, DOMAIN):
@@ -236,13 +258,13 @@ def test_a_batch_without_tokens_passes(sequences: tuple[Sequence, ...], judge_of
 
 @settings(max_examples=200, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(domain=DOMAIN), choice=CHOICES)
-def test_the_relation_chosen_is_one_that_holds(case: AttentionCase, choice: int) -> None:
-    assert chosen(choice, case, DOMAIN) in relations_of(case, DOMAIN)
+def test_chosen_relation_holds(case: AttentionCase, choice: int) -> None:
+    assert chosen_relation(choice, case, DOMAIN) in relations_of(case, DOMAIN)
 
 
 def test_each_relation_has_a_fair_share_of_the_choices() -> None:
     holding = relations_of(PLAIN, DOMAIN)
-    found = [chosen(choice, PLAIN, DOMAIN) for choice in range(1000)]
+    found = [chosen_relation(choice, PLAIN, DOMAIN) for choice in range(1000)]
     for name in holding:
         assert 0.6 < found.count(name) * len(holding) / 1000 < 1.5, name
 
@@ -252,8 +274,8 @@ def test_a_choice_keeps_its_relation_while_that_holds() -> None:
     held = set(relations_of(smaller, DOMAIN))
     assert held < set(relations_of(PLAIN, DOMAIN))
     for choice in range(100):
-        before = chosen(choice, PLAIN, DOMAIN)
-        assert chosen(choice, smaller, DOMAIN) == before or before not in held
+        before = chosen_relation(choice, PLAIN, DOMAIN)
+        assert chosen_relation(choice, smaller, DOMAIN) == before or before not in held
 
 
 @settings(max_examples=300, database=None, deadline=None)

@@ -1,4 +1,4 @@
-"""The convex hull: what is beyond it is caught where the oracle can say nothing, and what may be right is let pass."""
+"""Value range: outputs outside fail even where the oracle cannot judge, and outputs that may be right pass."""
 
 import re
 from collections.abc import Callable
@@ -28,8 +28,8 @@ ONES = AttentionCase(
 BF16 = DTypes("bfloat16", "bfloat16", "bfloat16")
 
 
-def told(case: AttentionCase, output: float) -> Verdict:
-    """Return the verdict on a target whose output is one number everywhere."""
+def verdict_on(case: AttentionCase, output: float) -> Verdict:
+    """Return the verdict on a target that writes one number everywhere."""
 
     def target(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
         out[: int(cu_seqlens_q[-1])] = output
@@ -37,12 +37,12 @@ def told(case: AttentionCase, output: float) -> Verdict:
     return value_range(Experiment(case, Target("constant", target), InterpreterBackend()))
 
 
-def test_a_row_that_the_oracle_cannot_judge_is_caught_beyond_its_values(judge_of: JudgeOf) -> None:
+def test_ill_conditioned_row_fails_outside_its_value_range(judge_of: JudgeOf) -> None:
     case = replace(ONES, scores=LevelScores(level=-3e7))
-    verdict = judge_of("goes_beyond_its_values")(Order(case)).verdict
+    verdict = judge_of("outside_the_value_range")(Order(case)).verdict
     assert (verdict.property_name, verdict.kind) == ("value_range", "mismatch")
     assert re.match(
-        r"outside of what the values that the row sees span: 8 of 16 elements wrong, worst ", verdict.message
+        r"outside the range of the values that the row sees: 8 of 16 elements wrong, worst ", verdict.message
     )
     assert judge_of("unified_attention")(Order(case)).verdict.passed
 
@@ -64,13 +64,13 @@ def test_a_row_that_the_oracle_cannot_judge_is_caught_beyond_its_values(judge_of
         ({"dtypes": DTypes(out="float8_e4m3fn")}, 1.125, False),
     ],
 )
-def test_what_may_come_of_ones(changes: dict[str, object], output: float, passes: bool) -> None:
-    assert told(replace(ONES, **changes), output).passed == passes
+def test_tolerance_around_values_of_one(changes: dict[str, object], output: float, passes: bool) -> None:
+    assert verdict_on(replace(ONES, **changes), output).passed == passes
 
 
 @settings(max_examples=150, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(Domain(features=Domain().features - {"qq_bias"})))
-def test_the_values_seen_are_those_that_the_mask_shows(case: AttentionCase) -> None:
+def test_values_seen_are_those_of_the_visible_keys(case: AttentionCase) -> None:
     for block in row_blocks(materialise(case)):
         hidden = ~block.visible[:, :, :, None, None]
         values = block.values.transpose(1, 2)[:, None]

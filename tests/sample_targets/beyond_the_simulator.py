@@ -1,4 +1,4 @@
-"""Right targets whose kernels the simulator cannot run, as each says."""
+"""Right targets whose kernels the simulator cannot run, each for the reason in its docstring."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -21,7 +21,7 @@ def choose_kernel(first_ptr, second_ptr, target_ptr, SIZE: tl.constexpr):
 
 @wraps(right_attention)
 def unified_attention(**given: Any) -> None:
-    """Chooses between two tensors by a pointer."""
+    """Selects between pointers into two tensors."""
     target = torch.empty(16)
     choose_kernel[(1,)](torch.zeros(16), torch.ones(16), target, SIZE=16)
     assert target.sum() == 8
@@ -30,11 +30,11 @@ def unified_attention(**given: Any) -> None:
 
 @wraps(right_attention)
 def has_something_else(**given: Any) -> None:
-    """Does without its kernel where that fails."""
+    """Works without its kernel if the launch fails."""
     target = torch.empty(16)
     try:
         choose_kernel[(1,)](torch.zeros(16), torch.ones(16), target, SIZE=16)
-    except Exception:  # noqa: BLE001 - as cautious targets do
+    except Exception:  # noqa: BLE001 - as cautious targets do in practice
         target.zero_()[::2] = 1
     right_attention(**given)
 
@@ -48,7 +48,7 @@ def dense_kernel(target_ptr, stride, SIZE: tl.constexpr):
 
 @wraps(right_attention)
 def needs_a_constant(**given: Any) -> None:
-    """Asserts of an integer argument what Triton knows when it compiles: that it is 1."""
+    """Asserts at compile time that an integer argument is 1, which Triton specialises on."""
     target = torch.empty(16)
     dense_kernel[(1,)](target, target.stride(0), SIZE=16)
     assert target[15] == 15

@@ -1,6 +1,6 @@
-"""Targets that are right, but for one property each: what breaks it happens in one of the launches that it compares.
+"""Targets that are right except for one property each: one of the launches that the property compares is wrong.
 
-Each is the attention of torch_attention.py, spoilt where a question about its arguments is answered with yes.
+Each is the attention of torch_attention.py whose output is changed where a condition on the arguments is true.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ Target = Callable[..., None]
 
 
 def _flip_a_bit(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
-    """Flip the last bit of an element of the last row: within every float32 bound, and not the same."""
+    """Flip the last bit of an element of the last row: the bits differ, but stay within every float32 bound."""
     if out.dtype == torch.float32:
         out.view(torch.int32)[int(cu_seqlens_q[-1]) - 1, 0, 0] ^= 1
 
 
-def _spoil_a_row(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
+def _overwrite_a_row(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
     out[int(cu_seqlens_q[-1]) - 1, 0] = 77.0
 
 
-def _where(asked: Callable[..., bool], spoil: Callable[[torch.Tensor, torch.Tensor], None]) -> Target:
-    """Return the right attention, spoilt where the question is answered with yes."""
+def _where(condition: Callable[..., bool], change: Callable[[torch.Tensor, torch.Tensor], None]) -> Target:
+    """Return the right attention whose output is changed where the condition is true."""
 
     @wraps(unified_attention)
     def variant(**given: Any) -> None:
         unified_attention(**given)
-        if int(given["cu_seqlens_q"][-1]) and asked(**given):
-            spoil(given["out"], given["cu_seqlens_q"])
+        if int(given["cu_seqlens_q"][-1]) and condition(**given):
+            change(given["out"], given["cu_seqlens_q"])
 
     return variant
 
@@ -47,26 +47,26 @@ def _stored(cache: torch.Tensor) -> torch.Tensor:
     return cache[cache.abs() < 1e30]
 
 
-def _begins_in_upper_half(block_table: torch.Tensor, k: torch.Tensor, **_: Any) -> bool:
+def _first_page_in_upper_half(block_table: torch.Tensor, k: torch.Tensor, **_: Any) -> bool:
     return 2 * int(block_table[0, 0]) > k.shape[0] - 1
 
 
-def _is_padded(q: torch.Tensor, **_: Any) -> bool:
+def _query_is_padded(q: torch.Tensor, **_: Any) -> bool:
     return not q.is_contiguous()
 
 
-def _is_full(cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
-    """Answer whether there are several sequences and none is empty."""
+def _no_sequence_is_empty(cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
+    """Return whether there are several sequences and none is empty."""
     lengths = _query_lens(cu_seqlens_q)
     return len(lengths) > 1 and all(lengths)
 
 
-def _begins_with_the_shortest(cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
+def _shortest_sequence_is_first(cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
     lengths = [length for length in _query_lens(cu_seqlens_q) if length]
     return lengths[0] < lengths[-1]
 
 
-def _is_alone(cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
+def _one_sequence(cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
     return len(_query_lens(cu_seqlens_q)) == 1
 
 
@@ -86,39 +86,39 @@ def _has_negative_values(v: torch.Tensor, **_: Any) -> bool:
     return bool((_stored(v) < 0.0).any())
 
 
-def _has_an_odd_window(window_size: tuple[int, int], **_: Any) -> bool:
+def _has_odd_window(window_size: tuple[int, int], **_: Any) -> bool:
     return window_size[0] >= 0 and window_size[0] % 2 == 0
 
 
-def _has_a_window(window_size: tuple[int, int], **_: Any) -> bool:
+def _has_window(window_size: tuple[int, int], **_: Any) -> bool:
     return window_size[0] >= 0
 
 
-def _is_given(name: str) -> Callable[..., bool]:
+def _has(name: str) -> Callable[..., bool]:
     return lambda **given: given[name] is not None
 
 
-def merges_wrongly(num_segments: int | None = None, **given: Any) -> None:
-    """Attend, but spoil a row when told to cut the keys into segments."""
+def wrong_in_segments(num_segments: int | None = None, **given: Any) -> None:
+    """Overwrite a row if the keys are to be cut into segments."""
     unified_attention(**given)
     if num_segments:
-        _spoil_a_row(given["out"], given["cu_seqlens_q"])
+        _overwrite_a_row(given["out"], given["cu_seqlens_q"])
 
 
-moves_with_its_pages = _where(_begins_in_upper_half, _flip_a_bit)
-feels_its_strides = _where(_is_padded, _flip_a_bit)
-needs_an_empty_sequence = _where(_is_full, _flip_a_bit)
-needs_an_empty_sequence_badly = _where(_is_full, _spoil_a_row)
-wants_the_longest_first = _where(_begins_with_the_shortest, _spoil_a_row)
-fears_to_be_alone = _where(_is_alone, _spoil_a_row)
-wants_slopes_that_fall = _where(_slopes_rise, _spoil_a_row)
-wants_small_keys = _where(_has_large_keys, _spoil_a_row)
-wants_values_that_are_not_zero = _where(_has_zero_values, _spoil_a_row)
-wants_positive_values = _where(_has_negative_values, _spoil_a_row)
-wants_even_windows = _where(_has_an_odd_window, _spoil_a_row)
-wants_no_window = _where(_has_a_window, _spoil_a_row)
-wants_no_slopes = _where(_is_given("alibi_slopes"), _spoil_a_row)
-wants_no_bias = _where(_is_given("qq_bias"), _spoil_a_row)
-wants_no_sinks = _where(_is_given("sinks"), _spoil_a_row)
-wants_no_scales = _where(_is_given("k_descale"), _spoil_a_row)
-goes_beyond_its_values = _where(lambda **_: True, _spoil_a_row)
+depends_on_page_order = _where(_first_page_in_upper_half, _flip_a_bit)
+depends_on_strides = _where(_query_is_padded, _flip_a_bit)
+depends_on_empty_sequences = _where(_no_sequence_is_empty, _flip_a_bit)
+wrong_without_empty_sequences = _where(_no_sequence_is_empty, _overwrite_a_row)
+wrong_with_shortest_first = _where(_shortest_sequence_is_first, _overwrite_a_row)
+wrong_for_one_sequence = _where(_one_sequence, _overwrite_a_row)
+wrong_with_rising_slopes = _where(_slopes_rise, _overwrite_a_row)
+wrong_with_large_keys = _where(_has_large_keys, _overwrite_a_row)
+wrong_with_zero_values = _where(_has_zero_values, _overwrite_a_row)
+wrong_with_negative_values = _where(_has_negative_values, _overwrite_a_row)
+wrong_with_odd_window = _where(_has_odd_window, _overwrite_a_row)
+wrong_with_window = _where(_has_window, _overwrite_a_row)
+wrong_with_slopes = _where(_has("alibi_slopes"), _overwrite_a_row)
+wrong_with_qq_bias = _where(_has("qq_bias"), _overwrite_a_row)
+wrong_with_sinks = _where(_has("sinks"), _overwrite_a_row)
+wrong_with_scales = _where(_has("k_descale"), _overwrite_a_row)
+outside_the_value_range = _where(lambda **_: True, _overwrite_a_row)

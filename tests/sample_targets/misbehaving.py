@@ -1,4 +1,4 @@
-"""Targets that misbehave beyond computing wrongly: they die, hang, print, write where they must not, or fit nothing."""
+"""Targets that misbehave otherwise than by a wrong result: they crash, hang, print, write elsewhere or do not load."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch_attention import unified_attention  # type: ignore[import-not-found] # found beside this file, as a user's is
 
-from fuzz_attn.case.domain import Domain
-from fuzz_attn.targets.target import Target
+from fuzz_attn.targets import Domain, Target
 
 _CALLS = count()
 
 
 def _around(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Callable[..., None]:
-    """Return the right attention with something done before or after it."""
+    """Return the right attention with a call before or after it."""
 
     @wraps(unified_attention)
     def variant(**given: Any) -> None:
@@ -36,7 +35,7 @@ def _around(before: Callable[..., None] | None = None, after: Callable[..., None
 
 
 def _long(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor) -> bool:
-    """Return whether the case has a sequence of more than 8 keys: a bug that is not in every case."""
+    """Return whether the case has a sequence of more than 8 keys, so that not every case fails."""
     return bool((seqused_k > 8).any()) and int(cu_seqlens_q[-1]) > 0
 
 
@@ -46,22 +45,22 @@ def _kill(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def _read_nowhere(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
+def _read_null_page(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
     if _long(cu_seqlens_q, seqused_k):
         ctypes.string_at(8)
 
 
-def _leave(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
+def _exit(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
     if _long(cu_seqlens_q, seqused_k):
         os._exit(3)
 
 
-def _leave_well(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
+def _exit_with_zero(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
     if _long(cu_seqlens_q, seqused_k):
         os._exit(0)
 
 
-def _quit(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
+def _raise_system_exit(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
     if _long(cu_seqlens_q, seqused_k):
         sys.exit("enough")
 
@@ -71,20 +70,20 @@ def _sleep(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> Non
         time.sleep(3600)
 
 
-def _doze(**_: Any) -> None:
+def _sleep_briefly(**_: Any) -> None:
     time.sleep(0.2)
 
 
-def _sleep_well(**_: Any) -> None:
+def _sleep_longer(**_: Any) -> None:
     time.sleep(1.5)
 
 
-def _say(**_: Any) -> None:
+def _print_a_message(**_: Any) -> None:
     print('{"verdict": {"property_name": "oracle", "kind": "nan"}}', flush=True)
     os.write(1, b"not a message\n")
 
 
-def _flood(**_: Any) -> None:
+def _print_much(**_: Any) -> None:
     print("blah " * 100_000, flush=True)
 
 
@@ -93,39 +92,39 @@ def _raise(seqused_k: torch.Tensor, **_: Any) -> None:
         raise ValueError(f"longest={int(seqused_k.max())} must not exceed 8")
 
 
-def _ask(**_: Any) -> None:
+def _read_input(**_: Any) -> None:
     input("go on? ")
 
 
-def _signal_for_real_time(**_: Any) -> None:
+def _send_real_time_signal(**_: Any) -> None:
     os.kill(os.getpid(), signal.SIGRTMIN + 6)
 
 
-class _SpeechlessError(Exception):
+class _NoTextError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-def _raise_speechless(**_: Any) -> None:
-    raise _SpeechlessError
+def _raise_without_text(**_: Any) -> None:
+    raise _NoTextError
 
 
-def _raise_no_text(**_: Any) -> None:
+def _raise_half_a_surrogate_pair(**_: Any) -> None:
     raise ValueError("half of a pair: \ud800")
 
 
-def _raise_a_book(**_: Any) -> None:
+def _raise_long_text(**_: Any) -> None:
     raise ValueError("word " * 100_000)
 
 
-_MOODS: dict[int, Callable[..., None]] = {}
+_BY_LENGTH: dict[int, Callable[..., None]] = {}
 
 
 def _by_length(seqused_k: torch.Tensor, **given: Any) -> None:
-    """Misbehave as the longest sequence says, so that one worker can be put through everything."""
-    mood = _MOODS.get(int(seqused_k.max()))
-    if mood is not None:
-        mood(seqused_k=seqused_k, **given)
+    """Misbehave by the length of the longest sequence, so that one worker can meet every misbehaviour."""
+    misbehaviour = _BY_LENGTH.get(int(seqused_k.max()))
+    if misbehaviour is not None:
+        misbehaviour(seqused_k=seqused_k, **given)
 
 
 def _change_query(q: torch.Tensor, **_: Any) -> None:
@@ -133,7 +132,7 @@ def _change_query(q: torch.Tensor, **_: Any) -> None:
 
 
 def _change_table_padding(block_table: torch.Tensor, **_: Any) -> None:
-    _whole(block_table)[-1] = 7
+    _storage(block_table)[-1] = 7
 
 
 def _write_padded_row(out: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -> None:
@@ -142,16 +141,16 @@ def _write_padded_row(out: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -
 
 def _write_between_rows(out: torch.Tensor, **_: Any) -> None:
     rows = out.clone()
-    _whole(out).zero_()
+    _storage(out).zero_()
     out.copy_(rows)
 
 
-def _write_behind_long_ones(out: torch.Tensor, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
+def _write_behind_the_output(out: torch.Tensor, cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> None:
     if _long(cu_seqlens_q, seqused_k):
-        _whole(out)[-1] = 0
+        _storage(out)[-1] = 0
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
@@ -159,8 +158,8 @@ def _flip_another_bit(out: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -
     _flip(out, cu_seqlens_q, next(_CALLS))
 
 
-def _peek(out: torch.Tensor, cu_seqlens_q: torch.Tensor, k: torch.Tensor, **_: Any) -> None:
-    """Flip a bit if a slot of the cache that nobody may read holds NaN; caches with far pages would fill the memory."""
+def _flip_if_poison_is_nan(out: torch.Tensor, cu_seqlens_q: torch.Tensor, k: torch.Tensor, **_: Any) -> None:
+    """Flip a bit if an unused slot of the cache holds NaN. Caches with large offsets would fill the memory."""
     if k.numel() < 2**30 and bool(k.float().isnan().any()):
         _flip(out, cu_seqlens_q, 0)
 
@@ -177,9 +176,9 @@ def _leave_defaults(**_: Any) -> None:
     torch.set_default_device("meta")
 
 
-def _give_back_defaults(**_: Any) -> None:
+def _restore_defaults(**_: Any) -> None:
     if next(_CALLS) and torch.zeros(1).device.type != "meta":
-        raise RuntimeError("the defaults are not what they were left as")
+        raise RuntimeError("the defaults are not those that were set before")
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
 
@@ -195,42 +194,44 @@ def _fail_once(seqused_k: torch.Tensor, **_: Any) -> None:
 
 
 killed = _around(before=_kill)
-segfault = _around(before=_read_nowhere)
-leaves = _around(before=_leave)
-leaves_well = _around(before=_leave_well)
-quits = _around(before=_quit)
+segfault = _around(before=_read_null_page)
+leaves = _around(before=_exit)
+leaves_well = _around(before=_exit_with_zero)
+quits = _around(before=_raise_system_exit)
 hangs = _around(before=_sleep)
-prints = _around(before=_say, after=_say)
-floods = _around(before=_flood)
+prints = _around(before=_print_a_message, after=_print_a_message)
+floods = _around(before=_print_much)
 raises = _around(before=_raise)
-slow_and_wrong = _around(before=_doze, after=_write_behind_long_ones)
-slower_and_wrong = _around(before=_sleep_well, after=_write_behind_long_ones)
+slow_and_wrong = _around(before=_sleep_briefly, after=_write_behind_the_output)
+slower_and_wrong = _around(before=_sleep_longer, after=_write_behind_the_output)
 writes_an_input = _around(after=_change_query)
 writes_table_padding = _around(after=_change_table_padding)
 writes_padded_rows = _around(after=_write_padded_row)
 writes_between_rows = _around(after=_write_between_rows)
 nondeterministic = _around(after=_flip_another_bit)
-# One bit shows in float32 alone: of these cases 1 in 36 asks the relation with a poison of NaN, of all types 1 in 400.
-peeks_at_poison = Target("peeks_at_poison", _around(after=_peek), Domain(dtypes=("float32",), features=frozenset()))
-temperamental = _around(before=_by_length)
-_MOODS |= {
+# One bit shows only in float32. 1 in 36 of these cases checks the relation with NaN as poison, 1 in 400 of all types.
+depends_on_poison = Target(
+    "depends_on_poison", _around(after=_flip_if_poison_is_nan), Domain(dtypes=("float32",), features=frozenset())
+)
+misbehaves_by_length = _around(before=_by_length)
+_BY_LENGTH |= {
     11: _kill,
-    12: _read_nowhere,
-    13: _leave,
-    14: _leave_well,
-    15: _quit,
+    12: _read_null_page,
+    13: _exit,
+    14: _exit_with_zero,
+    15: _raise_system_exit,
     16: _raise,
     17: _sleep,
-    18: _say,
-    19: _flood,
-    20: _ask,
-    21: _signal_for_real_time,
-    22: _raise_speechless,
-    23: _raise_no_text,
-    24: _raise_a_book,
+    18: _print_a_message,
+    19: _print_much,
+    20: _read_input,
+    21: _send_real_time_signal,
+    22: _raise_without_text,
+    23: _raise_half_a_surrogate_pair,
+    24: _raise_long_text,
 }
 
-leaves_defaults = _around(before=_give_back_defaults, after=_leave_defaults)
+leaves_defaults = _around(before=_restore_defaults, after=_leave_defaults)
 fails_second = _around(before=_fail_second)
 fails_once = _around(before=_fail_once)
 
@@ -250,25 +251,25 @@ def without_sinks(
     softcap: float,
     alibi_slopes: torch.Tensor | None = None,
 ) -> None:
-    """Attend, with the arguments of an early version that knew neither sinks nor fp8."""
+    """Attend with the parameters of an early version, which has neither sinks nor fp8."""
     unified_attention(
         **locals(), max_seqlen_q=0, max_seqlen_k=0, causal=True, q_descale=None, k_descale=None, v_descale=None
     )
 
 
-def takes_anything(**given: Any) -> None:
-    """Attend, whatever the arguments are called."""
+def takes_any_keyword(**given: Any) -> None:
+    """Attend, with any keyword arguments."""
     unified_attention(**given)
 
 
 def positional_only(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /, **given: Any) -> None:
-    """Take what no call by keyword can give."""
+    """Require positional-only arguments."""
 
 
-def of_another_family(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def fits_no_family(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Fit no family."""
     return query
 
 
-def with_a_surprise(workspace: torch.Tensor, **given: Any) -> None:
-    """Require an argument that no family knows."""
+def requires_unknown_argument(workspace: torch.Tensor, **given: Any) -> None:
+    """Require an argument that no family has."""

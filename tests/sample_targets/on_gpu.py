@@ -1,4 +1,4 @@
-"""Targets that break things on a GPU which a CPU would not notice, or notices otherwise."""
+"""Targets whose mistakes a GPU shows and a CPU does not, or shows in another way."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -26,7 +26,7 @@ def store_kernel(target_ptr, offset):
 
 @triton.jit(do_not_specialize=["rounds"])
 def spin_kernel(target_ptr, rounds):
-    """Multiply and add, each waiting for the one before: four seconds for 2^31 rounds."""
+    """Multiply and add in one dependent chain, which takes four seconds for 2^31 rounds."""
     value = tl.load(target_ptr)
     for _ in range(rounds):
         value = value * 1.0000001 + 1e-9
@@ -34,7 +34,7 @@ def spin_kernel(target_ptr, rounds):
 
 
 def _after(misbehave: Callable[..., None]) -> Callable[..., None]:
-    """Return the project's own launcher with something done after it, where a sequence is long."""
+    """Return the project's own launcher with a call after it where a sequence is long."""
 
     @wraps(unified_attention)
     def variant(**given: Any) -> None:
@@ -45,7 +45,7 @@ def _after(misbehave: Callable[..., None]) -> Callable[..., None]:
     return variant
 
 
-def _store_nowhere(out: torch.Tensor, **_: Any) -> None:
+def _store_outside(out: torch.Tensor, **_: Any) -> None:
     store_kernel[(1,)](out, 2**40)
 
 
@@ -67,7 +67,7 @@ def _read_scratch(out: torch.Tensor, **_: Any) -> None:
     out[:1] = torch.empty(1, device=out.device).to(out.dtype)
 
 
-stores_nowhere = _after(_store_nowhere)
+stores_outside = _after(_store_outside)
 stores_behind_scratch = _after(_store_behind_scratch)
 stores_before_output = _after(_store_before_output)
 reads_scratch = _after(_read_scratch)
@@ -76,6 +76,6 @@ spins = _after(_spin)
 
 @wraps(unified_attention)
 def window_too_long(**given: Any) -> None:
-    """See one key more than the window admits."""
+    """Read one key more than the window allows."""
     left, right = given["window_size"]
     unified_attention(**{**given, "window_size": (left + (left >= 0), right)})

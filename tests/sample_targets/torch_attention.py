@@ -1,6 +1,6 @@
-"""Unified paged attention in plain torch, as somebody who never saw fuzz_attn would write it. And ways to get it wrong.
+"""Unified paged attention in plain torch, written without any use of fuzz_attn, and wrong variants of it.
 
-Named by path: ``tests/sample_targets/torch_attention.py:unified_attention``. Everything else here is a wrong variant.
+The right one is ``tests/sample_targets/torch_attention.py:unified_attention``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Target = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Slips:
-    """What a variant gets wrong; by default nothing."""
+class Mistakes:
+    """The mistakes of a variant; none by default."""
 
     longer_window: int = 0
     transposed_bias: bool = False
@@ -52,40 +52,40 @@ def unified_attention(
     _attend(**locals())
 
 
-def _attend(slips: Slips = Slips(), **given: Any) -> None:
+def _attend(mistakes: Mistakes = Mistakes(), **given: Any) -> None:
     starts, lengths = given["cu_seqlens_q"].tolist(), given["seqused_k"].tolist()
     for index, seq_len in enumerate(lengths):
         rows = slice(starts[index], starts[index + 1])
         if rows.start < rows.stop:
-            _attend_one(given, index, rows, seq_len, slips)
+            _attend_one(given, index, rows, seq_len, mistakes)
 
 
-def _attend_one(given: dict[str, Any], index: int, rows: slice, seq_len: int, slips: Slips) -> None:
-    """Attend the rows of one sequence: scores ``[heads, queries, keys]``."""
+def _attend_one(given: dict[str, Any], index: int, rows: slice, seq_len: int, mistakes: Mistakes) -> None:
+    """Write the rows of one sequence; scores are ``[heads, queries, keys]``."""
     query = given["q"][rows].float()
     context_len = seq_len - query.shape[0]
     left = given["window_size"][0]
-    window = left + 1 + slips.longer_window if left >= 0 else seq_len
-    positions = _readable(seq_len, context_len, window, given["k"].shape[1], slips)
+    window = left + 1 + mistakes.longer_window if left >= 0 else seq_len
+    positions = _readable(seq_len, context_len, window, given["k"].shape[1], mistakes)
     scales = given["k_descale"], given["v_descale"]
-    key_scale, value_scale = reversed(scales) if slips.swapped_scales else scales
+    key_scale, value_scale = reversed(scales) if mistakes.swapped_scales else scales
     keys = _gathered(given["k"], given, index, positions, key_scale)
     values = _gathered(given["v"], given, index, positions, value_scale)
     scores = torch.einsum("ihd,jhd->hij", query, keys) * given["softmax_scale"]
     if given["softcap"] > 0:
         scores = given["softcap"] * torch.tanh(scores / given["softcap"])
-    scores = scores + _biases(given, query.shape[0], positions - context_len, slips)
+    scores = scores + _biases(given, query.shape[0], positions - context_len, mistakes)
     distance = (context_len + torch.arange(query.shape[0]))[:, None] - positions
     scores.masked_fill_((distance < 0) | (distance >= window), -torch.inf)
     weights = _softmax(scores, given["sinks"])
     result = torch.einsum("hij,jhd->ihd", weights, values)
-    written = query.shape[0] - slips.last_row_unwritten
+    written = query.shape[0] - mistakes.last_row_unwritten
     given["out"][rows][:written] = _stored(result, given["out"].dtype, given["output_scale"])[:written]
 
 
-def _readable(seq_len: int, context_len: int, window: int, block_size: int, slips: Slips) -> torch.Tensor:
-    """Return the positions of the keys that some row sees: the others may hold anything."""
-    end = -(-seq_len // block_size) * block_size if slips.reads_dead_slots else seq_len
+def _readable(seq_len: int, context_len: int, window: int, block_size: int, mistakes: Mistakes) -> torch.Tensor:
+    """Return the positions of the keys that some row sees."""
+    end = -(-seq_len // block_size) * block_size if mistakes.reads_dead_slots else seq_len
     return torch.arange(max(0, context_len - window + 1), end)
 
 
@@ -101,14 +101,14 @@ def _gathered(
     return gathered.repeat_interleave(given["q"].shape[1] // cache.shape[2], dim=1)
 
 
-def _biases(given: dict[str, Any], query_len: int, relative: torch.Tensor, slips: Slips) -> torch.Tensor:
-    """Return what is added to the scores: ALiBi, and the bias between new tokens, by key relative to the context."""
+def _biases(given: dict[str, Any], query_len: int, relative: torch.Tensor, mistakes: Mistakes) -> torch.Tensor:
+    """Return the sum of ALiBi and the query-query bias; ``relative`` are key positions relative to the context."""
     slopes, bias = given["alibi_slopes"], given["qq_bias"]
     total = torch.zeros(given["q"].shape[1], query_len, len(relative))
     if slopes is not None:
         total += slopes[:, None, None] * relative
     if bias is not None:
-        if slips.transposed_bias:
+        if mistakes.transposed_bias:
             side = min(bias.shape)
             bias = bias[:side, :side].T
         columns = (relative >= 0) & (relative < bias.shape[1])
@@ -132,12 +132,12 @@ def _stored(result: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None
     return (result * (1.0 / scale)).clamp(-largest, largest).to(dtype)
 
 
-def _wrong(**slips: Any) -> Target:
-    """Return a variant with the published signature and the given slips."""
+def _wrong(**mistakes: Any) -> Target:
+    """Return a variant with the published signature and some mistakes."""
 
     @wraps(unified_attention)
     def variant(**given: Any) -> None:
-        _attend(Slips(**slips), **given)
+        _attend(Mistakes(**mistakes), **given)
 
     return variant
 

@@ -34,13 +34,13 @@ BAD_SPECS = {
     "math:hypot": "target='math:hypot' has no signature that could be read: no signature found for builtin",
     f"{FOLDER / 'broken_import.py'}:attend": "does not import: RuntimeError: no GPU here",
     f"{MISBEHAVING}:not_callable": "must be callable, and is a int",
-    f"{MISBEHAVING}:of_another_family": (
+    f"{MISBEHAVING}:fits_no_family": (
         "has a signature that fits no family (unified: lacks block_table, cu_seqlens_q, "
     ),
     f"{MISBEHAVING}:positional_only": (
         "has a signature that fits no family (unified: requires k, q, v as positional-only arguments; "
     ),
-    f"{MISBEHAVING}:with_a_surprise": (
+    f"{MISBEHAVING}:requires_unknown_argument": (
         "has a signature that fits no family (unified: requires workspace, which the family does not know; "
     ),
 }

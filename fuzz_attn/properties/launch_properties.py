@@ -1,4 +1,4 @@
-"""Launch properties: what the first launch answers by itself."""
+"""Launch properties: what the first launch alone shows, without a second one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fuzz_attn.properties.experiment import Experiment
 
 
 def oracle(experiment: Experiment) -> Verdict:
-    """Every element that a row owns agrees with the oracle within its bound, and was written."""
+    """Every element of a live row was written and agrees with the oracle within its error bound."""
     return judge(experiment.first.tensors, experiment.reference)
 
 
 def sanitizers(experiment: Experiment) -> Verdict:
-    """Every access stays inside its tensor's own elements, nothing unwritten is read, no programs race, no index wraps.
+    """No access leaves its tensor, no unwritten memory is read, no programs race and no index overflows.
 
-    Holds where the backend has no sanitizers.
+    Always passes on a backend without sanitizers.
     """
     observations = experiment.first.observations
     if not observations:
@@ -30,9 +30,9 @@ def sanitizers(experiment: Experiment) -> Verdict:
 
 
 def nothing_else_written(experiment: Experiment) -> Verdict:
-    """Nothing but live rows is written: padded rows, padding between rows and heads keep their bits."""
+    """Only live rows are written: padded rows, and padding between rows and heads, keep their bits."""
     launch = experiment.first
-    allowed = _with_rows_of(launch.tensors, launch.output_before)
+    allowed = _with_live_rows_of(launch.tensors, launch.output_before)
     if allowed.equal(launch.output_after):
         return Verdict("nothing_else_written")
     changed = allowed != launch.output_after
@@ -42,15 +42,15 @@ def nothing_else_written(experiment: Experiment) -> Verdict:
 
 
 def inputs_unchanged(experiment: Experiment) -> Verdict:
-    """No input changes, its padding included."""
+    """No input changes, and neither does its padding."""
     changed = experiment.changed_inputs
     if changed:
         return Verdict("inputs_unchanged", "input_changed", f"the launch changed its input {changed[0]}")
     return Verdict("inputs_unchanged")
 
 
-def _with_rows_of(tensors: AttentionTensors, before: torch.Tensor) -> torch.Tensor:
-    """Return the bytes that were in the output's memory, with the rows that the target owns as they are now."""
+def _with_live_rows_of(tensors: AttentionTensors, before: torch.Tensor) -> torch.Tensor:
+    """Return the output's bytes from before the launch, with the rows that the target may write as they are now."""
     output = bits_of(tensors.output)
     memory = before.clone()
     rows = memory.view(output.dtype).as_strided(output.shape, output.stride(), output.storage_offset())

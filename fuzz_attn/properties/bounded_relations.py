@@ -1,0 +1,149 @@
+"""Bounded relations: a second problem whose exact answer follows from the first one's.
+
+The second launch is compared with that answer, within the error bound of its own problem. Each function has the name of
+its relation in the registry and returns the comparison to make.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import torch
+
+from fuzz_attn.case.attention_case import LaunchHints
+from fuzz_attn.case.translation import translated
+from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.relations import live_sequences, other_families
+from fuzz_attn.targets.built_in import built_in
+
+SEGMENTS: Final = (1, 2, 3, 4, 7, 8, 16)
+SCALE: Final = -2.0
+"""The factor of all values: exact, and it changes both sign and size."""
+
+CANCELLED: Final = 2.0**-40
+"""What float64 may lose, relative to the vector, in the average of values that were shifted by it: far below the
+float32 rounding of any kernel."""
+
+
+def batch_order(experiment: Experiment) -> Comparison:
+    """Launch the sequences in reverse order."""
+    return _with_order(experiment, range(len(experiment.case.sequences))[::-1], "in reverse order")
+
+
+def alone_in_batch(experiment: Experiment) -> Comparison:
+    """Launch one sequence of the batch without the others."""
+    live = live_sequences(experiment.case)
+    chosen = live[experiment.case.seed % len(live)]
+    return _with_order(experiment, (chosen,), f"reduced to sequence {chosen}")
+
+
+def segments(experiment: Experiment) -> Comparison:
+    """Launch the other kernel: 2D for a case of the 3D kernel, else 3D with some number of segments."""
+    launch = experiment.case.launch
+    hints = LaunchHints("2d", 0, launch.tile_size)
+    if launch.path != "3d":
+        hints = LaunchHints("3d", SEGMENTS[experiment.case.seed % len(SEGMENTS)], launch.tile_size)
+    other = experiment.launch_tensors(dataclasses.replace(experiment.again(), launch=hints))
+    how = f"3D in {hints.num_segments} segments" if hints.path == "3d" else "2D"
+    exact = experiment.reference
+    return WithinBound(other, f"a launch by {how}", exact, own=exact)
+
+
+def head_permutation(experiment: Experiment) -> Comparison:
+    """Launch with the query heads in reverse order, together with their KV heads, slopes and sinks."""
+    other = experiment.launch_tensors(with_heads_reversed(experiment.fresh()))
+    exact = reordered(experiment.reference, lambda rows: rows.flip(1))
+    return WithinBound(other, "a launch with the heads in reverse order", exact, own=exact)
+
+
+def key_shift(experiment: Experiment) -> Comparison:
+    """Launch with one vector added to all keys: all scores of a row move by the same amount, which softmax ignores.
+
+    Each KV head has a vector as long as its longest key. It points along or against the query of the head's last row,
+    so that the scores of some row move far. The keys are rounded first, so that the sum is exact in their type.
+    """
+    sign = 1.0 if experiment.case.seed % 2 else -1.0
+    tensors = experiment.fresh()
+    last = tensors.query[sum(tensors.query_lens) - 1].double()
+    direction = torch.where(last[:: tensors.query.shape[1] // tensors.num_kv_heads] < 0, -sign, sign)
+    tensors = keys_changed(tensors, coarse)
+    exact = attend(tensors, experiment.target.rounding_model)
+    other = experiment.launch_tensors(keys_changed(tensors, Shift(direction)))
+    return WithinBound(other, "a launch with one vector added to all keys", exact)
+
+
+def value_shift(experiment: Experiment) -> Comparison:
+    """Launch with one vector added to all values: every output moves by it, since the weights sum to 1.
+
+    The values are rounded first, so that the sum is exact in their type.
+    """
+    tensors = values_changed(experiment.fresh(), coarse)
+    exact = attend(tensors, experiment.target.rounding_model)
+    shape = tensors.num_kv_heads, tensors.query.shape[2]
+    signs = torch.arange(shape[0] * shape[1], device=tensors.query.device).view(shape) % 3 - 1.0
+    shift = Shift(signs.double())
+    other = experiment.launch_tensors(values_changed(tensors, shift))
+    added = shift.vector * (1.0 if tensors.v_scale is None else float(tensors.v_scale))
+    added = added.repeat_interleave(tensors.query.shape[1] // tensors.num_kv_heads, 0)
+    exact = dataclasses.replace(exact, expected=exact.expected + added)
+    return WithinBound(other, "a launch with one vector added to all values", exact, slack=CANCELLED * added.abs())
+
+
+def value_scale(experiment: Experiment) -> Comparison:
+    """Launch with all values doubled and negated: so is every output, and a clamped fp8 output stays clamped.
+
+    The values are rounded first, so that twice each of them fits their type.
+    """
+    tensors = values_changed(experiment.fresh(), coarse)
+    exact = attend(tensors, experiment.target.rounding_model)
+    other = experiment.launch_tensors(values_changed(tensors, lambda numbers, _: numbers * SCALE))
+    expected = exact.expected * SCALE
+    if tensors.output.dtype.itemsize == 1:
+        limit = torch.finfo(tensors.output.dtype).max
+        expected = expected.clamp(-limit, limit)
+    exact = dataclasses.replace(exact, expected=expected)
+    return WithinBound(other, f"a launch with all values times {SCALE:g}", exact)
+
+
+def narrower_window(experiment: Experiment) -> Comparison:
+    """Launch with the window narrower by one. A wider one is no choice: a key outside may lie in a dead slot.
+
+    Rows that the narrower window cuts must give the oracle's answer to the narrower problem, the others the old answer.
+    """
+    window = experiment.case.window
+    other = experiment.launch_tensors(dataclasses.replace(experiment.again(), window=window - 1))
+    own = attend(other.tensors, experiment.target.rounding_model)
+    whole = [position < window - 1 for position in _positions(experiment)]
+    uncut = torch.tensor(whole, device=own.expected.device)[:, None, None]
+    expected = torch.where(uncut, experiment.reference.expected, own.expected)
+    exact = dataclasses.replace(own, expected=expected)
+    return WithinBound(other, f"a launch with a window of {window - 1}", exact, own=own)
+
+
+def other_family(experiment: Experiment) -> Comparison:
+    """Launch this project's kernel of another family on the same problem in that family's layout."""
+    families = other_families(experiment.case)
+    family = families[experiment.case.seed % len(families)]
+    case, target = translated(experiment.case, family), built_in(family)
+    assert case is not None
+    assert target is not None
+    other = Experiment(case, target.on_device(experiment.backend.tensor_core_slack), experiment.backend)
+    change = f"the same problem on this project's own kernel of the family {family}"
+    return WithinBound(other.first, change, experiment.reference, rounding_model=other.target.rounding_model)
+
+
+def _with_order(experiment: Experiment, order: range | tuple[int, ...], how: str) -> Comparison:
+    """Launch the sequences of the batch that ``order`` names, in that order."""
+    tensors, tokens = arranged(experiment.fresh(), order)
+    other = experiment.launch_tensors(tensors)
+    exact = reordered(experiment.reference, lambda rows: rows[tokens])
+    return WithinBound(other, f"a launch of the batch {how}", exact, own=exact)
+
+
+def _positions(experiment: Experiment) -> list[int]:
+    """Return the position of every query token in its sequence."""
+    return [s.context_len + row for s in experiment.case.sequences for row in range(s.query_len)]

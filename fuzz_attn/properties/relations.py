@@ -1,0 +1,242 @@
+"""The registry of metamorphic relations: name, claim, and the cases for which each holds. Does not import torch.
+
+A campaign draws a case first, and then one of the relations that hold for it, so that no draw is wasted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from fuzz_attn.case.attention_case import AttentionCase, is_fp8
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FEATURES, Family, Feature
+from fuzz_attn.case.translation import translated
+
+OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FEATURES)
+"""The families that this project has kernels of."""
+
+Condition: TypeAlias = Callable[[AttentionCase, Domain], bool]
+RelationKind: TypeAlias = Literal["exact", "bounded", "absent"]
+"""Both launches give the same bits; or the second output stays within its error bound of the expected one; or the same
+for a feature that is switched on without effect."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A metamorphic relation.
+
+    ``kind`` names the module that holds the relation's function, which has the relation's name. ``claim`` says in a
+    report what must hold. ``holds`` returns whether it does for a case on a target of a domain. ``compiles`` is true if
+    the second launch has another compile key than the case.
+    """
+
+    name: str
+    kind: RelationKind
+    claim: str
+    holds: Condition
+    compiles: bool = False
+
+
+def relations_of(case: AttentionCase, domain: Domain) -> tuple[str, ...]:
+    """Return the names of the relations that hold for a case."""
+    return tuple(relation.name for relation in RELATIONS.values() if relation.holds(case, domain))
+
+
+def chosen_relation(choice: int, case: AttentionCase, domain: Domain, among: Collection[str] | None = None) -> str:
+    """Return one of the relations that hold for a case; over all choices each is equally frequent.
+
+    ``among`` limits the choice to some names, at least one of which must hold for every case.
+
+    A choice keeps its relation while a case is shrunk, as long as the relation still holds: each relation has a random
+    rank that depends on the choice, and the highest rank among those that hold is taken.
+    """
+    holding = [name for name in relations_of(case, domain) if among is None or name in among]
+    return max(holding, key=lambda name: _rank(choice, name))
+
+
+def num_pages(case: AttentionCase) -> int:
+    """Return how many physical pages with memory a case has, including the spare ones."""
+    counts = [-(-sequence.seq_len // case.pages.block_size) for sequence in case.sequences]
+    shared = min(case.pages.shared_prefix, max(counts, default=0))
+    return shared + sum(max(0, count - shared) for count in counts) + case.pages.spare_blocks
+
+
+def live_sequences(case: AttentionCase) -> tuple[int, ...]:
+    """Return the indices of the sequences that have query tokens."""
+    return tuple(index for index, sequence in enumerate(case.sequences) if sequence.query_len)
+
+
+def other_families(case: AttentionCase) -> tuple[Family, ...]:
+    """Return the other families of this project's kernels that can express the same problem."""
+    return tuple(family for family in OWN_FAMILIES if family != case.family and translated(case, family) is not None)
+
+
+def _rank(choice: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{choice}/{name}".encode(), digest_size=8).digest()
+
+
+def _always(case: AttentionCase, domain: Domain) -> bool:
+    return True
+
+
+def _has_tokens(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0
+
+
+def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0 and num_pages(case) > 1
+
+
+def _may_be_strided(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0 and domain.allows("strides")
+
+
+def _may_have_empty_sequences(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether the batch may contain empty sequences; a paged decode without a filter cannot skip them."""
+    return (
+        case.num_tokens > 0
+        and domain.allows("empty_sequences")
+        and (case.family != "paged" or case.filter_by_query_len)
+    )
+
+
+def _has_several_sequences(case: AttentionCase, domain: Domain) -> bool:
+    return len(live_sequences(case)) > 1
+
+
+def _has_both_kernels(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether a case can choose between the kernel of one pass and the one of several segments."""
+    return case.num_tokens > 0 and {"2d", "3d"} <= set(domain.paths)
+
+
+def _has_several_heads(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0 and case.heads.num_query_heads > 1
+
+
+def _has_exact_sums(case: AttentionCase, scale: float) -> bool:
+    """Return whether the sum of two stored numbers stands for the exact sum, however the numbers are read.
+
+    fp8 numbers are scaled and rounded to the type of q, which is exact only for a power of two. Densely packed new
+    tokens are not rounded to fp8, unlike those in the cache.
+    """
+    if not is_fp8(case.dtypes.kv) or is_fp8(case.dtypes.q):
+        return True
+    return math.frexp(scale)[0] == 0.5 and not any(case.reads_dense)
+
+
+def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether a constant added to all scores of a row cancels: a soft cap or a sink would not shift along."""
+    plain = not case.softcap and case.sinks is None
+    return case.num_tokens > 0 and plain and _has_exact_sums(case, case.scales.k)
+
+
+def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether the weights sum to 1 and the output is not clamped."""
+    plain = case.sinks is None and not is_fp8(case.dtypes.out)
+    return case.num_tokens > 0 and plain and _has_exact_sums(case, case.scales.v)
+
+
+def _may_narrow_the_window(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether a window narrower by one hides another key and leaves at least one."""
+    return case.num_tokens > 0 and 2 <= case.window <= case.max_seq_len
+
+
+def _has_another_family(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0 and bool(other_families(case))
+
+
+def _may_have_scales(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0 and domain.allows("fp8_kv")
+
+
+def _lacks(feature: Feature) -> Condition:
+    """Return the condition that the target has a feature which the case does not use."""
+
+    def lacks(case: AttentionCase, domain: Domain) -> bool:
+        return case.num_tokens > 0 and domain.allows(feature) and not getattr(case, feature)
+
+    return lacks
+
+
+RELATIONS: Final = {
+    relation.name: relation
+    for relation in (
+        Relation("determinism", "exact", "a second launch on the same input gives the same bits", _always),
+        Relation("poison_independence", "exact", "unused memory does not change the output", _always),
+        Relation(
+            "page_permutation",
+            "exact",
+            "the physical order of the pages does not change the output",
+            _has_several_pages,
+        ),
+        Relation("other_strides", "exact", "strides do not change the output", _may_be_strided),
+        Relation(
+            "empty_sequences",
+            "exact",
+            "empty sequences do not change the output of the others",
+            _may_have_empty_sequences,
+        ),
+        Relation(
+            "batch_order",
+            "bounded",
+            "reversing the sequences of a batch reverses their outputs",
+            _has_several_sequences,
+        ),
+        Relation(
+            "alone_in_batch",
+            "bounded",
+            "the output of a sequence does not depend on the rest of the batch",
+            _has_several_sequences,
+        ),
+        Relation(
+            "segments",
+            "bounded",
+            "the 2D kernel and the 3D kernel, with any number of segments, give the same output",
+            _has_both_kernels,
+            compiles=True,
+        ),
+        Relation("head_permutation", "bounded", "permuting the heads permutes the output", _has_several_heads),
+        Relation(
+            "key_shift",
+            "bounded",
+            "one vector added to all keys does not change the output",
+            _may_shift_keys,
+        ),
+        Relation(
+            "value_shift",
+            "bounded",
+            "one vector added to all values is added to the output",
+            _may_shift_values,
+        ),
+        Relation("value_scale", "bounded", "scaling the values scales the output", _has_tokens),
+        Relation(
+            "narrower_window",
+            "bounded",
+            "a window narrower by one hides exactly one key of each row that it cuts",
+            _may_narrow_the_window,
+        ),
+        Relation(
+            "other_family",
+            "bounded",
+            "the kernel of another family gives the same output",
+            _has_another_family,
+            compiles=True,
+        ),
+        Relation(
+            "wide_window",
+            "absent",
+            "a window at least as long as every sequence hides nothing",
+            _lacks("window"),
+            compiles=True,
+        ),
+        Relation("zero_slopes", "absent", "ALiBi slopes of 0 change nothing", _lacks("alibi"), compiles=True),
+        Relation("zero_bias", "absent", "query-query biases of 0 change nothing", _lacks("qq_bias"), compiles=True),
+        Relation("absent_sinks", "absent", "sinks of -inf change nothing", _lacks("sinks"), compiles=True),
+        Relation("unit_scales", "absent", "scales of 1 scale nothing", _may_have_scales, compiles=True),
+    )
+}
+"""Every relation by its name. The order is part of the random draws of a campaign."""
