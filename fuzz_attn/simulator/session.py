@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.program import Program, generate
-from fuzz_attn.simulator.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Finding
 from fuzz_attn.simulator.frontend.binding import Binder, Bound, grid_of, told
 from fuzz_attn.simulator.frontend.ir import Function
@@ -20,9 +20,9 @@ from fuzz_attn.simulator.frontend.parser import parse_module
 from fuzz_attn.simulator.frontend.rewrites import Rewrite, rewritten
 from fuzz_attn.simulator.run import Run
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
-from fuzz_attn.simulator.runtime.layout import Layout
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.runtime.program_cache import DiskCache, key_of
+from fuzz_attn.simulator.sanitizers.layout import Layout
 from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
 

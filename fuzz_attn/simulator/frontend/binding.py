@@ -13,11 +13,10 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from fuzz_attn.simulator.errors import LoweringError, UnsupportedOperation
+from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.interpreted import compiled
 from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
-from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
 
 MOST_FORMS: Final = 1024
 """So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
@@ -29,6 +28,9 @@ Path: TypeAlias = tuple[int, ...]
 """Where a constant is: the number of its parameter, then for each tuple around it the number of the element."""
 
 _CONSTANT: Final = "constexpr"
+
+_INT32: Final = range(-(2**31), 2**31)
+"""Integers of a type that their class decides; larger ones are typed by their value."""
 
 _PLAIN: Final = frozenset({int, float, bool, type(None), torch.Tensor})
 """Classes of arguments that are no tuples and no constants besides None."""
@@ -145,7 +147,7 @@ class Binder:
 
     def _known_form(self, values: dict[str, Any], leaves: list[Any], kinds: list[object]) -> Form:
         """Return the form of the call, the same object for equal ones where that can be told quickly."""
-        if [value for value in leaves if value.__class__ is int and not LOW <= value <= HIGH]:
+        if [value for value in leaves if value.__class__ is int and value not in _INT32]:
             return self._form(values)
         constants = [values[name] for name in self._constants]
         types = (*map(type, constants), *kinds, *[getattr(value, "dtype", None) for value in leaves])

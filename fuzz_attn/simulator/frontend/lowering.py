@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
-from fuzz_attn.simulator.errors import LoweringError
+from fuzz_attn.errors import LoweringError
 from fuzz_attn.simulator.frontend.interpreted import interpreted_functions_accepted
 
 _TARGET = ("cuda", 90, 32)
