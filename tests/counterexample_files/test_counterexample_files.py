@@ -1,4 +1,4 @@
-"""Counterexamples as files: they come back as they were, and every bad file is refused in one line that names it."""
+"""Counterexample files: what is saved is loaded again, and every bad file raises an error of one line that names it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, LaunchHints, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import LevelScores, SinkRecipe
 from fuzz_attn.counterexamples.counterexample import (
     SCHEMA,
@@ -43,7 +44,7 @@ FOUND = msgspec.structs.replace(
 )
 
 GOLDEN = """{
- "schema": 1,
+ "schema": 2,
  "status": "open",
  "target": "unified",
  "family": "unified",
@@ -92,19 +93,19 @@ GOLDEN = """{
  }
 }
 """
-"""Schema version 1."""
+"""Schema version 2."""
 
 
 def found_in(case: AttentionCase) -> Counterexample:
     return msgspec.structs.replace(FOUND, case=case)
 
 
-def test_golden_file_of_schema_version_1(tmp_path: Path) -> None:
+def test_golden_file_of_schema_version_2(tmp_path: Path) -> None:
     path = save(FOUND, tmp_path / "unified")
     assert path == tmp_path / "unified" / "oracle-nan-auto-window+sinks-tail_rows.json"
     assert path.read_text() == GOLDEN
     assert load(path) == FOUND
-    assert SCHEMA == 1
+    assert FOUND.schema == SCHEMA
 
 
 @QUIET
@@ -126,7 +127,7 @@ def test_file_gives_back_what_was_saved(
 
 
 def test_new_counterexample_is_open_and_signed() -> None:
-    assert (FOUND.schema, FOUND.status, FOUND.signature) == (1, "open", "oracle-nan-auto-window+sinks-tail_rows")
+    assert (FOUND.schema, FOUND.status, FOUND.signature) == (SCHEMA, "open", "oracle-nan-auto-window+sinks-tail_rows")
 
 
 def test_environment_names_the_versions_that_matter() -> None:
@@ -160,7 +161,7 @@ def test_equally_small_counterexample_changes_nothing(tmp_path: Path) -> None:
     assert load(path) == FOUND
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 2}', "nonsense"])
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 1}', '{"schema": 2}', "nonsense"])
 def test_broken_file_is_replaced(tmp_path: Path, text: str) -> None:
     path = tmp_path / f"{FOUND.signature}.json"
     path.write_text(text)
@@ -225,15 +226,15 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
     (b"\xff\xfe\x00", r"is cut off or not JSON: JSON is malformed"),
     (GOLDEN.encode().replace(b"element is", b"\xff"), r"is cut off or not JSON: "),
     (b"\x80\x04\x95", r"is cut off or not JSON: JSON is malformed"),
-    ('{"schema": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", r"is cut off or not JSON: "),
+    ('{"schema": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", r"is cut off or not JSON: "),
     ("[]", r"is not a counterexample: Expected `object`, got `array`"),
     ("null", r"is not a counterexample: Expected `object`, got `null`"),
     ("{}", r"is not a counterexample: Object missing required field `schema`"),
-    (edited(schema=2), r"schema=2 is newer than 1, which this version reads"),
-    ('{"schema": 3, "everything": "else"}', r"schema=3 is newer than 1, which this version reads"),
-    (edited(schema=0), r"is not a counterexample: Expected `int` >= 1 - at `\$\.schema`"),
+    (edited(schema=1), r"schema=1 is older than 2, the only one that can be read"),
+    ('{"schema": 3, "everything": "else"}', r"schema=3 is newer than 2, the only one that can be read"),
+    (edited(schema=0), r"schema=0 is older than 2, the only one that can be read"),
     (edited(schema="1"), r"is not a counterexample: Expected `int`, got `str` - at `\$\.schema`"),
-    (edited(schema=10**40), r"schema=10{40} is newer than 1, which this version reads"),
+    (edited(schema=10**40), r"schema=10{40} is newer than 2, the only one that can be read"),
     (edited(colour="red"), r"is not a counterexample: Object contains unknown field `colour`"),
     (edited(status="closed"), r"is not a counterexample: Invalid enum value 'closed' - at `\$\.status`"),
     (edited(family="split"), r"is not a counterexample: Invalid enum value 'split' - at `\$\.family`"),

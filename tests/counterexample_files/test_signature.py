@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, LaunchHints, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.features import features_of
+from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.counterexamples.signature import features_of, signature_of
+from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.strategies.cases import cases
 

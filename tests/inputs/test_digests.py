@@ -10,18 +10,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,

@@ -10,20 +10,13 @@ import pytest
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.attention_case import (
-    MAX_OFFSET_ELEMENTS,
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Sequence,
-    Strides,
-    page_elements,
-)
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
 from fuzz_attn.case.description import describe
-from fuzz_attn.case.families import SPLIT_CACHES, Family
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.features import features_of
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.translation import translated
-from fuzz_attn.counterexamples.signature import features_of
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
 from fuzz_attn.inputs.transforms import with_pages_reversed
@@ -39,7 +32,7 @@ LAYOUTS = [
     for family in ("unified", "paged", "context", "chunked")
     for cache in ("separate", "blocks_first", "heads_first")
     for dtype in ("float32", "bfloat16", "float8_e4m3fn")
-    if not (family in SPLIT_CACHES and cache == "heads_first")
+    if cache in FAMILIES[family].cache.arrangements
 ]
 
 
@@ -75,9 +68,9 @@ def test_the_same_keys_lie_further_on_and_cost_no_memory(family: Family, cache: 
     assert torch.equal(held_keys(near), held_keys(tensors))
     assert not held_keys(tensors).eq(0).all()
     assert tensors.block_table[0, :10].min() >= FIRST
-    pages = page_elements(family, case.heads, 1, case.strides)
+    page_strides = case.cache_layout.page_strides
     pairs = ((near.key_cache, tensors.key_cache), (near.value_cache, tensors.value_cache))
-    for (of_near, of_far), page in zip(pairs, pages, strict=True):
+    for (of_near, of_far), page in zip(pairs, page_strides, strict=True):
         assert of_far.shape == (FIRST + of_near.shape[0], *of_near.shape[1:])
         assert of_far.stride() == of_near.stride()
         assert of_far.stride(0) == page
@@ -95,7 +88,7 @@ def test_digests_tell_how_far_and_what() -> None:
 
 
 def test_a_case_says_so() -> None:
-    assert f"numbered from {FIRST} on" in dict(describe(case_of(FIRST)))["pages"]
+    assert f"numbered from {FIRST}" in dict(describe(case_of(FIRST)))["pages"]
     assert "large_offsets" in features_of(case_of(FIRST))
     assert "large_offsets" not in features_of(case_of(0))
 
@@ -114,7 +107,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> Non
 
 
 def test_the_largest_reach_is_allowed() -> None:
-    page = page_elements("unified", HeadLayout(), 16, Strides())[1]
+    page = AttentionCase(sequences=(Sequence(1),)).cache_layout.page_strides[1]
     pages = PageLayout(first_block=MAX_OFFSET_ELEMENTS // page - 10)
     assert materialise(AttentionCase(sequences=(Sequence(1),), pages=pages)).key_cache.numel() > 2**32
 
@@ -148,9 +141,7 @@ def test_other_strides_leave_large_offsets_about_as_far(slot: int, first_block: 
     )
     changed = with_other_strides(case)
     assert changed.strides.cache_slot != slot
-    before, after = (
-        each.pages.first_block * page_elements(each.family, each.heads, 1, each.strides)[1] for each in (case, changed)
-    )
+    before, after = (each.pages.first_block * each.cache_layout.page_strides[1] for each in (case, changed))
     assert before <= after < before + 2 * (1 + 35)
 
 
@@ -159,7 +150,7 @@ def test_a_translation_keeps_large_offsets(family: Family) -> None:
     case = case_of(FIRST, family)
     there = translated(case, "unified")
     assert there is not None
-    assert there.pages.first_block * page_elements("unified", there.heads, 1, there.strides)[1] >= 2**31
+    assert there.pages.first_block * there.cache_layout.page_strides[1] >= 2**31
     assert translated(there, family) == case
 
 

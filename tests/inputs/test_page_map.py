@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, PageLayout, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, TablePoison
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import table_poison

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import DTypeName
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.storage import rounded
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -22,7 +22,7 @@ def numbers_and_bits(dtype: DTypeName) -> tuple[npt.NDArray[np.float64], npt.NDA
     """Return all finite numbers from 0 on of a type in ascending order, and their bits."""
     size = TORCH_DTYPES[dtype].itemsize
     bits = np.arange(2 ** (8 * size - 1))
-    memory = bits.astype(BIT_DTYPES[size]).view(np.uint8)
+    memory = bits.astype(UNSIGNED[size]).view(np.uint8)
     numbers = torch.from_numpy(memory).view(TORCH_DTYPES[dtype]).double().numpy()
     finite = np.isfinite(numbers)
     return numbers[finite], bits[finite]

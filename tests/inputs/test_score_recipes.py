@@ -10,16 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     DenormalScores,
     LevelScores,
@@ -31,8 +24,8 @@ from fuzz_attn.case.recipes import (
     ScoreRecipe,
     UniformScores,
 )
-from fuzz_attn.inputs.numbers import CALM, LIMIT, numbers_of
-from fuzz_attn.inputs.poison import TORCH_DTYPES
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES
+from fuzz_attn.inputs.numbers import LIMIT, NEAR_UNIFORM, numbers_of
 from fuzz_attn.inputs.storage import rounded
 from fuzz_attn.inputs.tensors import materialise
 
@@ -301,8 +294,10 @@ def test_dequantised_keys_are_finite_in_float16(recipe: ScoreRecipe, kv: DTypeNa
 
 @pytest.mark.parametrize("recipe", [*RECIPES, NormalScores(64.0)], ids=repr)
 def test_calm_divides_the_queries_of_most_rows_and_nothing_else(recipe: ScoreRecipe) -> None:
-    lively, calm = (numbers_of(case_of(recipe, 16, sequences=(Sequence(90, 3),), calm=on)) for on in (False, True))
-    divided = (calm.queries == lively.queries * CALM).all(-1)
+    lively, calm = (
+        numbers_of(case_of(recipe, 16, sequences=(Sequence(90, 3),), near_uniform=on)) for on in (False, True)
+    )
+    divided = (calm.queries == lively.queries * NEAR_UNIFORM).all(-1)
     kept = (calm.queries == lively.queries).all(-1)
     assert (divided | kept).all()
     assert np.array_equal(calm.keys, lively.keys)

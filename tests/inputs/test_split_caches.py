@@ -8,23 +8,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    is_fp8,
-    piece_size,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES, Family
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, slot_poison
+from fuzz_attn.inputs.poison import slot_poison
 from fuzz_attn.inputs.storage import rounded
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
@@ -40,7 +32,7 @@ dense_cases = st.sampled_from(DENSE).flatmap(lambda family: cases(Domain(family=
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray:
     size = tensor.element_size()
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().view(BIT_DTYPES[size]).reshape(tensor.shape)
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().view(UNSIGNED[size]).reshape(tensor.shape)
 
 
 def expected_slots(case: AttentionCase) -> dict[int, int]:
@@ -52,7 +44,7 @@ def expected_slots(case: AttentionCase) -> dict[int, int]:
 @QUIET
 @given(split_cases)
 def test_each_element_lies_where_the_layout_says(case: AttentionCase) -> None:
-    tensors, numbers, piece = materialise(case), numbers_of(case), piece_size(case.dtypes.kv)
+    tensors, numbers, piece = materialise(case), numbers_of(case), FAMILIES[case.family].cache.piece(case.dtypes.kv)
     heads, size, slots = case.heads.num_kv_heads, case.heads.head_size, case.pages.block_size
     blocks = page_map(case).num_blocks
     assert tensors.key_cache.shape == (blocks, heads, size // piece, slots, piece)
@@ -76,7 +68,7 @@ def test_each_element_lies_where_the_layout_says(case: AttentionCase) -> None:
 def test_what_surrounds_the_pages_is_poison(case: AttentionCase) -> None:
     tensors = materialise(case)
     poisons = {slot_poison(case.dtypes.kv, case.poison.keys), slot_poison(case.dtypes.kv, case.poison.values)}
-    memory = storage_bytes(tensors.key_cache).numpy().view(BIT_DTYPES[tensors.key_cache.element_size()]).copy()
+    memory = storage_bytes(tensors.key_cache).numpy().view(UNSIGNED[tensors.key_cache.element_size()]).copy()
     caches = [tensors.key_cache]
     if tensors.value_cache.untyped_storage().data_ptr() == tensors.key_cache.untyped_storage().data_ptr():
         caches.append(tensors.value_cache)
@@ -194,5 +186,5 @@ def test_sizes_are_those_of_the_family() -> None:
 @given(split_cases)
 def test_drawn_cases_have_only_their_family_s_features(case: AttentionCase) -> None:
     assert not any((case.softcap, case.qq_bias, is_fp8(case.dtypes.q)))
-    assert case.heads.head_size % piece_size(case.dtypes.kv) == 0
+    assert case.heads.head_size % FAMILIES[case.family].cache.piece(case.dtypes.kv) == 0
     assert case.family != "paged" or case.filter_by_query_len or {s.query_len for s in case.sequences} <= {1}

@@ -12,19 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import ALL_FEATURES
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NeedleScores,
@@ -34,9 +26,10 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.poison import output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.storage import GUARD_BYTES, rounded
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
@@ -67,7 +60,7 @@ def strided_cases(draw: st.DrawFn) -> AttentionCase:
 
 def memory_of(tensor: torch.Tensor) -> Bits:
     """Return the bits of each element of the tensor's whole memory."""
-    return storage_bytes(tensor).numpy().view(BIT_DTYPES[tensor.element_size()]).astype(np.int64)
+    return storage_bytes(tensor).numpy().view(UNSIGNED[tensor.element_size()]).astype(np.int64)
 
 
 def places(tensor: torch.Tensor) -> Bits:

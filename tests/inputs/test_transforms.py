@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.inputs.transforms import (
     Shift,
     arranged,
-    bits_of,
     coarse,
     constant,
     grid,
@@ -28,8 +28,8 @@ from fuzz_attn.properties.bounded import CANCELLED
 from fuzz_attn.properties.catalogue import RELATIONS
 from fuzz_attn.strategies.cases import cases
 
-FAMILIES: tuple[Family, ...] = tuple(FEATURES)
-ANY_CASE = st.sampled_from(FAMILIES).flatmap(lambda family: cases(Domain(family=family)))
+NAMES: tuple[Family, ...] = tuple(FAMILIES)
+ANY_CASE = st.sampled_from(NAMES).flatmap(lambda family: cases(Domain(family=family)))
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 CLOSE = 2.0**-10
 """How near two float64 answers to one problem must be, as a share of the error bound."""

@@ -10,16 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalValues,
@@ -31,8 +24,8 @@ from fuzz_attn.case.recipes import (
     PositionValues,
     ValueRecipe,
 )
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 from fuzz_attn.inputs.numbers import LIMIT, MARK, numbers_of
-from fuzz_attn.inputs.poison import TORCH_DTYPES
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import rounded
 
@@ -209,7 +202,7 @@ def test_later_override_wins() -> None:
 @pytest.mark.parametrize("out", [1.0, 0.3, 32.0])
 def test_marks_give_each_key_a_column_and_leave_the_others_to_the_recipe(out: float) -> None:
     changes = {"dtypes": DTypes(out="float8_e4m3fn"), "scales": Scales(out=out)}
-    alone, marked = (values_of(NormalValues(), marks=marks, **changes) for marks in (False, True))
+    alone, marked = (values_of(NormalValues(), key_marks=marks, **changes) for marks in (False, True))
     assert np.array_equal(marked[..., 0::2], alone[..., 0::2])
     marks = marked[..., 1::2]
     assert set(np.abs(marks[marks != 0]).tolist()) == {float(MARK * np.float32(out))}
@@ -218,11 +211,11 @@ def test_marks_give_each_key_a_column_and_leave_the_others_to_the_recipe(out: fl
 
 @pytest.mark.parametrize("head_size", [2, 3, 16, 40])
 def test_marks_that_share_a_column_cancel_wherever_a_row_begins_and_ends(head_size: int) -> None:
-    values = values_of(NormalValues(), marks=True, heads=HeadLayout(2, 3, head_size))[-131:, :, 1::2]
+    values = values_of(NormalValues(), key_marks=True, heads=HeadLayout(2, 3, head_size))[-131:, :, 1::2]
     sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
     assert np.ptp(sums, axis=0).max() == MARK
 
 
 def test_a_head_of_one_column_has_no_room_for_marks() -> None:
     changes = {"heads": HeadLayout(2, 3, 1)}
-    assert np.array_equal(values_of(NormalValues(), marks=True, **changes), values_of(NormalValues(), **changes))
+    assert np.array_equal(values_of(NormalValues(), key_marks=True, **changes), values_of(NormalValues(), **changes))

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import CompileKey, LaunchHints, Sequence
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import ALL_FEATURES
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_CROWD, batches
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import (

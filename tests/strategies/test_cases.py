@@ -9,19 +9,12 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    CompileKey,
-    HeadLayout,
-    PageLayout,
-    Sequence,
-    Strides,
-    is_fp8,
-    page_elements,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Family
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -39,9 +32,11 @@ DOMAINS = [
     Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
     *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
     *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
-    *(Domain(family=family) for family in FEATURES),
+    *(Domain(family=family) for family in FAMILIES),
     Domain(family="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
-    Domain(family="paged", dtypes=("float16",), features=FEATURES["paged"] - {"filter_by_query_len", "fp8_out"}),
+    Domain(
+        family="paged", dtypes=("float16",), features=FAMILIES["paged"].features - {"filter_by_query_len", "fp8_out"}
+    ),
     Domain(family="context", features=frozenset({"stale_cache"})),
 ]
 
@@ -94,16 +89,16 @@ def test_every_case_lies_within_its_domain(sample: Any, domain: Domain) -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("feature", sorted(FEATURES["unified"] - {RARE}))
+@pytest.mark.parametrize("feature", sorted(FAMILIES["unified"].features - {RARE}))
 def test_every_feature_is_on_in_a_decent_share_and_off_in_more(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
     assert 0.1 < share < 0.6
 
 
-@pytest.mark.parametrize("family", sorted(FEATURES.keys() - {"unified"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
 def test_every_feature_of_a_split_family_too(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
-    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FEATURES[family] - {RARE}}
+    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FAMILIES[family].features - {RARE}}
     assert {name for name, share in shares.items() if not 0.05 < share < 0.6} == set(), shares
 
 
@@ -211,8 +206,8 @@ def test_cases_travel_as_json(drawn_cases: list[AttentionCase]) -> None:
         pytest.param(
             lambda c: c.pages.first_block, replace(SIMPLEST, pages=PageLayout(first_block=2**31 // 256)), id="far pages"
         ),
-        pytest.param(lambda c: c.calm, replace(SIMPLEST, calm=True), id="calm"),
-        pytest.param(lambda c: c.marks, replace(SIMPLEST, marks=True), id="marks"),
+        pytest.param(lambda c: c.near_uniform, replace(SIMPLEST, near_uniform=True), id="near uniform"),
+        pytest.param(lambda c: c.key_marks, replace(SIMPLEST, key_marks=True), id="key marks"),
         pytest.param(lambda c: c.padded_tokens > 1, replace(SIMPLEST, padded_tokens=2), id="padded tokens"),
         pytest.param(
             lambda c: getattr(c.scores, "level", 0.0) == -110.0,
@@ -242,10 +237,7 @@ def test_keys_outside_of_the_domain_are_refused() -> None:
 def test_few_cases_lie_far_into_their_caches(drawn_cases: list[AttentionCase]) -> None:
     far = [case for case in drawn_cases if case.pages.first_block]
     assert 0.02 < len(far) / len(drawn_cases) < 0.08
-    reaches = [
-        case.pages.first_block * page_elements(case.family, case.heads, case.pages.block_size, case.strides)[1]
-        for case in far
-    ]
+    reaches = [case.pages.first_block * case.cache_layout.page_strides[1] for case in far]
     assert any(2**31 <= reach < 2**32 for reach in reaches)
     assert any(reach >= 2**32 for reach in reaches)
     assert {case.strides.cache for case in far} == {"separate", "blocks_first", "heads_first"}

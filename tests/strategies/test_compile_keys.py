@@ -13,8 +13,10 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import CompileKey, DTypes, LaunchHints, is_fp8
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.compile_keys import compile_keys, key_pool
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
 from fuzz_attn.strategies.pages import BLOCK_SIZES

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -32,7 +32,7 @@ def hypothesis_makes(strategy: st.SearchStrategy[Any], choices: list[int]) -> ob
     return made[0]
 
 
-@pytest.mark.parametrize("family", FEATURES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_hypothesis_makes_the_same_cases_of_the_same_choices(family: Family) -> None:
     domain = Domain(family=family, paths=("auto", "2d", "3d") if family == "unified" else ("auto",), tile_hint=True)
     keys, random = key_pool(domain)[::7], Random(3)

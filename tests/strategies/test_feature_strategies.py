@@ -9,9 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -88,7 +89,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (poisons(), lambda poison: (poison.keys, poison.values, poison.table) == ("huge", "inf", "zero")),
         (poisons(), lambda poison: poison.out == 1 and poison.table == "negative"),
         (qq_biases(), lambda recipe: recipe.kind == "tree" and recipe.extra_columns < 0),
-        (qq_biases(), lambda recipe: recipe.kind == "alone" and not recipe.extra_columns),
+        (qq_biases(), lambda recipe: recipe.kind == "diagonal" and not recipe.extra_columns),
         (qq_biases(), lambda recipe: recipe.row_padding and recipe.extra_columns > 0 and recipe.extra_rows),
         (relation_choices(), lambda choice: choice is not None and choice > 4000),
         (scales(dtypes=FP8), lambda values: values.k / values.v >= 2**10),
