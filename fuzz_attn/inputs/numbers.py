@@ -8,12 +8,11 @@ and single IEEE operations, so they are the same on every machine.
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 import numpy as np
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
@@ -51,10 +50,7 @@ def numbers_of(case: AttentionCase) -> Numbers:
 
     Relations launch the same case with other poison and strides, which no number depends on. So the cache ignores both.
     """
-    same_numbers = copy(case)  # a replaced case would be checked again
-    force_setattr(same_numbers, "poison", _SAME_POISON)
-    force_setattr(same_numbers, "strides", _SAME_STRIDES)
-    return _numbers_of(same_numbers)
+    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
 
 
 @lru_cache(maxsize=1)
