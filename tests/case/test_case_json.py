@@ -1,4 +1,4 @@
-"""Cases as JSON: lossless, short, and pinned, because saved counterexamples must mean the same years later."""
+"""Cases as JSON: lossless, short and pinned, because saved counterexamples must keep their meaning for years."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Sequence": {"query_len": 1},
 }
 PARTS = ("CompileKey", "DTypes", "HeadLayout", "LaunchHints", "PageLayout", "PoisonRecipe", "Scales", "Strides")
-"""Pinned as parts of a case; the key is in no file."""
+"""Pinned as parts of a case; no file holds the compile key."""
 
 
 def decode(text: str | bytes) -> AttentionCase:
@@ -224,7 +224,7 @@ def test_json_with_every_default_written_out_is_the_same_case(case: AttentionCas
 
 @QUIET
 @given(st.floats(-1e30, 1e30), st.floats(2.0**-126, 2.0**126), st.integers(0, 2**53 - 1))
-def test_numbers_keep_every_bit(value: float, scale: float, seed: int) -> None:
+def test_json_keeps_every_bit_of_numbers(value: float, scale: float, seed: int) -> None:
     override = Override(tensor="k", value=value)
     case = AttentionCase(sequences=(), softmax_scale=scale, softcap=scale, overrides=(override,), seed=seed)
     again = decode(msgspec.json.encode(case))
@@ -258,7 +258,7 @@ def test_golden_text_of_schema_version_2() -> None:
 
 
 def test_golden_text_sets_every_field() -> None:
-    # q's scale and family have one legal value here, and so has what split caches alone can have.
+    # q's scale, the family and the features of split caches have only one legal value here.
     def unset(value: object, path: str) -> list[str]:
         if isinstance(value, tuple):
             return [name for part in value[:1] for name in unset(part, path)]
@@ -304,13 +304,13 @@ def test_equal_cases_make_equal_keys_and_texts() -> None:
         {"launch": LaunchHints()},
     ],
 )
-def test_what_compiles_anew_changes_the_key(changes: dict[str, Any]) -> None:
+def test_fields_that_recompile_change_the_key(changes: dict[str, Any]) -> None:
     assert replace(FULL, **changes).compile_key != FULL.compile_key
 
 
 @QUIET
 @given(cases(WIDE))
-def test_key_says_which_features_are_on(case: AttentionCase) -> None:
+def test_key_holds_the_compiled_features(case: AttentionCase) -> None:
     key = case.compile_key
     assert (key.window, key.softcap) == (case.window != 0, case.softcap != 0.0)
     assert (key.alibi, key.qq_bias, key.sinks) == tuple(x is not None for x in (case.alibi, case.qq_bias, case.sinks))

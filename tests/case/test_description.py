@@ -1,4 +1,4 @@
-"""Descriptions: a case in words that leave nothing out."""
+"""Descriptions: every difference between cases shows in the words."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_different_cases_have_different_descriptions(left: AttentionCase, right:
 @given(
     cases(WIDE), cases(WIDE), st.sampled_from([name for name in AttentionCase.__struct_fields__ if name != "family"])
 )
-def test_every_field_is_told(left: AttentionCase, right: AttentionCase, field: str) -> None:
+def test_every_field_is_described(left: AttentionCase, right: AttentionCase, field: str) -> None:
     try:
         changed = replace(left, **{field: getattr(right, field)})
     except CaseError:
@@ -212,7 +212,7 @@ FIELDS: list[tuple[str, Any]] = [
 ]
 
 
-def test_every_part_of_a_field_is_told() -> None:
+def test_every_part_of_a_field_is_described() -> None:
     plain = AttentionCase((Sequence(1),))
     texts = [text_of(replace(plain, **{name: value})) for name, value in FIELDS]
     assert len({text_of(plain), *texts}) == len(FIELDS) + 1
@@ -220,7 +220,7 @@ def test_every_part_of_a_field_is_told() -> None:
 
 @QUIET
 @given(cases(WIDE))
-def test_lines_are_one_line_each(case: AttentionCase) -> None:
+def test_each_description_is_one_line(case: AttentionCase) -> None:
     for what, words in describe(case):
         assert words == words.strip() != ""
         assert "\n" not in what + words

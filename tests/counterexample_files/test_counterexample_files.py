@@ -115,7 +115,7 @@ def test_golden_file_of_schema_version_2(tmp_path: Path) -> None:
     relation=st.none() | st.sampled_from(("determinism", "poison_independence")),
     text=st.text(max_size=30),
 )
-def test_file_gives_back_what_was_saved(
+def test_saved_file_loads_unchanged(
     tmp_path: Path, case: AttentionCase, ratio: float | None, relation: str | None, text: str
 ) -> None:
     verdict = Verdict("oracle", "mismatch", text, ratio, "everywhere", 7, 9, (ELEMENT, ELEMENT))
@@ -180,7 +180,7 @@ def test_file_can_be_read_by_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(save(FOUND, tmp_path).stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-def test_nothing_is_left_behind_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> int:
         path.touch()
         raise OSError(28, f"No space left on device for {len(data)} bytes")
@@ -196,7 +196,7 @@ def save_many(folder: Path, first: int) -> None:
         save(found_in(replace(CASE, sequences=(Sequence(size, 3),))), folder)
 
 
-def test_two_savers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+def test_concurrent_saves_leave_one_whole_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as savers:
         list(savers.map(save_many, (tmp_path, tmp_path), (60, 61)))
     (path,) = tmp_path.iterdir()
@@ -273,7 +273,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 def rubbish(value: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy of copies of plain JSON with one part, somewhere, replaced by something else."""
+    """Return a strategy of copies of plain JSON with one part replaced by something else."""
     other: st.SearchStrategy[Any] = st.sampled_from((None, -1, 2**60, 1e300, "x", [], {}, True, [[]], float("inf")))
     if isinstance(value, dict) and value:
         names = st.sampled_from(sorted(value))
@@ -332,7 +332,7 @@ def test_place_that_does_not_exist(tmp_path: Path) -> None:
         list(files_in((tmp_path, tmp_path / "nowhere")))
 
 
-def test_a_fixed_file_is_kept_beside_a_new_failure(tmp_path: Path) -> None:
+def test_fixed_file_is_kept_beside_a_new_failure(tmp_path: Path) -> None:
     fixed = msgspec.structs.replace(FOUND, status="fixed")
     kept = save(fixed, tmp_path)
     again = save(FOUND, tmp_path)

@@ -59,11 +59,11 @@ def test_kinds_of_slopes(scale: float) -> None:
     assert len(np.unique(arbitrary)) == 40
 
 
-def test_calm_divides_the_slopes_of_most_heads() -> None:
+def test_near_uniform_divides_the_slopes_of_most_heads() -> None:
     case = case_of(heads=200)
-    slopes, calm = (alibi_slopes(AlibiRecipe("arbitrary"), replace(case, near_uniform=on)) for on in (False, True))
-    divided = calm == slopes / 16  # the next power of two above the longest sequence, of 10 keys
-    assert (divided | (calm == slopes)).all()
+    slopes, scaled = (alibi_slopes(AlibiRecipe("arbitrary"), replace(case, near_uniform=on)) for on in (False, True))
+    divided = scaled == slopes / 16  # the next power of two above the longest sequence, of 10 keys
+    assert (divided | (scaled == slopes)).all()
     assert 0.85 < divided.mean() < 1.0
 
 
@@ -109,7 +109,7 @@ def test_diagonal_is_finite_and_nothing_is_plus_infinity(recipe: QQBiasRecipe, q
 
 @QUIET
 @given(st.integers(1, 12), st.integers(0, 1000), st.integers(-6, 6))
-def test_tree_lets_through_own_token_and_ancestors(query_len: int, seed: int, extra_columns: int) -> None:
+def test_tree_shows_the_own_token_and_its_ancestors(query_len: int, seed: int, extra_columns: int) -> None:
     case = AttentionCase((Sequence(query_len),), seed=seed)
     whole = qq_bias(QQBiasRecipe("tree"), case).padded
     assert set(np.unique(whole).tolist()) <= {0.0, -np.inf}
@@ -128,7 +128,7 @@ def test_tree_lets_through_own_token_and_ancestors(query_len: int, seed: int, ex
     assert (other[:, query_len:] == -np.inf).all()
 
 
-def test_tokens_alone_see_nothing_but_themselves() -> None:
+def test_diagonal_bias_lets_tokens_see_only_themselves() -> None:
     bias = qq_bias(QQBiasRecipe("diagonal"), case_of(query_len=5)).padded
     np.testing.assert_array_equal(bias == 0.0, np.eye(5, dtype=np.bool_))
     assert set(np.unique(bias).tolist()) == {0.0, -np.inf}

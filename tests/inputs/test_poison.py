@@ -1,4 +1,4 @@
-"""Poison: every pattern is what it says in its type."""
+"""Poison: every pattern has the value that its name says."""
 
 from __future__ import annotations
 

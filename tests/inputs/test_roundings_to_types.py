@@ -29,7 +29,7 @@ def numbers_and_bits(dtype: DTypeName) -> tuple[npt.NDArray[np.float64], npt.NDA
 
 
 def nearest(exact: npt.NDArray[np.float64], dtype: DTypeName) -> npt.NDArray[np.int64]:
-    """Return the bits of the nearest finite number, of two the one with even bits, by search through all of them."""
+    """Return the bits of the nearest finite number, on a tie the one with even bits, by search through all numbers."""
     numbers, bits = numbers_and_bits(dtype)
     size = np.minimum(np.abs(exact), numbers[-1])
     above = np.clip(np.searchsorted(numbers, size), 1, len(numbers) - 1)
@@ -42,7 +42,7 @@ def nearest(exact: npt.NDArray[np.float64], dtype: DTypeName) -> npt.NDArray[np.
 
 
 def awkward_numbers(seed: int, dtype: DTypeName) -> npt.NDArray[np.float32]:
-    """Return float32 numbers of all sizes, and the ties between neighbours of the type with both their neighbours."""
+    """Return float32 numbers of all sizes, and ties between neighbours of the type with both of their neighbours."""
     generator = np.random.default_rng(seed)
     any_size = generator.integers(0, 2**32, 2000, dtype=np.uint64).astype(np.uint32).view(np.float32)
     numbers, _ = numbers_and_bits(dtype)

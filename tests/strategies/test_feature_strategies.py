@@ -1,4 +1,4 @@
-"""The strategies of single features: what each reaches, what it shrinks to, what it refuses."""
+"""Strategies of single features: what each reaches, shrinks to and refuses."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def test_always(sample: Any, strategy: st.SearchStrategy[object], condition: Any
     assert all(condition(value) for value in sample(strategy, 300))
 
 
-def test_two_cases_of_five_are_asked_a_relation_and_the_choices_are_even(sample: Any) -> None:
+def test_two_in_five_choices_are_relations_and_evenly_spread(sample: Any) -> None:
     drawn = sample(relation_choices(), 1000)
     asked = [choice for choice in drawn if choice is not None]
     assert 300 < len(asked) < 500
     assert 0.4 < sum(choice < NUM_CHOICES // 2 for choice in asked) / len(asked) < 0.6
 
 
-def test_half_of_the_windows_cut_something_off(sample: Any) -> None:
+def test_half_of_the_windows_hide_keys(sample: Any) -> None:
     drawn = sample(windows(sequences=(Sequence(4, 60),)), 400)
     assert sum(window < 64 for window in drawn) > len(drawn) / 2
 
@@ -161,13 +161,11 @@ def test_half_of_the_windows_cut_something_off(sample: Any) -> None:
         ((40,), (40,)),
     ],
 )
-def test_head_sizes_are_those_of_the_domain_the_simplest_first(
-    bounds: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def test_head_sizes_of_a_domain(bounds: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert head_sizes(domain=Domain(head_sizes=bounds)) == expected
 
 
-def test_block_sizes_hold_the_bounds_of_the_domain() -> None:
+def test_block_sizes_of_a_domain() -> None:
     assert block_sizes(domain=Domain(block_sizes=(12, 20))) == (16, 12, 15, 17, 20)
 
 
@@ -190,7 +188,7 @@ def test_bad_arguments_are_refused(strategy: Any, arguments: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("family", get_args(Family))
-def test_layouts_that_are_dear_cover_every_pair_of_paddings(family: Family) -> None:
+def test_layout_pool_covers_every_pair_of_paddings(family: Family) -> None:
     pool = layout_pool(family=family)
     assert Strides() not in pool
     assert len(set(pool)) == len(pool) < 60
