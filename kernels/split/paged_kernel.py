@@ -1,4 +1,4 @@
-"""The kernel of paged decode: each program attends the one new token of a sequence over all heads of one KV head."""
+"""The kernel of paged decode: each program attends one new token with all query heads of one KV head."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
