@@ -70,11 +70,9 @@ def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size:
         case, choice = drawn
         return case, None if choice is None else chosen(choice, case, domain, relations)
 
-    # All at once: one draw between two launches finds the processor's caches full of other things, and takes thrice as
-    # long.
-    samples = [Sample(random) for _ in range(examples)]
-    orders = [asked(sample.draw(strategy)) for sample in samples]
-    for sample, order in zip(samples, orders, strict=True):
+    for _ in range(examples):
+        sample = Sample(random)
+        order = asked(sample.draw(strategy))
         try:
             attempt(*order)
         except FoundError:

@@ -8,12 +8,11 @@ arithmetic and single IEEE operations: the same on every machine.
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 import numpy as np
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase, DTypeName, Strides
@@ -54,10 +53,7 @@ class Numbers:
 
 def numbers_of(case: AttentionCase) -> Numbers:
     """Return queries, keys and values of the case, overrides applied, clipped to ``LIMIT``; nobody may change them."""
-    alike = copy(case)  # not a case that is checked again, as another change would have to be
-    force_setattr(alike, "poison", _SAME_POISON)
-    force_setattr(alike, "strides", _SAME_STRIDES)
-    return _numbers_of(alike)
+    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
 
 
 @lru_cache(maxsize=1)

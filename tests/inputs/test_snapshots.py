@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.journal import Journal
@@ -23,14 +22,6 @@ def test_a_snapshot_sees_each_byte_of_the_memory_guards_included(place: int, cas
     assert not still_holds(query, before)
     storage_bytes(query)[place] ^= 1
     assert still_holds(query, before)
-
-
-def test_a_snapshot_made_on_a_device_is_compared_there() -> None:
-    tensor = torch.zeros(3)
-    before = storage_bytes(tensor).clone()
-    assert still_holds(tensor, before)
-    tensor[2] = 1
-    assert not still_holds(tensor, before)
 
 
 def test_a_short_entry_of_the_journal_hides_a_long_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from fuzz_attn.simulator.errors import LoweringError
-from fuzz_attn.simulator.frontend.interpreted import front_end_for
+from fuzz_attn.simulator.frontend.interpreted import interpreted_functions_accepted
 
 _TARGET = ("cuda", 90, 32)
 
@@ -115,7 +115,7 @@ def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -
     source = ASTSource(function, signature=signature, constexprs=positions)
     implementation = backend.get_codegen_implementation(options)
     try:
-        with front_end_for(function):
+        with interpreted_functions_accepted():
             module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
     except Exception as error:
         raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
