@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import msgspec
 import torch
 
-from fuzz_attn.inputs.transforms import bits_of
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel

@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    Scales,
-    Sequence,
-    replace,
-)
-from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets.bindings import BINDINGS
@@ -25,7 +18,7 @@ from fuzz_attn.targets.bindings.unified import SCRATCH, UNIFIED
 from fuzz_attn.targets.loading import as_target
 
 SCRATCH_NAMES = [parameter.name for parameter in SCRATCH]
-DERIVED = FEATURES["unified"] - {"fp8_q"}
+DERIVED = FAMILIES["unified"].features - {"fp8_q"}
 """The features that a signature can promise; a target has to declare fp8 queries."""
 
 
@@ -142,7 +135,7 @@ SPLIT += ", sm_scale=None, sinks=None"
 def test_split_families_are_recognised_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
     assert target.family == family
-    assert target.domain.features == FEATURES[family] - left_out
+    assert target.domain.features == FAMILIES[family].features - left_out
 
 
 def test_arguments_of_the_split_families() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
-from fuzz_attn.case.families import FEATURES
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import loading, torch_defaults
@@ -158,5 +159,5 @@ def test_slug_is_a_folder_name(name: str, slug: str) -> None:
 def test_built_in_target_has_every_feature_of_its_family(name: str) -> None:
     target = load_target(name)
     assert (target.name, target.family) == (name, name)
-    assert all(target.domain.allows(feature) for feature in FEATURES[target.family])
+    assert all(target.domain.allows(feature) for feature in FAMILIES[target.family].features)
     assert BINDINGS[target.family].misfit(target.signature) == ""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from fuzz_attn.case.attention_case import LaunchPath
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family, Feature
+from fuzz_attn.case.families import FAMILIES, Family, Feature
+from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -121,7 +121,7 @@ class Binding:
             if not signature.takes(parameter.name)
             for feature in parameter.features
         }
-        features = FEATURES[self.family] - self.undeclared - lacking
+        features = FAMILIES[self.family].features - self.undeclared - lacking
         return Domain(family=self.family, features=features, paths=self._paths(signature), fp8_q_scales=False)
 
     def arguments_for(self, signature: Signature, tensors: AttentionTensors) -> Arguments:
