@@ -1,7 +1,8 @@
-"""Explanations: why some masks of this project's own kernels cannot show every outcome, so that what is left is news.
+"""Explanations: why some masks of this project's own kernels never show some outcomes, so that other gaps stand out.
 
-They lie in ``explanations.toml``, anchored by source text and not by line. A test fails where a campaign sees what one
-of them says never happens. The kernels of others have none.
+They are data of a checkout, ``tests/coverage/explanations.toml``, and refer to source lines by their text. A test fails
+where a campaign sees an outcome that an explanation rules out. Other kernels have no explanations, and neither has an
+installation without the file.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, Outcome
 
-FILE: Final = Path(__file__).with_name("explanations.toml")
-_OWN: Final = frozenset(get_args(Family))
-"""The built-in targets, each named like its family."""
+FILE: Final = Path(__file__).parents[2] / "tests" / "coverage" / "explanations.toml"
+_BUILT_IN: Final = frozenset(get_args(Family))
+"""The built-in targets; each has the name of its family."""
 
 
 class Explanation(Plain, frozen=True):
     """Why masks on one source line never show some outcomes.
 
-    ``file`` lies below kernels/ and has the line ``source`` once; ``continued`` is the line below that older versions
-    of Triton name instead. ``kernels`` are the launched ones it holds for, in campaigns of the ``families``; none means
-    all. ``ordinals`` are as a mask's, likewise.
+    ``file`` is a path below kernels/ that contains the line ``source`` once. ``continued`` is the following line that
+    Triton before 3.9 records instead. ``kernels``, ``families`` and ``ordinals`` limit the explanation to launched
+    kernels, to campaigns of some families and to some of a line's masks; an empty tuple is no limit.
     """
 
     file: str
@@ -41,7 +42,7 @@ class Explanation(Plain, frozen=True):
     ordinals: tuple[int, ...] = ()
 
     def covers(self, mask: Mask, family: str) -> bool:
-        """Return whether this is about a mask, in a campaign of a family."""
+        """Return whether the explanation is about a mask in a campaign of a family."""
         return (
             PurePath(mask.file).match(self.file)
             and mask.text in {self.source, self.continued or self.source}
@@ -52,7 +53,7 @@ class Explanation(Plain, frozen=True):
 
 
 class Gap(NamedTuple):
-    """A mask with outcomes that a campaign did not show; ``because`` is empty, or says why none of them can be."""
+    """A mask with outcomes that a campaign did not show; ``because`` explains all of them, or is empty."""
 
     mask: Mask
     missing: tuple[Outcome, ...]
@@ -60,7 +61,7 @@ class Gap(NamedTuple):
 
 
 class Explanations(Plain, frozen=True):
-    """The file: the kernels that each family's launcher starts, and what explains their gaps."""
+    """The file: the kernels that each family's launcher launches, and the explanations."""
 
     kernels: dict[Family, tuple[str, ...]]
     explanation: tuple[Explanation, ...]
@@ -68,39 +69,46 @@ class Explanations(Plain, frozen=True):
 
 @cache
 def load() -> Explanations:
-    """Return what the file says."""
+    """Return the content of the file, empty where there is none."""
+    if not FILE.exists():
+        return Explanations(kernels={}, explanation=())
     return msgspec.toml.decode(FILE.read_bytes(), type=Explanations)
 
 
 def gaps(masks: Iterable[Mask], target: str) -> tuple[Gap, ...]:
-    """Return a gap for each mask that lacks an outcome: what nothing explains of it, or all of it and why."""
+    """Return a gap for each mask that lacks an outcome.
+
+    The gap lists the outcomes that nothing explains. Where everything is explained, it lists all of them with the
+    explanation.
+    """
     return tuple(_gap(mask, target) for mask in mask_coverage.missing(masks))
 
 
 def _gap(mask: Mask, target: str) -> Gap:
-    visited = _visited(mask, target)
-    if visited:
-        return Gap(mask, mask.missing, visited)
+    foreign = _foreign(mask, target)
+    if foreign:
+        return Gap(mask, mask.missing, foreign)
     about = [entry for entry in _about(mask, target) if set(entry.never) & set(mask.missing)]
     explained = {outcome for entry in about for outcome in entry.never}
     left = tuple(outcome for outcome in mask.missing if outcome not in explained)
     return Gap(mask, left) if left else Gap(mask, mask.missing, "; ".join(entry.because for entry in about))
 
 
-def _visited(mask: Mask, target: str) -> str:
-    """Return why a kernel of another family may show little in a campaign of this one; empty for its own."""
-    if target not in _OWN:
+def _foreign(mask: Mask, target: str) -> str:
+    """Return why a kernel of another family may show little in a campaign of this one; empty for its own kernels."""
+    if target not in _BUILT_IN:
         return ""
-    family = next((family for family, kernels in load().kernels.items() if mask.kernel in kernels), target)
-    ours = mask.kernel in load().kernels[cast(Family, target)]
-    return "" if ours or family == target else f"run by the relation other_family alone: {family} campaigns show it"
+    families = load().kernels
+    family = next((family for family, kernels in families.items() if mask.kernel in kernels), target)
+    own = mask.kernel in families.get(cast(Family, target), ())
+    return "" if own or family == target else f"launched only by the relation other_family: see {family} campaigns"
 
 
 def _about(mask: Mask, target: str) -> list[Explanation]:
-    return [entry for entry in load().explanation if entry.covers(mask, target)] if target in _OWN else []
+    return [entry for entry in load().explanation if entry.covers(mask, target)] if target in _BUILT_IN else []
 
 
-def in_short(masks: tuple[Mask, ...], target: str) -> str:
+def summary_line(masks: tuple[Mask, ...], target: str) -> str:
     """Return the coverage in one line."""
     lacking = gaps(masks, target)
     left = [gap for gap in lacking if not gap.because]

@@ -1,8 +1,8 @@
-"""Semantic coverage: which masks and conditions of a target's kernels showed which outcomes in a campaign.
+"""Mask coverage: which masks and conditions of a target's kernels showed which outcomes in a campaign.
 
-A mask that was never mixed is a boundary that nobody tested. The simulator looks at the mask of each load, store and
-select, and at the condition of each branch and loop, in every program of every launch; see :class:`Mask`. A run keeps
-what its shards saw in one file, :class:`CoverageFile`.
+A mask that was never mixed is an untested boundary. The simulator records the mask of each load, store and select, and
+the condition of each branch and loop, in every program of every launch; see :class:`Mask`. A run writes the records of
+all its shards into one file, :class:`CoverageFile`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CoverageError
 
 SCHEMA: Final = 1
-"""Raised whenever an old file would no longer mean the same."""
+"""The version of the file's format."""
 FILE_NAME: Final = "coverage.json"
 
 Outcome: TypeAlias = Literal["all true", "all false", "mixed"]
@@ -28,12 +28,14 @@ OUTCOMES: Final[tuple[Outcome, ...]] = ("all true", "all false", "mixed")
 class Mask(Plain, frozen=True, omit_defaults=False):
     """A mask of a kernel, and the outcomes that it showed in single programs.
 
-    ``kernel`` is the launched function, ``file`` and ``line`` the source line, maybe of a helper that the kernel calls.
-    ``kind`` is load, store, atomic_rmw, atomic_cas, select, branch or while; ``ordinal`` counts those of one kind on
-    one line in the compiled kernel. All compilations of a kernel count together. What one of them decides at compile
-    time (an unmasked access, a flag) is no mask of that compilation and says nothing here; a mask that has to be
-    computed and cannot come out otherwise (``dim < HEAD_SIZE`` without padding) is all true. ``several`` tells that it
-    has more than one element in some compilation, and so can be mixed. ``text`` is the source line.
+    ``kernel`` is the launched function, ``file`` and ``line`` the place of ``text``, possibly in a helper that the
+    kernel calls. ``kind`` is load, store, atomic_rmw, atomic_cas, select, branch or while. ``ordinal`` counts the masks
+    of one kind on one line of the compiled kernel. ``several`` is true if the mask has more than one element in some
+    compilation, so that it can be mixed.
+
+    All compilations of a kernel count together. What a compilation decides at compile time (an unmasked access, a flag)
+    is no mask of it. A mask that is computed but has only one possible outcome (``dim < HEAD_SIZE`` without padding) is
+    recorded as all true.
     """
 
     file: str
@@ -47,19 +49,20 @@ class Mask(Plain, frozen=True, omit_defaults=False):
 
     @property
     def place(self) -> tuple[str, int, str, str, int, str]:
-        """What makes two masks the same; in the order in which one would read them."""
+        """The identity of the mask, which sorts masks in the order of the source."""
         return self.file, self.line, self.kernel, self.kind, self.ordinal, self.text
 
     @property
     def missing(self) -> tuple[Outcome, ...]:
-        """The outcomes that it could show and did not."""
+        """The possible outcomes that the mask did not show."""
         return tuple(outcome for outcome in OUTCOMES[: 3 if self.several else 2] if outcome not in self.seen)
 
 
 class TargetCoverage(Plain, frozen=True, omit_defaults=False):
-    """What the cases of one target showed. ``fallback`` tells why the backend that sees masks was given up, if it was.
+    """The masks that the cases of one target showed.
 
-    The masks are then those that were seen before.
+    ``fallback`` is the reason why the run left the simulator, empty if it did not; the masks are then those recorded
+    before.
     """
 
     target: str
@@ -70,14 +73,14 @@ class TargetCoverage(Plain, frozen=True, omit_defaults=False):
 
 
 class CoverageFile(Plain, frozen=True, omit_defaults=False):
-    """The file ``coverage.json`` of a run."""
+    """The content of a run's file ``coverage.json``."""
 
     schema: Annotated[int, Meta(ge=1, le=SCHEMA)]
     targets: tuple[TargetCoverage, ...]
 
 
 def merged(masks: Iterable[Mask]) -> tuple[Mask, ...]:
-    """Return each mask once, with all outcomes that any of its records shows, in the order of the source."""
+    """Return each mask once with the outcomes of all its records, in the order of the source."""
     found: dict[tuple[str, int, str, str, int, str], Mask] = {}
     for mask in masks:
         known = found.get(mask.place)
@@ -93,12 +96,12 @@ def _joined(one: Mask, other: Mask) -> Mask:
 
 
 def missing(masks: Iterable[Mask]) -> tuple[Mask, ...]:
-    """Return the masks that have not shown every outcome that they can, each naming it in ``missing``."""
+    """Return the masks with a missing outcome."""
     return tuple(mask for mask in merged(masks) if mask.missing)
 
 
 def save(targets: Iterable[TargetCoverage], folder: Path) -> Path:
-    """Write the coverage of a run into its folder; return the file's path."""
+    """Write the coverage of a run into its folder and return the file's path."""
     path = folder / FILE_NAME
     found = CoverageFile(SCHEMA, tuple(targets))
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
@@ -106,9 +109,9 @@ def save(targets: Iterable[TargetCoverage], folder: Path) -> Path:
 
 
 def load(place: Path) -> tuple[TargetCoverage, ...]:
-    """Return the coverage of a run from its folder, or from the file itself.
+    """Return the coverage of a run from its folder or from the file itself.
 
-    Raises :class:`CoverageError` where there is none or it cannot be read.
+    Raises :class:`CoverageError` if there is none or it cannot be read.
     """
     path = place / FILE_NAME if place.is_dir() else place
     try:

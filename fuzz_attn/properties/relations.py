@@ -59,6 +59,12 @@ def chosen_relation(choice: int, case: AttentionCase, domain: Domain, among: Col
     return max(holding, key=lambda name: _rank(choice, name))
 
 
+def relation_in_words(name: str) -> str:
+    """Return a relation's name and claim for a report; the bare name if the relation is unknown."""
+    words = name.replace("_", " ")
+    return f"{words}: {RELATIONS[name].claim}" if name in RELATIONS else words
+
+
 def num_pages(case: AttentionCase) -> int:
     """Return how many physical pages with memory a case has, including the spare ones."""
     counts = [-(-sequence.seq_len // case.pages.block_size) for sequence in case.sequences]

@@ -33,7 +33,7 @@ def _heading(found: TargetCoverage) -> Iterator[str]:
     if not found.masks:
         yield f"No masks from {found.backend}: only the simulator records masks, and only those of Triton kernels."
         return
-    yield explanations.in_short(found.masks, found.target)
+    yield explanations.summary_line(found.masks, found.target)
     if found.fallback:
         yield f"Incomplete: the run left the simulator, which records the masks ({found.fallback})."
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.oracle.verdict import Element
+from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report.plain_text import text_of, whole
 
 
@@ -71,7 +72,7 @@ def case_table(found: Counterexample) -> Table:
     for what, words in describe(found.case):
         table.add_row(what, words)
     if found.relation:
-        table.add_row("relation", found.relation.replace("_", " "))
+        table.add_row("relation", relation_in_words(found.relation))
     return table
 
 

@@ -85,7 +85,7 @@ def _covered(statistics: Statistics) -> str:
     if not statistics.masks:
         return "none: only the simulator records masks, and only those of Triton kernels"
     until = ", until the run left the simulator" * bool(statistics.fallback)
-    return f"{explanations.in_short(statistics.masks, statistics.target)}{until}"
+    return f"{explanations.summary_line(statistics.masks, statistics.target)}{until}"
 
 
 def _relations(counts: dict[str, int]) -> str:

@@ -52,7 +52,7 @@ The case
  mask        causal, window of 2 keys
  numbers     scores normal (spread 1), values normal, seed 0
  launch      the launcher's choice
- relation    determinism
+ relation    determinism: a second launch on the same input gives the same bits
 Worst elements
  sequence  query  head  column    actual      expected     bound
         0      1     0       2       nan  -0.181808084  1.52e-07

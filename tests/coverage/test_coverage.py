@@ -1,4 +1,4 @@
-"""Semantic coverage: what a campaign keeps of it, what merges, what is missing, and how it is listed."""
+"""Mask coverage: records of a campaign, how they merge, what is missing, and how it is listed."""
 
 import json
 from collections.abc import Callable
@@ -32,36 +32,36 @@ def changed(mask: Mask, **changes: object) -> Mask:
     return made
 
 
-def test_outcomes_are_named_in_one_order() -> None:
+def test_outcomes_have_one_order() -> None:
     assert get_args(mask_coverage.Outcome) == OUTCOMES
 
 
-def test_records_of_a_mask_merge_to_all_that_they_show() -> None:
+def test_records_of_a_mask_merge() -> None:
     other = changed(STORE, seen=("mixed",))
     assert mask_coverage.merged([other, STORE]) == (changed(STORE, seen=("all true", "mixed")),)
     assert mask_coverage.merged([STORE, STORE]) == (STORE,)
 
 
 @pytest.mark.parametrize("change", [{"ordinal": 1}, {"kind": "load"}, {"line": 8}, {"kernel": "b"}, {"text": "moved"}])
-def test_different_masks_stay_apart_in_the_order_of_the_source(change: dict[str, object]) -> None:
+def test_different_masks_stay_separate_in_source_order(change: dict[str, object]) -> None:
     other = changed(STORE, **change)
     assert mask_coverage.merged([other, STORE]) == tuple(sorted((STORE, other), key=lambda mask: mask.place))
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_outcomes_are_listed() -> None:
     branch = changed(STORE, kind="branch", several=False, seen=("all true", "all false"))
     complete = changed(STORE, line=9, seen=OUTCOMES)
     (mask,) = mask_coverage.missing([branch, STORE, complete])
     assert mask.missing == ("all false", "mixed")
 
 
-def test_a_mask_of_one_element_in_one_compilation_and_more_in_another_can_be_mixed() -> None:
+def test_mask_can_be_mixed_if_one_compilation_has_several_elements() -> None:
     single = changed(STORE, several=False, seen=("all true", "all false"))
     assert mask_coverage.missing([single]) == ()
     assert [mask.missing for mask in mask_coverage.missing([single, STORE])] == [("mixed",)]
 
 
-def test_a_worker_tells_what_is_new_and_only_that() -> None:
+def test_worker_sends_only_new_outcomes() -> None:
     with IsolatedWorker(Setup("unified")) as worker:
         one = Order(AttentionCase(sequences=(Sequence(1, 3),)))
         first, again = worker.judge(one).masks, worker.judge(one).masks
@@ -75,7 +75,7 @@ def test_a_worker_tells_what_is_new_and_only_that() -> None:
     assert all(set(mask.seen) >= set(before[mask.place].seen) for mask in more if mask.place in before)
 
 
-def test_a_campaign_keeps_what_all_its_cases_showed(campaign: Callable[..., Outcome]) -> None:
+def test_campaign_keeps_the_outcomes_of_all_cases(campaign: Callable[..., Outcome]) -> None:
     statistics = campaign("unified", setup=Setup("unified"), max_cases=40).statistics
     (store,) = (mask for mask in statistics.masks if mask.kind == "store" and mask.kernel.endswith("_2d"))
     assert "mixed" in store.seen
@@ -86,7 +86,7 @@ def test_a_campaign_keeps_what_all_its_cases_showed(campaign: Callable[..., Outc
     assert f"of {len(statistics.masks)} masks seen" in text_of(render(statistics))
 
 
-def test_a_death_loses_nothing_that_was_seen_before(tmp_path: Path) -> None:
+def test_crash_of_a_worker_keeps_earlier_outcomes(tmp_path: Path) -> None:
     target = tmp_path / "dies.py"
     target.write_text(
         "import os\nfrom fuzz_attn.kernels.unified_attention import unified_attention as healthy\n\n"
@@ -103,14 +103,14 @@ def test_a_death_loses_nothing_that_was_seen_before(tmp_path: Path) -> None:
     assert any("mixed" in mask.seen for mask in outcome.statistics.masks)
 
 
-def test_a_fallback_is_said(campaign: Callable[..., Outcome]) -> None:
+def test_fallback_is_reported(campaign: Callable[..., Outcome]) -> None:
     statistics = campaign("unified_attention", setup=Setup(f"{BEYOND}:unified_attention"), max_cases=3).statistics
     assert "none: only the simulator records masks" in text_of(render(statistics))
     partly = msgspec.structs.replace(statistics, masks=(STORE,))
     assert "1 lacking (1 never mixed), until the run left the simulator" in text_of(render(partly), 200)
 
 
-def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     arguments = [
         "run",
@@ -144,7 +144,7 @@ def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, m
         assert f"  {because or mask.text}\n" in listed[0].output
 
 
-def test_a_listing_reads_line_kernel_kind_gap_source(tmp_path: Path) -> None:
+def test_listing_has_line_kernel_kind_outcomes_and_source(tmp_path: Path) -> None:
     second = changed(STORE, ordinal=1, seen=())
     complete = changed(STORE, line=9, seen=OUTCOMES)
     place = mask_coverage.save([TargetCoverage("mine", "simulator", "no `f`", 1, (STORE, second, complete))], tmp_path)
@@ -160,7 +160,7 @@ def test_a_listing_reads_line_kernel_kind_gap_source(tmp_path: Path) -> None:
     )
 
 
-def test_a_backend_that_sees_no_masks_is_named(tmp_path: Path) -> None:
+def test_backend_without_masks_is_named(tmp_path: Path) -> None:
     place = mask_coverage.save([TargetCoverage("mine", "interpreter", "", 5, ())], tmp_path)
     assert "No masks from interpreter" in CliRunner().invoke(main, ["coverage", str(place)]).output
 
@@ -174,7 +174,7 @@ def test_a_backend_that_sees_no_masks_is_named(tmp_path: Path) -> None:
         ('{"schema": 1, "targets": [], "more": 1}', "is no coverage of a run: Object contains unknown field `more`"),
     ],
 )
-def test_what_is_no_coverage_is_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / mask_coverage.FILE_NAME).write_text(text)
     with pytest.raises(CoverageError, match=message):
@@ -183,6 +183,6 @@ def test_what_is_no_coverage_is_refused_in_one_line(tmp_path: Path, text: str | 
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
 
 
-def test_statistics_keep_masks_through_json() -> None:
+def test_masks_of_statistics_survive_json() -> None:
     statistics = Statistics(target="mine", masks=(STORE,))
     assert msgspec.json.decode(msgspec.json.encode(statistics), type=Statistics) == statistics

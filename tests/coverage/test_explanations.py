@@ -1,4 +1,4 @@
-"""Explanations of gaps: each stands on one line of one kernel file, and a campaign refutes none and needs no other."""
+"""Explanations of gaps: each names one line of one kernel file, no campaign contradicts one, and none is missing."""
 
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 STORED = Mask(
     "k/common/outputs.py", 41, "kernel_unified_attention_2d", "store", 0, "tl.store(", True, ("all true", "mixed")
 )
-NEWS = Mask("k/mine.py", 7, "kernel_unified_attention_2d", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",))
-VISITOR = msgspec.structs.replace(STORED, kernel="kernel_paged_attention_2d", seen=())
+UNEXPLAINED = Mask(
+    "k/mine.py", 7, "kernel_unified_attention_2d", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",)
+)
+FOREIGN = msgspec.structs.replace(STORED, kernel="kernel_paged_attention_2d", seen=())
 
 
 @pytest.mark.parametrize("entry", explanations.load().explanation, ids=lambda entry: f"{entry.file}-{entry.source}")
-def test_each_stands_on_one_line(entry: Explanation) -> None:
+def test_explanation_names_one_line(entry: Explanation) -> None:
     lines = [line.strip() for line in (kernels_folder() / entry.file).read_text(encoding="utf-8").splitlines()]
     assert lines.count(entry.source) == 1
     below = lines.index(entry.source) + 1
@@ -30,53 +32,62 @@ def test_each_stands_on_one_line(entry: Explanation) -> None:
     assert lines.count(entry.continued) == 1 or not entry.continued
 
 
-def test_a_call_over_several_lines_is_explained_wherever_triton_sees_it() -> None:
+def test_call_over_several_lines_is_explained_on_its_second_line() -> None:
     (gap,) = explanations.gaps([msgspec.structs.replace(STORED, line=43, text="output,")], "unified")
     assert gap.because.startswith("a program that stores has a live row")
 
 
-def test_what_is_explained_is_told_apart() -> None:
-    stored, news = explanations.gaps([STORED, NEWS], "unified")
+def test_only_explained_gaps_have_an_explanation() -> None:
+    stored, unexplained = explanations.gaps([STORED, UNEXPLAINED], "unified")
     assert stored.because.startswith("a program that stores has a live row")
-    assert (stored.missing, news.missing, news.because) == (("all false",), ("all false", "mixed"), "")
+    assert (stored.missing, unexplained.missing, unexplained.because) == (("all false",), ("all false", "mixed"), "")
 
 
-def test_only_what_is_left_of_a_gap_is_news() -> None:
+def test_partly_explained_gap_lists_the_rest() -> None:
     (gap,) = explanations.gaps([msgspec.structs.replace(STORED, seen=("mixed",))], "unified")
     assert (gap.missing, gap.because) == (("all true",), "")
 
 
-def test_kernels_of_another_family_are_its_own_campaigns_to_show() -> None:
-    (gap,) = explanations.gaps([VISITOR], "unified")
+def test_kernel_of_another_family_is_explained() -> None:
+    (gap,) = explanations.gaps([FOREIGN], "unified")
     assert "paged campaigns" in gap.because
-    assert [gap.because for gap in explanations.gaps([VISITOR], "paged")] == [""]
+    assert [gap.because for gap in explanations.gaps([FOREIGN], "paged")] == [""]
 
 
-def test_other_peoples_kernels_are_not_explained() -> None:
+def test_target_of_a_user_has_no_explanations() -> None:
     assert [gap.because for gap in explanations.gaps([STORED], "mine.py:unified")] == [""]
 
 
-def test_a_line_says_how_much() -> None:
+def test_nothing_is_explained_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanations, "FILE", Path("missing.toml"))
+    explanations.load.cache_clear()
+    try:
+        assert [gap.because for gap in explanations.gaps([STORED, FOREIGN], "unified")] == ["", ""]
+    finally:
+        explanations.load.cache_clear()
+
+
+def test_summary_line_counts_masks() -> None:
     complete = msgspec.structs.replace(STORED, line=9, seen=mask_coverage.OUTCOMES)
-    assert explanations.in_short((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
-    told = "1 of 3 masks seen all true, all false and mixed; 1 explained; 1 lacking (1 never mixed)"
-    assert explanations.in_short((STORED, NEWS, complete), "unified") == told
+    assert explanations.summary_line((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
+    expected = "1 of 3 masks seen all true, all false and mixed; 1 explained; 1 lacking (1 never mixed)"
+    assert explanations.summary_line((STORED, UNEXPLAINED, complete), "unified") == expected
 
 
 CASES: dict[Family, int] = {"unified": 1500, "paged": 250, "context": 500, "chunked": 250}
-"""After how many cases of seed 1 a campaign of a family leaves nothing unexplained, with room to spare."""
+"""Cases of seed 1 after which a campaign of a family leaves nothing unexplained, with a margin."""
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_a_campaign_leaves_nothing_unexplained_and_refutes_nothing(family: Family, tmp_path: Path) -> None:
+def test_campaign_leaves_no_gap_and_contradicts_no_explanation(family: Family, tmp_path: Path) -> None:
     plan = Plan(Setup(family), 0, 1, 1, None, CASES[family], tmp_path / "run", tmp_path / "found")
     masks = Campaign(plan).run().statistics.masks
     gaps = explanations.gaps(masks, family)
     assert [(gap.mask.kernel, gap.mask.line, gap.mask.text, gap.missing) for gap in gaps if not gap.because] == []
-    refuted = [
+    contradicted = [
         (entry.source, mask.kernel, mask.line)
         for mask in masks
         for entry in explanations.load().explanation
         if entry.covers(mask, family) and set(entry.never) & set(mask.seen)
     ]
-    assert refuted == []
+    assert contradicted == []
