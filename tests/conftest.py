@@ -1,10 +1,13 @@
 """What several folders of tests share: Triton's mode, Hypothesis' profile, sample targets and campaigns."""
 
+import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Kernels run in Triton's interpreter. Triton reads this when the first kernel is decorated, which imports below may do.
@@ -52,6 +55,19 @@ def _judge(name: str) -> Judge:
 def judge_of() -> Callable[[str], Judge]:
     """Return a function that takes the name of a target and returns its judge, in this process."""
     return _judge
+
+
+@pytest.fixture(scope="session")
+def visible_keys() -> ModuleType:
+    """Return the module tests/benchmarks/visible_keys.py, which counts the visible keys of a case."""
+    path = Path(__file__).parent / "benchmarks" / "visible_keys.py"
+    specification = importlib.util.spec_from_file_location("visible_keys", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,7 @@
-"""The oracle: the exact output, the error bound, and the comparison of an output with both."""
+"""The oracle: the exact output, the error bound, and the comparison of an output with both.
+
+- ``reference`` computes both for a batch, block by block (``row_blocks``): ``logits`` the exact scores and their
+  errors, ``error_bound`` the weights and what reaches the output, from the ``roundings`` that a target's
+  ``rounding_model`` allows.
+- ``comparison`` compares an output with the reference. Its ``verdict`` says what is wrong, ``wrong_places`` where.
+"""

@@ -1,4 +1,4 @@
-"""The judge: compares what a target wrote with the oracle's reference, element by element."""
+"""The comparison: judges a target's output against the oracle's reference, element by element."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fuzz_attn.oracle.verdict import Element, Kind, Verdict
 from fuzz_attn.oracle.wrong_places import sequence_of_tokens, where_wrong
 
 WORST: Final = 8
-"""Elements that a verdict shows."""
+"""Number of elements that a verdict lists."""
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
-    """Return the verdict of the property ``oracle`` on ``tensors.output``, as a target left it.
+    """Return the verdict of the property ``oracle`` on ``tensors.output`` after a launch.
 
-    Only rows of sequences that the target answers count. Wrong are elements that still hold the output's poison, NaN
-    and Inf where the bound is finite, and finite ones further from the reference than the bound; the last not in
-    ill-conditioned rows.
+    Only rows of sequences that the target answers count. An element is wrong if it still holds the output's poison, if
+    it is NaN or Inf and its bound is finite, or if it differs from the reference by more than the bound. The last does
+    not apply to ill-conditioned rows.
     """
     expected, bound = reference.expected, reference.bound
     actual = tensors.output[: expected.shape[0]]
@@ -44,14 +44,14 @@ def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
 
 
 def is_unwritten(actual: torch.Tensor, poison: int) -> torch.Tensor:
-    """Return where the bits of the elements are still the output's poison."""
+    """Return bool: whether each element still has the bits of the output's poison."""
     width = 8 * actual.dtype.itemsize
     signed = poison - (1 << width) if width > 8 and poison >> (width - 1) else poison
     return actual.view(_BITS[actual.dtype.itemsize]) == signed
 
 
 def _ratio(actual: torch.Tensor, reference: Reference) -> torch.Tensor:
-    """Return ``|err| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements of ill-conditioned rows."""
+    """Return ``|error| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements of ill-conditioned rows."""
     ratio = (actual - reference.expected).abs_().div_(reference.bound)
     if bool(reference.ill_conditioned.any()):
         ratio.masked_fill_(reference.ill_conditioned[..., None] & actual.isfinite(), 0.0)
@@ -59,7 +59,7 @@ def _ratio(actual: torch.Tensor, reference: Reference) -> torch.Tensor:
 
 
 def _largest(ratio: torch.Tensor) -> float | None:
-    """Return the largest finite ratio, None if there is none."""
+    """Return the largest finite ratio, or None if no ratio is finite."""
     finite = ratio[ratio.isfinite()]
     return float(finite.max()) if finite.numel() else None
 
@@ -100,7 +100,7 @@ def _message(total: int, elements: int, counts: dict[str, int], largest: float |
 def _worst(
     tensors: AttentionTensors, reference: Reference, wrong: torch.Tensor, ratio: torch.Tensor
 ) -> tuple[Element, ...]:
-    """Return the worst elements: those that are no numbers first, then the largest ratios; ties in memory order."""
+    """Return the worst elements: non-finite ones first, then by falling ratio; equal ones in memory order."""
     rank = torch.where(wrong, ratio.nan_to_num(torch.inf, torch.inf), -1.0).flatten()
     order = rank.sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist()
     sequences, rows = sequence_of_tokens(tensors.query_lens)

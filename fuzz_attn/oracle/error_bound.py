@@ -1,8 +1,9 @@
-"""The error bound: the largest error that a correct kernel may make in each output element. Derived in oracle.md.
+"""The error bound: the largest error that a correct kernel may make in each output element.
 
-A correct kernel computes logits off by at most ``delta_j`` (:mod:`fuzz_attn.oracle.logits`), sums ``p_j v_j`` and
-``p_j`` in float32 in any order and with rescalings in between, casts P, divides, scales and stores. Every term here
-is rigorous, not first-order: perturbed weights are bounded by ``exp(x_j + delta_j)``, never by ``p_j (1 + delta_j)``.
+A correct kernel computes logits with errors of at most ``delta_j`` (:mod:`fuzz_attn.oracle.logits`). It sums
+``p_j v_j`` and ``p_j`` in float32, in any order and with rescalings in between, casts P, divides, scales and stores.
+Every term is rigorous, not first-order: a perturbed weight is bounded by ``exp(x_j + delta_j)``, never by
+``p_j (1 + delta_j)``.
 """
 
 from __future__ import annotations
@@ -31,24 +32,25 @@ from fuzz_attn.oracle.roundings import (
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 MAX_DRIFT: Final = 0.5
-"""Share of a row's total weight that logit errors may move; a row beyond it is ill-conditioned."""
+"""Share of a row's total weight that logit errors may move; where they may move more, the row is ill-conditioned."""
 
 BEYOND: Final = 20.0
-"""Exponent at which drifting weights are cut off: far beyond ``MAX_DRIFT``, and nothing overflows."""
+"""Exponent at which perturbed weights are clamped: far beyond ``MAX_DRIFT``, and small enough not to overflow."""
 
 MAX_DEVIATIONS: Final = 2**17
-"""Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which stays in a core's cache."""
+"""Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which fits a core's cache."""
 
 NEGLIGIBLE_DRIFT: Final = 1 / 64
-"""Share of P's own rounding below which the logit errors hardly matter, so that a coarser bound on them will do."""
+"""Share of P's own rounding below which a coarser bound on the effect of logit errors is good enough."""
 
 
 @dataclass(frozen=True)
 class Weights:
     """Softmax weights of a block, rows x keys as in :class:`~fuzz_attn.oracle.logits.Logits`; 0 where masked.
 
-    ``exact``, the sink in the denominator; ``drift_by_key``, by how much logit errors may raise each unnormalised
-    weight; ``drift`` ``[..., 1]`` their sum over the row, sink included; ``sink_drift`` ``[..., 1]``.
+    ``exact`` are the weights, with the sink in the denominator. ``drift_by_key`` is how much logit errors may raise
+    each unnormalised weight, ``sink_drift`` ``[..., 1]`` the same for the sink, and ``drift`` ``[..., 1]`` the sum of
+    all.
     """
 
     exact: torch.Tensor
@@ -58,7 +60,7 @@ class Weights:
 
     @cached_property
     def renormalised(self) -> torch.Tensor:
-        """How much the weights may grow together when the denominator shrinks: ``1 / (1 - drift)``."""
+        """The factor by which all weights may grow when the denominator shrinks: ``1 / (1 - drift)``."""
         return self.drift.clamp_max(MAX_DRIFT).neg_().add_(1.0).reciprocal_()
 
     @cached_property
@@ -70,8 +72,8 @@ class Weights:
 def weights_of(logits: Logits) -> Weights:
     """Return the exact weights and how far logit errors may move them.
 
-    Rows that errors of this size would turn over get a second chance, with errors counted from their largest logit:
-    a row that one key dominates is certain, however large its logit.
+    Rows with a drift beyond ``MAX_DRIFT`` are computed again with errors relative to their largest logit: a row that
+    one key dominates is well-conditioned, however large its logit.
     """
     weights = _weights(logits)
     if weights.largest_drift <= MAX_DRIFT:
@@ -83,7 +85,7 @@ def weights_of(logits: Logits) -> Weights:
 
 
 def _weights(logits: Logits) -> Weights:
-    # From the largest logit, not from 0: weights of logits around -20,000 would miss a sum of 1 by 1e-12 otherwise.
+    # Relative to the largest logit: otherwise the weights of logits near -20,000 would sum to 1 only up to 1e-12.
     exponent, sink_exponent = logits.exact - logits.top, logits.sink - logits.top
     share = (exponent.exp().sum(-1, keepdim=True) + sink_exponent.exp()).log_()
     exact = exponent.sub_(share).exp()
@@ -95,7 +97,7 @@ def _weights(logits: Logits) -> Weights:
 def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Return ``sum_j w_j |v_jd - o_d|`` of weights ``[..., R, K]``, values ``[..., K, D]``, outputs ``[..., R, D]``.
 
-    The one term that no matrix product gives; computed in pieces that stay in the cache.
+    The only term that is not a matrix product; computed in pieces that fit the cache.
     """
     num_rows, (num_keys, size) = output.shape[-2], values.shape[-2:]
     room = MAX_DEVIATIONS * num_keys // max(1, values.numel())
@@ -114,11 +116,11 @@ def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor)
 
 
 def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: float) -> torch.Tensor:
-    """Return how far the output moves when every logit is off by its error, the worst way.
+    """Return how far the output may move when every logit has its largest error.
 
-    ``o' - o = sum_j (w'_j - w_j) (v_j - o) / sum_j w'_j`` exactly, with ``|w'_j - w_j| <= w_j (exp(delta_j) - 1)`` and
-    ``sum w' >= 1 - drift``; the sink is one more key whose value is 0. Where all of it is small beside the ``cast`` of
-    P, ``|v_j| + |o|`` stands for ``|v_j - o|``: much cheaper, and the bound grows by a few percent.
+    Exactly, ``o' - o = sum_j (w'_j - w_j) (v_j - o) / sum_j w'_j``, where ``|w'_j - w_j| <= w_j (exp(delta_j) - 1)``
+    and ``sum w' >= 1 - drift``. The sink is one more key whose value is 0. Where the term is small beside the ``cast``
+    of P, ``|v_j| + |o|`` replaces ``|v_j - o|``: this is much cheaper and raises the bound by a few percent.
     """
     drift = weights.drift_by_key.flatten(2, 3)
     if weights.largest_drift <= NEGLIGIBLE_DRIFT * cast:
@@ -133,9 +135,9 @@ def value_term(
 ) -> torch.Tensor:
     """Return the error of the sum ``sum_j p_j v_j``.
 
-    Covers the cast of P (relative in its normal range, half a denormal below it: the larger of both), ``v`` cut to tf32
-    or left unrounded, exponentials flushed to 0 at each rescaling, one product, the additions in any order, the
-    rescalings, a division of P before its cast (4 units), and products that underflow.
+    It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to tf32 or left unrounded,
+    exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the rescalings, a
+    division of P before its cast (4 units), and products that underflow.
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
@@ -151,7 +153,7 @@ def value_term(
 
 
 def probability_dtype(tensors: AttentionTensors, model: RoundingModel) -> torch.dtype:
-    """Return the type that P is cast to: the model's, or that of q, bfloat16 when q is fp8."""
+    """Return the type that P is cast to: the model's if it names one, else the type of q, bfloat16 for fp8."""
     if model.probability is not None:
         dtype: torch.dtype = getattr(torch, model.probability)
         return dtype
@@ -159,13 +161,13 @@ def probability_dtype(tensors: AttentionTensors, model: RoundingModel) -> torch.
 
 
 def probability_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the relative error of P's cast: nothing for float32, unless the dot cuts it to tf32."""
+    """Return the relative error of P's cast: 0 for float32, unless the dot cuts it to tf32."""
     dtype = probability_dtype(tensors, model)
     return TF32_UNIT if model.tf32 and dtype == torch.float32 else cast_unit(dtype)
 
 
 def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the relative error of V on its way into the dot: cut to tf32, or not rounded after dequantisation."""
+    """Return the relative error of V as operand of the dot: cut to tf32, or not rounded after dequantisation."""
     query = tensors.query.dtype
     unit = TF32_UNIT if model.tf32 and probability_dtype(tensors, model) == torch.float32 else 0.0
     if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
@@ -174,20 +176,20 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
 
 
 def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:
-    """Return the relative error of everything that multiplies a whole row.
+    """Return the relative error of all factors of a whole row.
 
-    Covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units where
-    approximate, or a reciprocal and a product), v's scale, and the reciprocal of the output's scale and its product.
+    It covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units if
+    approximate, or a reciprocal and a product), v's scale, and the product with the reciprocal of the output's scale.
     """
     scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
     return gamma(logits.terms + (1 + scaling), UNIT)
 
 
 def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the value as stored, before its last rounding, and the bound that includes that rounding.
+    """Return the value to store, before its last rounding, and the bound that includes that rounding.
 
-    fp8 is clamped to its finite range first: clamping is monotone, so the clamped ends of the interval bound it.
-    Other types overflow to infinity; where a correct kernel may do so, the bound is infinite.
+    fp8 is clamped to its finite range first: clamping is monotone, so the clamped ends of the interval bound the
+    result. Other types overflow to infinity; where a correct kernel may overflow, the bound is infinite.
     """
     limit = torch.finfo(dtype).max
     if dtype.itemsize == 1:

@@ -1,7 +1,8 @@
-"""Logits: the exact scores of a row block in float64, and how far a correct kernel's float32 scores may be off.
+"""Logits: the exact scores of a row block in float64, and the errors that a correct kernel's scores may have.
 
-Each error term is one function; its docstring says which roundings it covers. Errors are absolute, in natural
-exponents: a logit off by ``d`` multiplies its weight by ``exp(d)``. What all keys of a row share cancels.
+Each error term is one function, whose docstring names the roundings that it covers. Errors are absolute and in natural
+exponents: an error of ``d`` in a logit multiplies its weight by ``exp(d)``. An error that all keys of a row share
+cancels in the softmax.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from fuzz_attn.oracle.roundings import EXP_UNITS, OVERFLOW, TF32_UNIT, UNDERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SECOND_ORDER: Final = 1 + 2.0**-16
-"""Covers that roundings act on already perturbed numbers: products of two of the errors below."""
+"""Accounts for products of two errors: roundings act on numbers that already have an error."""
 
 NO_SINK: Final = -1e30
-"""Stands for a sink of -inf, so that differences with it stay finite; its weight is exactly 0 all the same."""
+"""Stands for a sink of -inf, so that differences with it stay finite; its weight is still exactly 0."""
 
 
 @dataclass(frozen=True)
 class Logits:
     """Scores of a block ``[B, num_kv_heads, Q, group, K]`` in float64; rows are its axes 0 to 3.
 
-    ``exact``, -inf where masked; ``error``, finite everywhere, and the same for the sink, ``[..., 1]`` (``sink`` is
-    ``NO_SINK`` without one). ``top`` ``[..., 1]`` is the largest logit, sink included. ``rescales`` ``[B, 1, Q, 1, 1]``
-    is how often a kernel may rescale the accumulator after a row's first visible key; with its visible keys they are
-    the ``terms`` of its sums. ``overflows`` bool ``[..., 1]`` marks rows whose scores may leave float32, None if there
-    are none.
+    - ``exact`` is -inf where masked; ``error`` is finite everywhere.
+    - ``sink`` and ``sink_error`` ``[..., 1]`` are the same for the sink; ``sink`` is ``NO_SINK`` without one.
+    - ``top`` ``[..., 1]`` is the largest logit, including the sink.
+    - ``rescales`` ``[B, 1, Q, 1, 1]`` is how often a kernel may rescale the accumulator after a row's first visible
+      key.
+    - ``terms`` is the number of terms in a row's sums: its visible keys and its rescalings.
+    - ``overflows`` bool ``[..., 1]`` marks rows whose scores may overflow float32; None if there are none.
     """
 
     exact: torch.Tensor
@@ -45,7 +48,7 @@ class Logits:
 
 
 def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) -> Logits:
-    """Return the exact logits of a block and the largest errors that the model allows them."""
+    """Return the exact logits of a block and the largest errors that the rounding model allows."""
     scale = score_scale(tensors)
     queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
     shape = (*block.queries.shape[:4], block.keys.shape[2])
@@ -74,9 +77,10 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
 
 
 def anchored(logits: Logits) -> Logits:
-    """Return the logits with errors relative to the largest one of each row, whose own error becomes 0.
+    """Return the logits with errors relative to the largest logit of each row, whose own error becomes 0.
 
-    A shift that a whole row shares cancels in the softmax, so the error of the largest may be counted with the others.
+    A shift that a whole row shares cancels in the softmax, so the error of the largest logit may be added to all
+    others.
     """
     place = logits.exact.argmax(-1, keepdim=True)
     at_sink = logits.sink >= logits.exact.gather(-1, place)
@@ -87,7 +91,7 @@ def anchored(logits: Logits) -> Logits:
 
 
 def score_scale(tensors: AttentionTensors) -> float:
-    """Return the factor of the dot products: the softmax scale, with the scales of q and k folded in when q is fp8."""
+    """Return the factor of the dot products: the softmax scale, times the scales of q and k if q is fp8."""
     scale = tensors.softmax_scale
     if tensors.query.dtype.itemsize == 1:
         for factor in (tensors.q_scale, tensors.k_scale):
@@ -96,11 +100,11 @@ def score_scale(tensors: AttentionTensors) -> float:
 
 
 def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the relative error of a scaled dot product, as a share of ``|scale| sum |q| |k|``.
+    """Return the error of a scaled dot product relative to ``|scale| sum |q| |k|``.
 
-    Covers ``head_size`` products and additions in any order (FMA or not), the multiplication with the scale, the
-    scale's own roundings (fp8 scales folded in; log2(e) folded in for kernels that work in base 2), the cut of both
-    operands to tf32, and K kept unrounded after dequantisation, where the model says so.
+    It covers ``head_size`` products and additions in any order (with FMA or without), the product with the scale, the
+    scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
+    says so the cut of both operands to tf32 and K left unrounded after dequantisation.
     """
     query = tensors.query.dtype
     units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
@@ -113,7 +117,7 @@ def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
 
 
 def accumulation_unit(operands: torch.dtype, model: RoundingModel) -> float:
-    """Return the relative error of one addition inside a dot product of such operands."""
+    """Return the relative error of one addition inside a dot product of operands of this type."""
     slack = model.accumulate_slack
     if operands.itemsize == 1:
         slack = max(model.fp8_dot_slack, model.tensor_core_slack)
@@ -125,12 +129,13 @@ def accumulation_unit(operands: torch.dtype, model: RoundingModel) -> float:
 def softcap_error(
     scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, tanh_units: float | None = None
 ) -> torch.Tensor:
-    """Return the error of ``c tanh(s / c)`` when ``s`` comes with an error.
+    """Return the error of ``c tanh(s / c)`` for a score ``s`` with an error.
 
-    The error of ``s`` (and of the division, 2 units with a reciprocal) passes through tanh, whose slope on the interval
-    is largest at its end nearest to 0. An exp-based tanh is off by up to 8 units *absolute*: exp loses up to 6 and its
-    argument's rounding 1, at most half of which arrive; an approximate division 4; the subtraction half. With
-    ``tanh_units`` it is so many units of its result instead. The multiplication with ``c`` (and log2(e)) is relative.
+    The error of ``s``, and of the division (2 units with a reciprocal), passes through tanh, whose slope on the
+    interval is largest at the end nearest to 0. A tanh made of exponentials has an *absolute* error of up to 8 units:
+    exp loses up to 6 and the rounding of its argument 1, of which at most half arrive; an approximate division loses 4
+    and the subtraction half a unit. With ``tanh_units`` the error is that many units of the result instead. The product
+    with ``c`` (and log2(e)) has a relative error.
     """
     incoming = error + 2 * UNIT * scores.abs()
     nearest = (scores.abs() - incoming).clamp_min_(0.0).div_(softcap)
@@ -140,16 +145,16 @@ def softcap_error(
 
 
 def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return the error of adding a bias to a score: its own product (slope times distance, or log2(e)), the sum."""
+    """Return the error of adding a bias to a score: of the bias (slope times distance, or log2(e)) and of the sum."""
     return (2 * addend.abs() + total.abs()) * UNIT
 
 
 def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
-    """Return the relative error of ``exp(exponent)`` with its rescalings, as an error of the logit.
+    """Return the relative error of ``exp(exponent)`` and its rescalings, as an error of the logit.
 
-    The subtraction of the maximum and the product with a rounded log2(e) are relative to the exponent (2.25 units);
-    over the rescalings ``exp(m_old - m_new)`` the exponents add up to the same total. Each of the ``rescales + 1``
-    exponentials then loses ``EXP_UNITS``. Numerator and denominator use the same values, so that nothing else arises.
+    The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent; over all
+    rescalings ``exp(m_old - m_new)`` the exponents sum to the same total. Each of the ``rescales + 1`` exponentials
+    loses ``EXP_UNITS``. Numerator and denominator use the same exponentials, so there is no further error.
     """
     return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=EXP_UNITS * UNIT)
 
@@ -164,7 +169,7 @@ def _capped(
 def _biased(
     block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores and errors after ALiBi, relative to the context length, and the query-query bias."""
+    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias."""
     if tensors.alibi_slopes is not None:
         slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
         distance = (block.key_position - block.context_len[:, None]).double()
@@ -187,7 +192,7 @@ def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
 
 
 def _overflows(magnitudes: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
-    """Return which rows may overflow float32 (or hold an infinite K) in a visible score, scaled or not."""
+    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may."""
     limit = OVERFLOW * scale
     if bool(magnitudes.max() < limit):
         return None

@@ -1,4 +1,4 @@
-"""The oracle: the exact attention output in float64, and the largest error that a correct kernel may make in it."""
+"""The reference: the exact attention output in float64, and the largest error that a correct kernel may make in it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from fuzz_attn.oracle.roundings import OVERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 PLAIN_MODEL = RoundingModel()
-"""The defaults: this project's kernels, and plain torch implementations that round P to the type of q."""
+"""The default model: plain torch implementations, and kernels that round P to the type of q."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the output should hold, one row for each query token of a sequence (graph padding excluded).
+    """The expected output and its error bound, one row for each query token; tokens of graph padding have none.
 
-    Rows that the target leaves alone (``tensors.answers``) hold 0, with an infinite bound.
-    ``expected`` float64 ``[num_tokens, num_query_heads, head_size]``, not yet rounded to the output's type, always
-    finite; ``bound``, the same shape: positive, and infinite where a correct kernel may overflow; ``ill_conditioned``
-    bool ``[num_tokens, num_query_heads]``: the roundings of the logits alone may turn the row over.
+    - ``expected`` float64 ``[num_tokens, num_query_heads, head_size]`` is not rounded to the output's type, and always
+      finite.
+    - ``bound``, of the same shape, is positive, and infinite where a correct kernel may overflow.
+    - ``ill_conditioned`` bool ``[num_tokens, num_query_heads]`` marks rows in which the roundings of the logits may
+      move most of the weight to other keys.
+
+    Rows that the target does not answer (``tensors.answers``) have 0 and an infinite bound.
     """
 
     expected: torch.Tensor
@@ -44,9 +47,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class BlockReference:
-    """The reference of one block, rows as in :class:`~fuzz_attn.oracle.logits.Logits`, and what it was made from.
+    """The reference of one block and its parts; rows as in :class:`~fuzz_attn.oracle.logits.Logits`.
 
-    ``output`` is the softmax's average of V, ``expected`` the same scaled and clamped as stored.
+    ``output`` is the weighted average of V, ``expected`` is scaled and clamped as it is stored.
     """
 
     logits: Logits
@@ -61,11 +64,10 @@ class BlockReference:
 def attend(
     tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
 ) -> Reference:
-    """Return the exact output and its error bound for a target that computes as the model says.
+    """Return the exact output and its error bound for a target with this rounding model.
 
-    Reads only keys that some row sees. The output tensor gives type and shape alone; its contents are not read. What is
-    returned is for reading alone: torch keeps no account of it for gradients, which nobody asks for. ``blocks`` are the
-    row blocks of the tensors where they are made already.
+    Only keys that some row sees are read. Of the output tensor only type and shape are read. The returned tensors are
+    inference tensors, to be read and not changed. ``blocks`` are the row blocks of the tensors, if they exist already.
     """
     num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
     rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads
@@ -101,7 +103,7 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
 
 
 def output_factor(tensors: AttentionTensors) -> float:
-    """Return what multiplies the average of V: v's scale when q is fp8, 1 / the output's scale when that is fp8."""
+    """Return the factor of the average of V: v's scale if q is fp8, and 1 / the output's scale if that is fp8."""
     factor = 1.0
     if tensors.query.dtype.itemsize == 1 and tensors.v_scale is not None:
         factor = float(tensors.v_scale)
@@ -113,7 +115,7 @@ def output_factor(tensors: AttentionTensors) -> float:
 def _sanitised(
     expected: torch.Tensor, bound: torch.Tensor, logits: Logits, block: RowBlock
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return expected without NaN, and an infinite bound wherever float32 may overflow on the way."""
+    """Return expected without NaN, and the bound with infinity wherever an intermediate result may overflow float32."""
     num_keys = block.values.shape[-2]
     large = not bool(block.value_sizes.max() * num_keys < OVERFLOW)
     if logits.overflows is None and not large:

@@ -1,4 +1,4 @@
-"""Roundings: what one operation in a floating-point type may lose, in the notation of Higham's textbook."""
+"""Roundings: the error of one operation in a floating-point type, in the notation of Higham's textbook."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from typing import Final
 import torch
 
 UNIT: Final = 2.0**-24
-"""Unit roundoff of float32: an operation rounded to nearest is off by at most this share of its result."""
+"""Unit roundoff of float32: the largest relative error of an operation that rounds to nearest."""
 
 TF32_UNIT: Final = 2.0**-10
-"""What a float32 operand of a dot loses where a target allows tf32: all of its 13 low bits, since tensor cores do not
-round (measured on an H200, `tests/simulator/test_against_gpu.py`). Half of it where a compiler rounds first."""
+"""Relative error of a float32 operand that is cut to tf32: tensor cores drop its 13 low bits without rounding (measured
+on an H200, `tests/simulator/test_against_gpu.py`). A compiler that rounds first loses half of this."""
 
 EXP_UNITS: Final = 6.0
-"""Units that ``exp`` in float32 loses by itself: CUDA's ``ex2.approx`` 4 (2^-22), numpy's vectorised one 5.04."""
+"""Units that ``exp`` in float32 may lose: CUDA's ``ex2.approx`` loses 4 (2^-22), numpy's vectorised one 5.04."""
 
 FLUSHED: Final = 2.0**-126
-"""Smallest normal float32: what an ``exp`` that flushes denormals to zero may lose at once."""
+"""Smallest normal float32: the absolute error of an ``exp`` that flushes denormals to zero."""
 
 UNDERFLOW: Final = 2.0**-149
-"""Smallest denormal float32: twice what a product or quotient that underflows gradually may lose."""
+"""Smallest denormal float32: twice the absolute error of a product or quotient that underflows gradually."""
 
 OVERFLOW: Final = 2.0**127
-"""Half of what float32 holds: magnitudes below it cannot overflow, whatever their order of summation."""
+"""Half of the float32 range: sums of magnitudes below it do not overflow in any order of summation."""
 
 _EXPONENT: Final = 0x7FF0000000000000
-"""The bits of a float64 that say its binade."""
+"""The exponent bits of a float64."""
 
 
 @cache
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Return half the spacing of the type at 1: the relative error of rounding to nearest."""
+    """Return half the spacing of the type at 1: the largest relative error of rounding to nearest."""
     return torch.finfo(dtype).eps / 2
 
 
 @cache
 def half_denormal(dtype: torch.dtype) -> float:
-    """Return half the smallest denormal of the type: the absolute error of rounding below its normal range."""
+    """Return half the smallest denormal of the type: the largest absolute error of rounding below the normal range."""
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps / 2
 
 
 def cast_unit(dtype: torch.dtype) -> float:
-    """Return the relative error of a cast from float32 to the type, 0 where nothing is lost."""
+    """Return the relative error of a cast from float32 to the type; 0 for float32 itself."""
     return 0.0 if dtype == torch.float32 else unit_roundoff(dtype)
 
 
 def half_spacing(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return how far rounding a float32 to the type may move any number of at most these float64 magnitudes.
+    """Return the largest error of rounding a float32 of at most these float64 magnitudes to the type.
 
-    Half of the spacing in the magnitude's binade: just below a power of two the relative error says twice as much.
+    This is half the spacing in the magnitude's binade; the relative error would give twice as much just below a power
+    of two.
     """
     binade = (largest.view(torch.int64) & _EXPONENT).view(torch.float64)
     return binade.mul_(cast_unit(dtype)).clamp_min_(half_denormal(dtype))

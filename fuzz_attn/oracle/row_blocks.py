@@ -1,8 +1,8 @@
-"""Row blocks: the query rows of a batch and the keys they see, as dense float64 tensors padded to one shape.
+"""Row blocks: the query rows of a batch and the keys that they see, as dense float64 tensors padded to one shape.
 
-Ragged sequences are cut and grouped so that little is wasted: sequences of similar lengths share a block, long queries
-are cut into several. Padding repeats the last row or key of its sequence, so that everything in a block is real data:
-slots that no row may see are never read.
+Sequences of similar lengths share a block and long queries are cut into several, so that there is little padding.
+Padding repeats the last row or key of its sequence, so a block holds only real data: slots that no row sees are never
+read.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from fuzz_attn.inputs.tensors import AttentionTensors, taken
 Array: TypeAlias = np.typing.NDArray[Any]
 
 MAX_BLOCK_SCORES = 2**20
-"""Scores of a block, padding included, beyond which rows go to another block; keeps the memory near 100 MB."""
+"""Largest number of scores of a block, including padding; limits the memory to about 100 MB."""
 
 BLOCK_COST = 2**19
-"""What another block costs in calls, in scores times ``head_size + SCORE_COST``: about 0.5 ms on one core."""
+"""The cost of one more block, in scores times ``head_size + SCORE_COST``: the calls of about 0.5 ms on one core."""
 
 SCORE_COST = 40
-"""What a score costs by itself, beside its ``head_size`` products: some forty elementwise operations."""
+"""The cost of one score beside its ``head_size`` products: about forty elementwise operations."""
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows of some sequences, ``B`` spans of up to ``Q`` query tokens that see up to ``K`` keys.
+    """``B`` spans of up to ``Q`` query tokens that see up to ``K`` keys.
 
-    ``tokens`` int64 ``[B, Q]``, row of q and out; ``queries`` float64 ``[B, num_kv_heads, Q, group, head_size]``;
-    ``keys`` and ``values`` float64 ``[B, num_kv_heads, K, head_size]``, dequantised as the specification says;
-    ``visible`` bool ``[B, Q, K]``; ``position`` int64 ``[B, Q]`` of the query and ``key_position`` ``[B, K]``;
-    ``context_len`` int64 ``[B]``; ``reach`` and ``num_visible`` float64 ``[B, Q]``, how far back the first visible
-    key lies and how many there are; ``qq_bias`` float64 ``[B, Q, K]``, 0 where masked.
+    - ``tokens`` int64 ``[B, Q]``: rows of q and out.
+    - ``queries`` float64 ``[B, num_kv_heads, Q, group, head_size]``.
+    - ``keys``, ``values`` float64 ``[B, num_kv_heads, K, head_size]``: dequantised.
+    - ``visible`` bool ``[B, Q, K]``.
+    - ``position`` int64 ``[B, Q]`` of the queries, ``key_position`` int64 ``[B, K]``, ``context_len`` int64 ``[B]``.
+    - ``reach``, ``num_visible`` float64 ``[B, Q]``: the distance to the first visible key, the number of visible keys.
+    - ``qq_bias`` float64 ``[B, Q, K]``: 0 where masked.
     """
 
     tokens: torch.Tensor
@@ -54,18 +56,18 @@ class RowBlock:
 
     @cached_property
     def hidden(self) -> torch.Tensor:
-        """The opposite of ``visible``, to be broadcast against scores ``[B, num_kv_heads, Q, group, K]``."""
+        """The opposite of ``visible``, in a shape that broadcasts with scores ``[B, num_kv_heads, Q, group, K]``."""
         return ~self.visible[:, None, :, None]
 
     @cached_property
     def value_sizes(self) -> torch.Tensor:
-        """The magnitudes of the values; several terms of the bound need them."""
+        """The magnitudes of the values, which several terms of the bound need."""
         return self.values.abs()
 
 
 @dataclass(frozen=True)
 class Span:
-    """``num_rows`` query tokens of a sequence from ``first_row`` on, and the ``num_keys`` keys that they see."""
+    """``num_rows`` query tokens of a sequence from ``first_row`` on, which see ``num_keys`` keys together."""
 
     sequence: int
     first_row: int
@@ -75,7 +77,7 @@ class Span:
 
 
 def row_blocks(tensors: AttentionTensors) -> Iterator[RowBlock]:
-    """Yield blocks that hold each row of the batch at least once (a padded row repeats the last of its span)."""
+    """Yield blocks that contain each row of the batch at least once; padding repeats the last row of a span."""
     starts = [0]
     for query_len in tensors.query_lens:
         starts.append(starts[-1] + query_len)
@@ -99,7 +101,7 @@ def _spans(tensors: AttentionTensors) -> list[Span]:
 
 
 def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list[Span]]:
-    """Yield groups of spans of similar lengths, for which padding costs less than a block of their own would."""
+    """Yield groups of spans of similar lengths, in which the padding costs less than another block."""
     group: list[Span] = []
     rows = keys = padded = 0
     for span in sorted(spans, key=lambda span: (span.num_keys, span.num_rows)):
@@ -116,7 +118,7 @@ def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list
 
 
 def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], pages_of: Array) -> RowBlock:
-    """Return the block of some spans; indices are made on the host, where a call on a few numbers costs least."""
+    """Return the block of some spans. Indices are computed by numpy, whose calls cost least for a few numbers."""
     table = np.array(
         [
             (s.sequence, starts[s.sequence], s.first_row, s.num_rows, s.first_key, s.num_keys,
@@ -169,7 +171,7 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], page
 
 
 def _qq_bias(matrix: Array, row: Array, column: Array) -> Array:
-    """Return ``matrix[row, column]`` as float64 ``[B, Q, K]``, 0 for columns that the matrix does not have."""
+    """Return ``matrix[row, column]`` as float64 ``[B, Q, K]``, and 0 for columns outside the matrix."""
     inside = (column >= 0) & (column < matrix.shape[1])
     bias = matrix[row[:, :, None], np.where(inside, column, 0)[:, None]].astype(np.float64)
     return np.where(inside[:, None], bias, 0.0)
@@ -182,7 +184,7 @@ def _queries(tensors: AttentionTensors, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _cached(tensors: AttentionTensors, block: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V ``[B, num_kv_heads, K, head_size]``: in fp8 as stored when q is fp8 too, else dequantised."""
+    """Return K and V ``[B, num_kv_heads, K, head_size]``: fp8 as stored if q is fp8 too, else dequantised."""
     dtype = tensors.query.dtype
     keys, values = (
         stored.transpose(1, 2).contiguous() for stored in (tensors.keys_at(block, slot), tensors.values_at(block, slot))
@@ -191,12 +193,12 @@ def _cached(tensors: AttentionTensors, block: torch.Tensor, slot: torch.Tensor) 
 
 
 def _put_new(cached: torch.Tensor, places: tuple[torch.Tensor, ...], dense: torch.Tensor, new: torch.Tensor) -> None:
-    """Put the tokens ``new`` of densely packed keys or values to their places ``[B, K]``."""
+    """Copy the tokens ``new`` of densely packed keys or values to their places ``[B, K]``."""
     cached.transpose(1, 2)[places] = dense[new].double()
 
 
 def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the float64 values that the specification multiplies: fp8 times its scale, rounded to the type of q."""
+    """Return float64 values: fp8 times its scale, rounded to the type of q; fp8 as stored if q is fp8 too."""
     if stored.dtype.itemsize > 1 or dtype.itemsize == 1:
         return stored.double()
     scaled = stored.float()

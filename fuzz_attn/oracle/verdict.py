@@ -1,4 +1,4 @@
-"""Verdict: what one property says of one case on one target. Plain data, so that it crosses processes and files."""
+"""Verdict: the result of one property for one case on one target, as plain data that crosses processes and files."""
 
 from typing import Literal, TypeAlias
 
@@ -23,11 +23,16 @@ Kind: TypeAlias = Literal[
     "crash",
     "timeout",
 ]
-"""``ok``, or what is wrong: a finite element beyond its bound, NaN or Inf where the oracle is finite, an element never
-written, an element written that nobody owns, an input changed, two launches that differ, an output that depends on dead
-slots, another launch that must give the same bits and does not, an access outside of a tensor's own elements, a read of
-scratch never written, two programs that store different values, an index that wraps, an exception of the target, the
-death of its process, a launch that does not end."""
+"""``ok``, or what is wrong:
+
+- of an element: beyond its bound (``mismatch``), ``nan`` or ``inf`` where the oracle is finite, or never written
+  (``unwritten``);
+- memory outside the output's live rows was written (``written_outside``), or an input (``input_changed``);
+- a second launch on the same input differs (``nondeterministic``), one with other poison (``poison_dependent``), or
+  another one that must give the same bits (``different_bits``);
+- a sanitizer found an access outside a tensor (``out_of_bounds``), a read of unwritten memory (``uninitialised``), a
+  ``race``, or an index that wraps (``overflow``);
+- the target raised (``exception``), its process died (``crash``), or the launch did not end (``timeout``)."""
 
 Where: TypeAlias = Literal[
     "",
@@ -40,14 +45,14 @@ Where: TypeAlias = Literal[
     "some_columns",
     "scattered",
 ]
-"""Where in the output the wrong elements lie, in one word; empty when nothing is wrong with elements."""
+"""The place of the wrong elements in the output; empty if no elements are wrong."""
 
 
 class Element(Plain, frozen=True):
-    """One output element, found by its token, query head and column, with what stands there and what should.
+    """One output element with its actual and its expected value.
 
-    ``sequence`` and ``query_index`` (row inside of that sequence) say the same as ``token``, for a reader; -1 for
-    a token that belongs to no sequence. Numbers are ``repr`` texts, since JSON has no NaN.
+    ``sequence`` and ``query_index``, the row in that sequence, locate ``token`` for a reader; they are -1 for a token
+    of no sequence. Numbers are ``repr`` texts, because JSON has no NaN.
     """
 
     token: Count
@@ -61,9 +66,10 @@ class Element(Plain, frozen=True):
 
 
 class Verdict(Plain, frozen=True):
-    """The answer of one property. ``ratio`` is the largest ``err / bound``, None where none was measured.
+    """The result of one property.
 
-    ``wrong`` counts the wrong elements out of ``elements``; ``worst`` lists a few, non-finite ones first.
+    ``ratio`` is the largest ``|error| / bound``, None if nothing was measured. ``wrong`` of ``elements`` elements are
+    wrong; ``worst`` lists a few of them, non-finite ones first.
     """
 
     property_name: str

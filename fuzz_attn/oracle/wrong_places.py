@@ -1,4 +1,4 @@
-"""Where in the output the wrong elements lie, in one word: the part of a failure's signature that tells bugs apart."""
+"""Wrong places: one word for where in the output the wrong elements are, a part of a failure's signature."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fuzz_attn.oracle.verdict import Where
 
 
 def where_wrong(wrong: torch.Tensor, tensors: AttentionTensors) -> Where:
-    """Return the narrowest description that holds for all wrong elements ``[num_tokens, num_query_heads, head_size]``.
+    """Return the narrowest word that describes all wrong elements ``[num_tokens, num_query_heads, head_size]``.
 
-    Narrow ones first: the columns past the largest power of two; the last row of each sequence; the rows whose window
-    hides a key; one sequence of several; some heads; some columns. A description that would hold for every element of
-    the batch says nothing and is passed over. ``everywhere`` is every token, ``scattered`` is the rest.
+    In order: the columns past the largest power of two, the last row of each sequence, the rows whose window hides a
+    key, one sequence of several, some heads, some columns, every token (``everywhere``), anything else (``scattered``).
+    A word that describes every element of the batch is skipped.
     """
     columns, heads = wrong.any(0).any(0), wrong.any(2).any(0)
     tokens = wrong.any(2).any(1)
@@ -35,7 +35,7 @@ def where_wrong(wrong: torch.Tensor, tensors: AttentionTensors) -> Where:
 
 
 def sequence_of_tokens(query_lens: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each token its sequence and its row inside of it, int64 on the CPU."""
+    """Return the sequence of each token and its row in that sequence, int64 on the CPU."""
     lengths = torch.tensor(query_lens, dtype=torch.int64)
     sequences = torch.repeat_interleave(torch.arange(len(query_lens)), lengths)
     starts = lengths.cumsum(0) - lengths
@@ -43,5 +43,5 @@ def sequence_of_tokens(query_lens: tuple[int, ...]) -> tuple[torch.Tensor, torch
 
 
 def _confined(tokens: torch.Tensor, place: torch.Tensor) -> bool:
-    """Return whether all wrong tokens lie in a place that is not the whole batch."""
+    """Return whether all wrong tokens are in a place that is not the whole batch."""
     return not bool((tokens & ~place).any()) and not bool(place.all())

@@ -1,8 +1,8 @@
-"""How many of the keys that a default campaign reads it would miss: the share of visible (row, key) pairs.
+"""Measures which share of the (row, key) pairs of a default campaign is visible: its loss would be noticed.
 
 Run it with ``make bench``, or by hand with the number of cases of each family and the seed. The cases are those of
-``fuzz-attn run --workers 1 --seed SEED``, the bounds those of each family's own model. Not part of a campaign, because
-leaving out each key costs more than all of the oracle.
+``fuzz-attn run --workers 1 --seed SEED``, the bounds those of each built-in target's rounding model. It is not part of
+a campaign, because leaving out each key costs more than the whole oracle.
 """
 
 import sys
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from typing import get_args
 
 import torch
+from visible_keys import Visibility, visible_share  # type: ignore[import-not-found] # beside this script
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.case_stream import Stream
-from fuzz_attn.oracle.visibility import Visibility, visible_share
 from fuzz_attn.targets.built_in import built_in
 
 Row = tuple[str, str]
 
 
 def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
-    """Return the counts of ``count`` cases of one family, each under all rows of the table that it belongs to."""
+    """Return the counts of ``count`` cases of one family, added to every row of the table that a case belongs to."""
     target, found = built_in(family), dict[Row, Visibility]()
     assert target is not None
     stream = Stream(target.domain, seed)
@@ -50,7 +50,7 @@ def _words(recipe: Plain | None) -> str:
 
 
 def main(count: int, seed: int) -> None:
-    """Print the share of visible pairs and of visible boundary pairs, by what the cases were made of."""
+    """Print the share of visible pairs and of visible boundary pairs, by the recipes of the cases."""
     torch.set_num_threads(1)
     found: dict[Row, Visibility] = {}
     for family in get_args(Family):

@@ -1,4 +1,8 @@
-"""Visibility: which keys a case makes count, so that their loss would exceed the error bound."""
+"""Visible keys: the keys of a case whose loss would move some output beyond its error bound.
+
+Imported by ``bench_visibility.py``, and by tests through the fixture ``visible_keys``. It measures the strategies; no
+campaign needs it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 TILE: Final = 16
-"""Keys of the smallest tile; larger tiles end where some of these end."""
+"""Keys of the smallest tile; every edge of a larger tile is an edge of one of these."""
 
 
 class Visibility(Struct, frozen=True):
-    """Counts of (row, key) pairs of a case: all that a row sees, those whose loss the oracle would notice.
+    """Counts of the (row, key) pairs of a case that the row sees, and of those whose loss the oracle would notice.
 
-    ``boundary`` counts only keys on an edge: the first and last that the row sees, the first and last slot of a page
-    and of a tile, the last key of the sequence.
+    The ``boundary`` counts are for keys on an edge: the first and last that the row sees, the first and last slot of a
+    page and of a tile, and the last key of the sequence.
     """
 
     pairs: int = 0
@@ -40,7 +44,7 @@ class Visibility(Struct, frozen=True):
 
 
 def visible_share(tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL) -> Visibility:
-    """Return how many (row, key) pairs of a case are visible: without the key, some column changes beyond its bound."""
+    """Return the counts of a case. A pair is visible if, without the key, some column moves by more than its bound."""
     total = Visibility()
     seen: set[int] = set()
     for block in row_blocks(tensors):
@@ -54,8 +58,8 @@ def visible_share(tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL)
 def leave_one_out(block: RowBlock, reference: BlockReference, tensors: AttentionTensors) -> torch.Tensor:
     """Return bool ``[B, num_kv_heads, Q, group, K]``: whether dropping the key moves some column beyond its bound.
 
-    Without key j the average becomes ``o - p_j (v_j - o) / (1 - p_j)``; a row whose only key is lost has no output at
-    all, which is always seen. fp8 outputs are compared clamped.
+    Without key j the average becomes ``o - p_j (v_j - o) / (1 - p_j)``. A row that loses its only key has no output,
+    which always counts as visible. fp8 outputs are compared after clamping.
     """
     weights, output = reference.weights.exact.flatten(2, 3), reference.output.flatten(2, 3)
     bound, expected = reference.bound.flatten(2, 3), reference.expected.flatten(2, 3)
@@ -70,12 +74,12 @@ def leave_one_out(block: RowBlock, reference: BlockReference, tensors: Attention
         stored = (after * output_factor(tensors)).clamp_(-limit, limit)
         change = (stored - expected[:, :, row, None]).abs_()
         result[:, :, row] = (change > bound[:, :, row, None]).any(-1)
-    alone = weights >= 1 - 2.0**-52
-    return (result | alone).view_as(reference.weights.exact)
+    only_key = weights >= 1 - 2.0**-52
+    return (result | only_key).view_as(reference.weights.exact)
 
 
 def boundary_keys(block: RowBlock, tensors: AttentionTensors) -> torch.Tensor:
-    """Return bool ``[B, Q, K]``: whether the key lies on an edge for the row."""
+    """Return bool ``[B, Q, K]``: whether the key lies on an edge as the row sees it."""
     keys, positions = block.key_position[:, None], block.position[..., None]
     last = torch.tensor(tensors.query_lens, device=keys.device) + torch.tensor(tensors.context_lens, device=keys.device)
     edge = (keys == positions) | torch.isin(keys, last - 1) & (keys == positions.amax(1, keepdim=True))
@@ -93,7 +97,7 @@ def _counts(change: torch.Tensor, counted: torch.Tensor, boundary: torch.Tensor)
 
 
 def _first_of_each(tokens: torch.Tensor, seen: set[int]) -> torch.Tensor:
-    """Return bool like ``tokens``: False where padding repeats a row that was already counted."""
+    """Return bool of the shape of ``tokens``: False where padding repeats a row that was counted before."""
     flags = []
     for token in tokens.flatten().tolist():
         flags.append(token not in seen)
