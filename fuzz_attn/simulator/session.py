@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fuzz_attn.simulator.codegen.program import Program, generate
+from fuzz_attn.simulator.codegen.generator import generate
+from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Finding
 from fuzz_attn.simulator.frontend.binding import Binder, Bound, grid_of, told
