@@ -12,8 +12,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
-from fuzz_attn.case.attention_case import AttentionCase, CompileKey, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.catalogue import RELATIONS, chosen
@@ -70,11 +72,9 @@ def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size:
         case, choice = drawn
         return case, None if choice is None else chosen(choice, case, domain, relations)
 
-    # All at once: one draw between two launches finds the processor's caches full of other things, and takes thrice as
-    # long.
-    samples = [Sample(random) for _ in range(examples)]
-    orders = [asked(sample.draw(strategy)) for sample in samples]
-    for sample, order in zip(samples, orders, strict=True):
+    for _ in range(examples):
+        sample = Sample(random)
+        order = asked(sample.draw(strategy))
         try:
             attempt(*order)
         except FoundError:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from fuzz_attn.errors import UnsupportedOperation
 from fuzz_attn.simulator.codegen.expressions import (
     Builder,
     Conditional,
@@ -46,7 +47,6 @@ from fuzz_attn.simulator.codegen.value_ranges import (
     range_call,
     test_of_32_bits,
 )
-from fuzz_attn.simulator.errors import UnsupportedOperation
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.runtime import ranges

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeAlias, TypeVar
 
+from fuzz_attn.errors import SimulatorError
 from fuzz_attn.simulator.codegen.generator import generate
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.errors import SimulatorError
 from fuzz_attn.simulator.frontend.ir import Function
 
 Rewrite: TypeAlias = Callable[[Function], Function]
