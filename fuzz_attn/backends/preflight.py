@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 import triton
 import triton.language as tl
-from triton.compiler.errors import CompilationError
+from triton.compiler import CompilationError
 
 SIZE = 16
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -15,7 +15,7 @@ from fuzz_attn.simulator.codegen.namespace import NAMESPACE
 from fuzz_attn.simulator.codegen.statements import Origin
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
-from fuzz_attn.simulator.sanitizers.mask_coverage import MASKS
+from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
 
 
 @dataclass(slots=True)
@@ -80,14 +80,14 @@ class Program:
         if self.code is not None:
             linecache.cache.pop(self.code.co_filename, None)
 
-    def ready(self) -> Callable[..., None]:
-        """Return the function that runs programs of a grid."""
+    def ready(self, masks: Masks) -> Callable[..., None]:
+        """Return the function that runs programs of a grid, and records what their masks show."""
         if self.function is None:
             code = self.compiled()
             filename = code.co_filename
             linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
             module = {**NAMESPACE, **self.namespace}
-            module["seen"], module["slots"] = MASKS.seen, MASKS.slots(self.name, self.coverage_sites)
+            module["seen"], module["slots"] = masks.seen, masks.slots(self.name, self.coverage_sites)
             exec(code, module)  # noqa: S102 - running generated code is what this is for
             self.function, self.prepare = module["kernel"], module["prepare"]
         return self.function

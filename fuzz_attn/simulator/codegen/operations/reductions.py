@@ -30,14 +30,14 @@ Along: TypeAlias = Callable[[Expression, Expression], Expression]
 """Makes an expression from a tile and the number of an axis."""
 
 
-def _ufunc(name: str, how: str) -> Along:
-    """Return the reduction or scan by one of numpy's operations."""
-    return lambda tile, axis: _along(name, how, tile, axis)
+def _ufunc(name: str) -> Along:
+    """Return the reduction by one of numpy's operations."""
+    return lambda tile, axis: _along(name, "reduce", tile, axis)
 
 
-def _same_type(name: str, how: str) -> Along:
-    """Return the reduction or scan in the type of the elements; numpy would take a wider one for narrow integers."""
-    return lambda tile, axis: _along(name, how, tile, axis, dtype=Attribute(tile, "dtype"))
+def _same_type(name: str) -> Along:
+    """Return the reduction in the type of the elements; numpy would take a wider one for narrow integers."""
+    return lambda tile, axis: _along(name, "reduce", tile, axis, dtype=Attribute(tile, "dtype"))
 
 
 def _along(name: str, how: str, tile: Expression, axis: Expression, **keywords: Expression) -> Expression:
@@ -55,26 +55,21 @@ def _keeping_nan(name: str) -> Along:
 
 _ADDS: Final = frozenset({"arith.addf", "arith.addi"})
 _REDUCTIONS: Final[dict[str, Along]] = {
-    "arith.addf": _same_type("add", "reduce"),
-    "arith.addi": _same_type("add", "reduce"),
-    "arith.mulf": _same_type("multiply", "reduce"),
-    "arith.muli": _same_type("multiply", "reduce"),
+    "arith.addf": _same_type("add"),
+    "arith.addi": _same_type("add"),
+    "arith.mulf": _same_type("multiply"),
+    "arith.muli": _same_type("multiply"),
     "arith.maxnumf": _ignoring_nan("fmax"),
     "arith.minnumf": _ignoring_nan("fmin"),
     "arith.maximumf": _keeping_nan("maximum"),
     "arith.minimumf": _keeping_nan("minimum"),
-    "arith.maxsi": _ufunc("maximum", "reduce"),
-    "arith.minsi": _ufunc("minimum", "reduce"),
-    "arith.andi": _ufunc("bitwise_and", "reduce"),
-    "arith.ori": _ufunc("bitwise_or", "reduce"),
-    "arith.xori": _ufunc("bitwise_xor", "reduce"),
+    "arith.maxsi": _ufunc("maximum"),
+    "arith.minsi": _ufunc("minimum"),
+    "arith.andi": _ufunc("bitwise_and"),
+    "arith.ori": _ufunc("bitwise_or"),
+    "arith.xori": _ufunc("bitwise_xor"),
 }
-_SCANS: Final[dict[str, Along]] = {
-    "arith.addf": _same_type("add", "accumulate"),
-    "arith.addi": _same_type("add", "accumulate"),
-    "arith.mulf": _same_type("multiply", "accumulate"),
-    "arith.muli": _same_type("multiply", "accumulate"),
-}
+_SCANS: Final = {"arith.addf": "add", "arith.addi": "add", "arith.mulf": "multiply", "arith.muli": "multiply"}
 
 
 def _reduce(emitter: Emitter, operation: Operation) -> None:
@@ -95,17 +90,17 @@ def _reduce(emitter: Emitter, operation: Operation) -> None:
 def _scan(emitter: Emitter, operation: Operation) -> None:
     axis, reverse = operation.attributes.integer("axis"), operation.attributes.named.get("reverse") == "true"
     sources, shape = _sources(emitter, operation, axis)
-    along = _SCANS.get(_simple_combine(operation))
+    name = _SCANS.get(_simple_combine(operation))
     element = operation.results[0].type.element
     where = constant(axis + 1)
-    if along is None or element in ("bf16", "f16", "i1"):
+    if name is None or element in ("bf16", "f16", "i1"):
         _combine(emitter, operation, sources, shape, shape, "scan", where, constant(reverse))
         return
 
     def build(tile: Expression) -> Expression:
-        if not reverse:
-            return along(tile, where)
-        return numpy("flip", along(numpy("flip", tile, where), where), where)
+        source = numpy("flip", tile, where) if reverse else tile
+        scanned = _along(name, "accumulate", source, where, dtype=Attribute(tile, "dtype"))
+        return numpy("flip", scanned, where) if reverse else scanned
 
     _define(emitter, operation, [emitter.assign(build, sources, shape, element)])
 
