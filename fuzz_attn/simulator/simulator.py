@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from fuzz_attn.errors import SimulatorError
-from fuzz_attn.simulator.codegen.program import Program, generate
+from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
+from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
 from fuzz_attn.simulator.frontend.binding import Binder, Bound, told
 from fuzz_attn.simulator.frontend.interpreted import Translations
@@ -54,8 +55,8 @@ class Simulator:
     """Finds the program of a launch: in memory, on disk, or by lowering the kernel.
 
     `coverage` records what masks show in `masks`. `cache_dir` is a folder of generated programs. `rewrite` changes each
-    parsed kernel before code is made of it; such programs never go to the disk. `coverage` and `rewrite` may be set
-    between sessions.
+    parsed kernel before code is made of it. `extension` has operations that are not Triton's. Programs of rewritten
+    kernels, or with an extension, never go to the disk. `coverage` and `rewrite` may be set between sessions.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Simulator:
         coverage: bool = False,
         cache_dir: Path | None = None,
         rewrite: Rewrite | None = None,
+        extension: Extension = NO_EXTENSION,
         most_programs: int = MOST_PROGRAMS,
     ) -> None:
         self.coverage = coverage
@@ -71,7 +73,8 @@ class Simulator:
         self.masks = Masks()
         self.translations = Translations()
         self.lowering = Lowering(self.translations)
-        self._disk = None if cache_dir is None else DiskCache(cache_dir)
+        self._extension = extension
+        self._disk = DiskCache(cache_dir) if cache_dir is not None and extension is NO_EXTENSION else None
         self._binders: dict[Callable[..., Any], Binder] = {}
         self._programs: Recent[Program] = Recent(most_programs, Program.forget)
         self._parsed: Recent[Function] = Recent(most_programs)
@@ -107,7 +110,7 @@ class Simulator:
     def _generate_changed(self, function: Function) -> Program:
         """Return the program of a rewritten kernel; raises SimulatorError where it is none."""
         try:
-            return generate(function, self.coverage)
+            return generate(function, self.coverage, self._extension)
         except SimulatorError:
             raise
         except Exception as error:
@@ -131,7 +134,7 @@ class Simulator:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
-        return generate(self._parse(kernel, bound), self.coverage)
+        return generate(self._parse(kernel, bound), self.coverage, self._extension)
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(self.lowering.lower(kernel, bound.signature, bound.constants()))
