@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.live import Live
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli.run import PIPE_SECONDS
 from fuzz_attn.counterexamples.counterexample import environment_of
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.random_bits import Stream
@@ -25,7 +24,7 @@ from fuzz_attn.mutation.pool import Crew
 from fuzz_attn.mutation.results import Audit, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_museum
 from fuzz_attn.mutation.subjects import Subject
-from fuzz_attn.report.plain_text import show, whole
+from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
 """Two rounds of a campaign: their compile keys are where mutants are looked for, however few cases are asked for."""

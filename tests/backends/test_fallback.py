@@ -44,7 +44,7 @@ def test_the_summary_says_so(campaign: Callable[..., Outcome]) -> None:
     assert outcome.failure is None
     printed = text_of(render(outcome.statistics))
     assert "interpreter" in printed
-    assert "fell back" in printed
+    assert "fallback" in printed
 
 
 def test_a_sanitizers_finding_is_not_called_fixed_by_a_backend_without_them() -> None:
