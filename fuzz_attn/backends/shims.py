@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 import triton.language as tl
 
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
+from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
 from fuzz_attn.simulator.triton_compat import (
     LANGUAGE,
     InterpreterBuilder,
@@ -24,9 +26,6 @@ from fuzz_attn.simulator.triton_compat import (
     float_conversion_replaced,
     language_patched_once,
 )
-
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
-from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
 
 _NUMPY_DTYPES: Final = {DTYPES[name].triton: dtype for name, dtype in NUMPY_DTYPES.items()}
 _LARGEST: Final = {DTYPES[name].triton: np.float32(DTYPES[name].largest) for name in FP8_DTYPES}
