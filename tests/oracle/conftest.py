@@ -1,4 +1,4 @@
-"""What the oracle is tested against: attention written out row by row, and tensors made by hand."""
+"""Fixtures of the oracle's tests: attention computed row by row, and tensors built by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RowView:
-    """One row and the keys that it sees, read one by one through the block table. Exact float64 numbers."""
+    """One row and the keys that it sees, read one by one through the block table, as exact float64 numbers."""
 
     token: int
     head: int
@@ -38,19 +38,19 @@ class RowView:
     values: np.ndarray[Any, np.dtype[np.float64]]
     key_positions: np.ndarray[Any, np.dtype[np.int64]]
     bias: np.ndarray[Any, np.dtype[np.float64]]
-    """ALiBi and query-query bias of each key, added up."""
+    """The sum of ALiBi and query-query bias for each key."""
     scale: float
     sink: float
     factor: float
-    """What multiplies the average of V."""
+    """The factor of the average of V."""
 
 
 Choice = Callable[[str, Any], Any]
-"""A mutation: takes the name of a decision and the right answer, returns the answer to use."""
+"""A possible mistake: takes the name of a decision and the right answer, and returns the answer to use."""
 
 
 def right(_name: str, answer: Any) -> Any:
-    """Decide everything as the specification says."""
+    """Return the right answer of every decision."""
     return answer
 
 
@@ -65,7 +65,7 @@ def dequantised(row: torch.Tensor, scale: float, dtype: torch.dtype) -> Any:
 
 
 def rows_of(tensors: AttentionTensors, choose: Choice = right) -> Iterator[RowView]:
-    """Yield every row, following kernels.md word by word; ``choose`` may make one decision wrongly."""
+    """Yield every row as the specification defines it; ``choose`` may change one decision."""
     fp8 = tensors.query.dtype.itemsize == 1
     num_heads, num_kv_heads = tensors.query.shape[1], tensors.key_cache.shape[2]
     block_size, token = tensors.key_cache.shape[1], 0
@@ -141,18 +141,18 @@ def attend_plainly(tensors: AttentionTensors, choose: Choice = right) -> torch.T
 
 @pytest.fixture(scope="session")
 def plainly() -> Callable[..., torch.Tensor]:
-    """Attention in float64, one row at a time."""
+    """Return the function that computes attention in float64, one row at a time."""
     return attend_plainly
 
 
 @pytest.fixture(scope="session")
 def row_views() -> Callable[..., Iterator[RowView]]:
-    """The rows of a batch with the keys that they see."""
+    """Return the function that yields the rows of a batch with the keys that they see."""
     return rows_of
 
 
 def with_output(tensors: AttentionTensors, output: torch.Tensor) -> AttentionTensors:
-    """Return the tensors after a target that wrote ``output``, rounded to the type of the real one."""
+    """Return the tensors with ``output`` written into a copy of their output, rounded to its type."""
     written = tensors.output.clone()
     written[: output.shape[0]] = output.to(written.dtype)
     return replace(tensors, output=written)
@@ -170,7 +170,7 @@ def hand_built(
     dtype: torch.dtype = torch.float32,
     **changes: Any,
 ) -> AttentionTensors:
-    """Return tensors of one sequence and one head: rows of numbers for queries, keys and values; page size 4."""
+    """Return tensors of one sequence and one head with these rows of queries, keys and values, in pages of 4 slots."""
     q, k, v = (torch.tensor(rows, dtype=torch.float64).to(dtype)[:, None] for rows in (query, keys, values))
     num_blocks = -(-len(keys) // 4) + 1
     caches = [torch.full((num_blocks * 4, 1, q.shape[-1]), torch.nan).to(dtype) for _ in "kv"]

@@ -1,4 +1,4 @@
-"""The bound is sound and tight: correct kernels in true types stay within it, and come near it."""
+"""The bound is sound and tight: emulated correct kernels stay within it and come close to it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Formulation:
     base2: bool = False
     backwards: bool = False
     normalise_first: bool = False
-    """P divided by its sum before it is cast and multiplied with V, as plain torch code does."""
+    """Whether P is divided by its sum before it is cast and multiplied with V, as in plain torch code."""
     sink_last: bool = False
 
 
@@ -87,7 +87,7 @@ def scalar(tensor: torch.Tensor | None) -> float:
 
 
 def capped32(scores: torch.Tensor, cap: float) -> torch.Tensor:
-    """The coarsest soft cap that the bound allows for: the error of exp is absolute near 0."""
+    """Return the least accurate soft cap that the bound allows, whose error is absolute near 0."""
     size = (scores / cap).abs()
     return torch.copysign(1 - 2 / ((2 * size).exp() + 1), scores) * cap
 
@@ -197,7 +197,7 @@ FORMULATIONS = st.builds(
 
 
 def ratios_of(mix: str, row_views: RowViews, writing: Writing, examples: int) -> list[float]:
-    """Return ``err / bound`` of emulated kernels over drawn cases; NaN and Inf count as infinite."""
+    """Return the largest ``|error| / bound`` of an emulated kernel for each case; NaN and Inf count as infinite."""
     ratios = []
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
@@ -213,9 +213,7 @@ def ratios_of(mix: str, row_views: RowViews, writing: Writing, examples: int) ->
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_correct_kernels_stay_within_the_bound_and_come_near_it(
-    mix: str, row_views: RowViews, writing: Writing
-) -> None:
+def test_correct_kernels_stay_within_the_bound_and_come_close(mix: str, row_views: RowViews, writing: Writing) -> None:
     ratios = ratios_of(mix, row_views, writing, 120)
     assert max(ratios) <= 1.0
     assert max(ratios) >= 0.1
@@ -225,7 +223,7 @@ HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 
 
 @pytest.mark.parametrize("mix", HALVES)
-def test_a_halved_constant_is_noticed(
+def test_halved_cast_unit_is_exceeded(
     mix: str, row_views: RowViews, writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (error_bound, roundings):

@@ -1,4 +1,4 @@
-"""The oracle's value against 50 digits, feature by feature."""
+"""The oracle's value agrees with a computation in 50 digits, for each feature."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def exact(row: Any, tensors: AttentionTensors) -> list[mpmath.mpf]:
-    """One row in 50 digits."""
+    """Return one row in 50 digits."""
     scores = []
     for key, bias in zip(row.keys, row.bias, strict=True):
         score = mpmath.fdot(map(mpmath.mpf, row.query), map(mpmath.mpf, key)) * mpmath.mpf(row.scale)
@@ -109,7 +109,7 @@ def test_error_of_the_oracle_is_below_one_percent_of_the_bound(
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
-def test_agrees_with_the_row_by_row_form(
+def test_oracle_agrees_with_attention_row_by_row(
     changes: dict[str, Any], plainly: Callable[[AttentionTensors], torch.Tensor]
 ) -> None:
     tensors = materialise(replace(BASE, **changes))
@@ -119,7 +119,7 @@ def test_agrees_with_the_row_by_row_form(
 
 @pytest.mark.parametrize("level", [-20000.0, -110.0, 110.0, 20000.0])
 def test_weights_sum_to_one_however_large_the_logits(level: float) -> None:
-    """Found by the property value_shift: the sum was off by 1e-12, more than a value of exactly 0 allows."""
+    """The relation value_shift found sums with an error of 1e-12, beyond the bound of a value of exactly 0."""
     case = replace(BASE, scores=LevelScores(level=level), values=ConstantValues(1.0))
     expected = attend(materialise(case)).expected
     torch.testing.assert_close(expected, torch.ones_like(expected), rtol=0.0, atol=2.0**-50)

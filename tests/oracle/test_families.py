@@ -1,4 +1,4 @@
-"""The oracle reads each family's tensors as the specification says: the same problem has the same answer in all."""
+"""The oracle gives the same answer to a problem in every family that can express it."""
 
 from __future__ import annotations
 
@@ -52,13 +52,15 @@ def test_a_translated_case_has_the_same_answer(case: AttentionCase, family: Fami
         (AttentionCase((Sequence(1, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", True),
     ],
 )
-def test_what_can_be_translated(case: AttentionCase, family: Family, possible: bool) -> None:
+def test_translation_exists_only_where_the_family_can_express_the_case(
+    case: AttentionCase, family: Family, possible: bool
+) -> None:
     assert (translated(case, family) is not None) == possible
 
 
 @pytest.mark.parametrize(("family", "rounds"), [("context", False), ("chunked", False), ("unified", True)])
-def test_new_tokens_are_rounded_by_the_cache_alone(family: Family, rounds: bool) -> None:
-    """Each row sees its own key alone, so the output is its value: as packed, or as a cache in fp8 keeps it."""
+def test_only_a_cache_rounds_new_tokens_to_fp8(family: Family, rounds: bool) -> None:
+    """Each row sees only its own key, so the output is that key's value: unrounded if packed, else rounded to fp8."""
     case = AttentionCase(
         (Sequence(3),),
         family=family,
@@ -74,7 +76,7 @@ def test_new_tokens_are_rounded_by_the_cache_alone(family: Family, rounds: bool)
     assert torch.equal(expected, packed[:, 0].double()) != rounds
 
 
-def test_a_context_in_fp8_is_dequantised_beside_new_tokens_that_are_not() -> None:
+def test_fp8_context_is_dequantised_and_packed_tokens_are_not() -> None:
     case = AttentionCase(
         (Sequence(1, 1),),
         family="context",
@@ -94,7 +96,7 @@ def test_a_context_in_fp8_is_dequantised_beside_new_tokens_that_are_not() -> Non
     AttentionCase((Sequence(1, 4), Sequence(3, 2), Sequence(1)), family="paged", filter_by_query_len=True),
     AttentionCase((Sequence(2, 4), Sequence(1, 2), Sequence(3)), family="context", filter_by_query_len=True),
 ])  # fmt: skip
-def test_rows_left_alone_are_not_judged_and_all_others_are(case: AttentionCase) -> None:
+def test_only_answered_rows_are_judged(case: AttentionCase) -> None:
     tensors = materialise(case)
     reference = attend(tensors)
     answered = tensors.answered_tokens

@@ -1,4 +1,4 @@
-"""Cases whose answer is known without computing attention."""
+"""The oracle gives the known answer of cases that need no computation of attention."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fuzz_attn.oracle.reference import attend
 Builder = Callable[..., AttentionTensors]
 
 OWN_SHARE = 0.01
-"""What the oracle's own roundings may take of its bound, as `test_exact_value.py` holds it to."""
+"""Share of the bound that the oracle's own roundings may use; `test_exact_value.py` checks it."""
 
 
-def says(tensors: AttentionTensors, wanted: list[float]) -> bool:
-    """Return whether the oracle gives these numbers, whatever exponential and order of summation torch has here."""
+def gives(tensors: AttentionTensors, wanted: list[float]) -> bool:
+    """Return whether the oracle gives these numbers, up to its own roundings, which differ between machines."""
     reference = attend(tensors)
     exact = torch.tensor(wanted, dtype=torch.float64).view_as(reference.expected)
     return bool(((reference.expected - exact).abs() <= OWN_SHARE * reference.bound).all())
@@ -30,12 +30,12 @@ def says(tensors: AttentionTensors, wanted: list[float]) -> bool:
 
 def test_uniform_logits_average_the_values(by_hand: Builder) -> None:
     tensors = by_hand([[0.0]], [[1.0], [2.0], [3.0]], [[3.0], [6.0], [-3.0]])
-    assert says(tensors, [2.0])
+    assert gives(tensors, [2.0])
 
 
 def test_each_row_averages_up_to_its_own_key(by_hand: Builder) -> None:
     tensors = by_hand([[0.0], [0.0], [0.0]], [[1.0]] * 4, [[8.0], [4.0], [0.0], [-4.0]])
-    assert says(tensors, [6.0, 4.0, 2.0])
+    assert gives(tensors, [6.0, 4.0, 2.0])
 
 
 def test_one_key_is_copied(by_hand: Builder) -> None:
@@ -51,29 +51,29 @@ def test_window_of_one_copies_the_own_key() -> None:
 
 def test_window_of_two_averages_two(by_hand: Builder) -> None:
     tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[9.0], [4.0], [2.0]], window=2)
-    assert says(tensors, [6.5, 3.0])
+    assert gives(tensors, [6.5, 3.0])
 
 
 def test_constant_values_are_the_output() -> None:
     tensors = materialise(AttentionCase((Sequence(5, 30),), values=ConstantValues(-3.0), scores=NormalScores(4.0)))
-    assert says(tensors, [-3.0] * tensors.output.numel())
+    assert gives(tensors, [-3.0] * tensors.output.numel())
 
 
 def test_a_sink_at_the_logits_is_one_more_key_of_value_zero() -> None:
     case = AttentionCase(
         (Sequence(1, 3),), values=ConstantValues(1.0), scores=UniformScores(), sinks=SinkRecipe(spread=0.0)
     )
-    assert says(materialise(case), [0.8] * 16)
+    assert gives(materialise(case), [0.8] * 16)
 
 
 def test_two_logits_weigh_as_the_logistic_function(by_hand: Builder) -> None:
     tensors = by_hand([[2.0]], [[0.0], [1.5]], [[0.0], [1.0]], softmax_scale=0.5)
-    assert says(tensors, [1 / (1 + math.exp(-1.5))])
+    assert gives(tensors, [1 / (1 + math.exp(-1.5))])
 
 
-def test_soft_cap_bends_the_logit(by_hand: Builder) -> None:
+def test_soft_cap_limits_the_logit(by_hand: Builder) -> None:
     tensors = by_hand([[2.0]], [[0.0], [3.0]], [[0.0], [1.0]], softcap=4.0)
-    assert says(tensors, [1 / (1 + math.exp(-4 * math.tanh(1.5)))])
+    assert gives(tensors, [1 / (1 + math.exp(-4 * math.tanh(1.5)))])
 
 
 def test_alibi_counts_from_the_context_length(by_hand: Builder) -> None:
@@ -81,16 +81,16 @@ def test_alibi_counts_from_the_context_length(by_hand: Builder) -> None:
     tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[1.0]] * 3, alibi_slopes=slopes, sinks=sinks)
     weights = [math.exp(-0.5), 1.0, math.exp(0.5)]
     expected = [sum(weights[:2]) / (sum(weights[:2]) + 1), sum(weights) / (sum(weights) + 1)]
-    assert says(tensors, expected)
+    assert gives(tensors, expected)
 
 
 def test_query_bias_counts_rows_and_columns_from_the_first_new_token(by_hand: Builder) -> None:
     bias = torch.tensor([[0.0, 9.0], [-torch.inf, 0.0]])
     tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[3.0], [6.0], [9.0]], qq_bias=bias)
-    assert says(tensors, [4.5, 6.0])
+    assert gives(tensors, [4.5, 6.0])
 
 
-def test_a_sink_far_above_leaves_nothing_and_a_positive_bound(by_hand: Builder) -> None:
+def test_dominant_sink_gives_nearly_zero_with_a_positive_bound(by_hand: Builder) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         tensors = by_hand([[0.0]], [[1.0]] * 3, [[1.0]] * 3, dtype, sinks=torch.tensor([200.0]))
         reference = attend(tensors)
@@ -99,7 +99,7 @@ def test_a_sink_far_above_leaves_nothing_and_a_positive_bound(by_hand: Builder) 
         assert not bool(reference.ill_conditioned.any())
 
 
-def test_a_sink_of_minus_infinity_is_no_sink(by_hand: Builder) -> None:
+def test_sink_of_minus_infinity_is_no_sink(by_hand: Builder) -> None:
     rows = [[1.0]], [[1.0], [2.0]], [[1.0], [5.0]]
     without, with_it = attend(by_hand(*rows)), attend(by_hand(*rows, sinks=torch.tensor([-torch.inf])))
     assert torch.equal(without.expected, with_it.expected)
@@ -107,30 +107,30 @@ def test_a_sink_of_minus_infinity_is_no_sink(by_hand: Builder) -> None:
 
 
 @pytest.mark.parametrize("sequences", [(), (Sequence(0, 0),), (Sequence(0, 9), Sequence(0, 0))])
-def test_nothing_to_do_gives_an_empty_reference(sequences: tuple[Sequence, ...]) -> None:
+def test_batch_without_tokens_gives_an_empty_reference(sequences: tuple[Sequence, ...]) -> None:
     reference = attend(materialise(AttentionCase(sequences, heads=HeadLayout(2, 2, 4), padded_tokens=2)))
     assert reference.expected.shape == reference.bound.shape == (0, 4, 4)
     assert reference.ill_conditioned.shape == (0, 4)
 
 
-def test_values_beyond_the_output_type_bound_nothing(by_hand: Builder) -> None:
+def test_values_beyond_the_output_type_have_no_bound(by_hand: Builder) -> None:
     tensors = by_hand([[0.0, 0.0]], [[1.0, 1.0]], [[1e5, 1.0]], output=torch.zeros(1, 1, 2, dtype=torch.float16))
     assert attend(tensors).bound.isfinite().flatten().tolist() == [False, True]
 
 
-def test_scores_beyond_float32_bound_nothing_in_their_row(by_hand: Builder) -> None:
+def test_rows_with_scores_beyond_float32_have_no_bound(by_hand: Builder) -> None:
     tensors = by_hand([[1e30], [1.0]], [[1e30], [1.0], [1.0]], [[1.0]] * 3, window=2)
     reference = attend(tensors)
     assert reference.bound.isfinite().flatten().tolist() == [False, True]
     assert bool(reference.expected.isfinite().all())
 
 
-def test_values_that_overflow_their_sum_bound_nothing_in_their_column(by_hand: Builder) -> None:
+def test_columns_whose_sum_overflows_have_no_bound(by_hand: Builder) -> None:
     tensors = by_hand([[0.0, 0.0]], [[1.0, 1.0]] * 2, [[3e38, 1.0]] * 2)
     assert attend(tensors).bound.isfinite().flatten().tolist() == [False, True]
 
 
-def test_keys_that_overflow_when_dequantised_bound_nothing() -> None:
+def test_keys_that_overflow_when_dequantised_have_no_bound() -> None:
     tensors = materialise(AttentionCase((Sequence(1, 5),), dtypes=DTypes("float16", "float8_e5m2", "float16")))
     tensors.key_cache.fill_(57344.0)
     reference = attend(replace(tensors, k_scale=torch.tensor([11.0])))
@@ -145,7 +145,7 @@ def test_huge_logits_close_together_are_ill_conditioned(by_hand: Builder) -> Non
     assert bool(reference.bound.isfinite().all())
 
 
-def test_a_sink_far_above_the_others_is_certain_whatever_its_logit(by_hand: Builder) -> None:
+def test_dominant_sink_is_well_conditioned(by_hand: Builder) -> None:
     tensors = by_hand([[1.0]], [[1.0], [2.0]], [[2.0], [5.0]], sinks=torch.tensor([1e8]))
     reference = attend(tensors)
     assert float(reference.expected) == 0.0
@@ -153,7 +153,7 @@ def test_a_sink_far_above_the_others_is_certain_whatever_its_logit(by_hand: Buil
     assert not bool(reference.ill_conditioned)
 
 
-def test_one_visible_key_is_certain_whatever_its_logit(by_hand: Builder) -> None:
+def test_only_visible_key_is_well_conditioned(by_hand: Builder) -> None:
     tensors = by_hand([[1e4]], [[1.0], [1e4]], [[1.0], [2.0]], window=1)
     reference = attend(tensors)
     assert float(reference.expected) == 2.0
@@ -161,7 +161,7 @@ def test_one_visible_key_is_certain_whatever_its_logit(by_hand: Builder) -> None
     assert not bool(reference.ill_conditioned)
 
 
-def test_a_key_far_above_the_others_is_certain_whatever_its_logit(by_hand: Builder) -> None:
+def test_dominant_key_is_well_conditioned(by_hand: Builder) -> None:
     tensors = by_hand([[1e4]], [[1e4], [-1e4], [-2e4]], [[2.0], [5.0], [-7.0]])
     reference = attend(tensors)
     assert float(reference.bound) < 1e-5

@@ -1,4 +1,4 @@
-"""The cut into blocks changes nothing, and no slot that nobody may read is read."""
+"""The reference does not depend on the cut into blocks, and unused slots are never read."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_every_cut_gives_the_same_reference(
     monkeypatch.setattr(row_blocks, "MAX_BLOCK_SCORES", max_scores)
     monkeypatch.setattr(row_blocks, "BLOCK_COST", block_cost)
     actual = attend(tensors)
-    # Each is off by 1% of the bound at most (`test_exact_value.py`).
+    # The error of each is at most 1% of the bound (`test_exact_value.py`).
     assert bool(((actual.expected - expected.expected).abs() <= 0.02 * expected.bound).all())
-    # The bound holds differences of exponentials whose exponents are 2^-24 apart or more. Each exponential loses up to
-    # 16 units of 2^-53, which leaves 2^-24 of the difference.
+    # The bound contains differences of exponentials whose exponents differ by at least 2^-24. Each exponential loses up
+    # to 16 units of 2^-53, which is 2^-24 of the difference.
     torch.testing.assert_close(actual.bound, expected.bound, rtol=2.0**-24, atol=0.0)
 
 
-def test_blocks_hold_every_token_and_respect_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_contain_every_token_and_respect_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "MAX_BLOCK_SCORES", 400)
     tensors = materialise(RAGGED)
     blocks = list(row_blocks.row_blocks(tensors))
@@ -57,7 +57,7 @@ def test_blocks_hold_every_token_and_respect_their_size(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("size", [1, 50, 2**12])
-def test_the_pieces_of_the_deviation_add_up(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deviation_does_not_depend_on_its_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     weights, values, output = (
         torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2, 7, 9), (2, 9, 3), (2, 7, 3))
@@ -93,7 +93,7 @@ def test_poison_never_reaches_the_reference(
     assert bool((clean.bound > 0).all())
 
 
-def test_the_output_is_not_read() -> None:
+def test_output_is_not_read() -> None:
     tensors = materialise(RAGGED)
     before = attend(tensors)
     tensors.output.fill_(7.0)

@@ -1,4 +1,4 @@
-"""A tensor core emulated as it is documented: what it loses stays within the slack that the cuda backend declares."""
+"""The error of an emulated tensor core stays within the slack that the cuda backend declares."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def truncated(numbers: Array, steps: Array | float) -> Array:
 
 
 def exponent(numbers: Array) -> Array:
-    """Return the power of two at or below each number; the smallest there is for 0."""
+    """Return the largest power of two that is at most the magnitude of each number; the smallest one for 0."""
     return np.ldexp(0.5, np.frexp(np.maximum(np.abs(numbers), 2.0**-1000))[1])
 
 
 def dots_of(products: Array, width: int, extra_bits: int) -> Array:
-    """Return the sums of rows of exact products as a tensor core makes them, ``width`` products at a time.
+    """Return the sums of rows of exact products as a tensor core computes them, ``width`` products at a time.
 
-    Addends are cut to ``extra_bits`` behind the last bit that the largest of them has in float32; the sum, cut to
-    float32, is one of the next addends.
+    The addends are truncated to ``extra_bits`` below the last float32 bit of the largest of them. Their sum is
+    truncated to float32 and is one of the next addends.
     """
     total = np.zeros(len(products))
     for first in range(0, products.shape[1], width):
@@ -71,8 +71,8 @@ def test_one_product_at_a_time_stays_within_the_declared_slack() -> None:
     assert lost(products, 16, 1).max() <= TENSOR_CORE_SLACK * 64
 
 
-def test_a_unit_for_each_product_is_too_little() -> None:
-    """Beside a sum of 1, sixteen products whose every cut loses nearly all it may, and then the sum of what is left."""
+def test_one_unit_for_each_product_is_too_little() -> None:
+    """A sum of 1 and sixteen products: truncating each, and then their sum, loses nearly a whole unit each time."""
     step = 2.0**-24
     block = [(2 - 2.0**-14) * step] * 15 + [(1 - 2.0**-14) * step]
     products = np.array([[1.0] + [0.0] * 15 + block * 12])

@@ -1,4 +1,4 @@
-"""An online softmax in which every rounding goes the worst allowed way: within the bound, and near it."""
+"""An online softmax in which every rounding has the worst allowed error stays within the bound and comes close."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Builder = Callable[..., AttentionTensors]
 
 U = 2.0**-24
 TF32 = 2.0**-10
-"""What a tensor core loses of a tf32 operand at most: it ignores the low 13 of 23 bits, and so never gains."""
+"""The largest relative error of a tf32 operand: a tensor core ignores the low 13 of 23 bits, so it only shrinks."""
 EXP = 4.0
-"""Units that this emulation's exponential loses: those of CUDA's ``ex2.approx``."""
+"""Units that the exponential of this emulation loses, like CUDA's ``ex2.approx``."""
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """Pushes every rounding of one column of one row so that the stored output ends up high (1) or low (-1)."""
+    """Computes one column of one row with roundings in the direction that makes it largest (1) or smallest (-1)."""
 
     tensors: AttentionTensors
     row: Any
@@ -44,7 +44,7 @@ class Adversary:
     tile_size: int = 16
 
     def output(self) -> float:
-        """Return the column as the kernel stores it."""
+        """Return the column as a kernel stores it."""
         values = self.row.values[:, self.column]
         scores = self.scores(self.side * np.sign(values - self.average))
         top, total = (self.row.sink, 1.0) if self.row.sink > -np.inf else (-np.inf, 0.0)
@@ -53,7 +53,7 @@ class Adversary:
             tile = slice(first, first + self.tile_size)
             new = max(top, scores[tile].max())
             alpha = np.exp(top - new) if top > -np.inf else 0.0
-            # Both sums share alpha, so an error of it matters as far as what it scales differs from the average.
+            # Both sums share alpha, so its error matters only where the scaled part differs from the average.
             alpha *= 1 + self.side * np.sign(summed - self.average * total) * U * (
                 EXP + 2 * (new - top if alpha else 0)
             )
@@ -75,7 +75,7 @@ class Adversary:
         return self.stored(result)
 
     def scores(self, push: Any) -> Any:
-        """Return the logits, each pushed by the sign of its key."""
+        """Return the logits, each with its largest error in the direction of its key."""
         total = np.zeros(len(push))
         for query, keys in zip(self.row.query, self.row.keys.T, strict=True):
             product = query * keys
@@ -99,7 +99,7 @@ class Adversary:
         return weight + self.side * sign * max(true_unit(dtype) * weight, true_denormal(dtype))
 
     def truncation(self, wanted: Any) -> Any:
-        """Return the factor of a product whose operands are cut towards 0, where a smaller one is wanted."""
+        """Return the factor of a product whose operands are cut towards 0, where a smaller product is wanted."""
         return np.where(wanted > 0, (1 - TF32 * self.tf32) ** 2, 1.0)
 
     def stored(self, result: float) -> float:
@@ -115,7 +115,7 @@ def true_unit(dtype: torch.dtype) -> float:
 
 
 def binade(number: float) -> float:
-    """Return the power of two at or below a number's size: what the spacing of numbers around it goes by."""
+    """Return the largest power of two that is at most a number's magnitude; it determines the spacing around it."""
     return math.ldexp(0.5, math.frexp(number)[1]) if number else 0.0
 
 
@@ -124,7 +124,7 @@ def true_denormal(dtype: torch.dtype) -> float:
 
 
 def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: RoundingModel | None = None) -> float:
-    """Return the largest ``err / bound`` over all elements and both directions."""
+    """Return the largest ``|error| / bound`` over all elements and both directions."""
     model = model or RoundingModel()
     reference = attend(tensors, model)
     assert not bool(reference.ill_conditioned.any())
@@ -154,7 +154,7 @@ PLAIN_DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
 
 @pytest.mark.parametrize("dtype", PLAIN_DTYPES)
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
-def test_the_worst_roundings_stay_within_the_bound_and_near_it(
+def test_worst_roundings_stay_within_the_bound_and_come_close(
     features: dict[str, Any], dtype: DTypeName, row_views: RowViews
 ) -> None:
     ratios = []
@@ -174,47 +174,47 @@ def test_the_worst_roundings_stay_within_the_bound_and_near_it(
 
 
 def dot_dominates(by_hand: Builder) -> AttentionTensors:
-    """Two keys of large logits whose first product outweighs the other 63: every partial sum loses a full unit."""
+    """Return keys with large logits whose first product dominates the other 63: every partial sum loses a full unit."""
     query = [[1.0] + [1e-3] * 63]
     keys = [[30.0] + [1e-3] * 63, [-30.0] + [1e-3] * 63, [30.0] + [1e-3] * 63]
     return by_hand(query, keys, [[1.0] * 64, [0.0] * 64, [-1.0] * 64], output=torch.zeros(1, 1, 64))
 
 
 def sum_dominates(by_hand: Builder) -> AttentionTensors:
-    """A first key beside which the other 499 vanish: all partial sums lose a full unit each."""
+    """Return a first key that dominates the other 499: every partial sum loses a full unit."""
     return by_hand([[1.0]], [[0.0]] + [[-12.0]] * 499, [[1.0]] + [[1e-3]] * 499)
 
 
 def cast_dominates(by_hand: Builder, dtype: torch.dtype) -> AttentionTensors:
-    """Uniform weights and values of both signs: the cast of P is nearly all there is."""
+    """Return uniform weights and values of both signs: nearly the whole error is the cast of P."""
     output = torch.zeros(1, 1, 1, dtype=torch.float32)
     return by_hand([[0.0]], [[1.0]] * 8, [[1.0], [-1.0]] * 4, dtype, output=output)
 
 
 def truncated_score_dominates(by_hand: Builder) -> AttentionTensors:
-    """One key beside a sink of its size, so that its score alone is off."""
+    """Return one key beside an equal sink: only the key's score has an error."""
     tensors = by_hand([[1.0]], [[30.0]], [[1.0]], output=torch.zeros(1, 1, 1))
     return replace(tensors, sinks=torch.tensor([30.0]))
 
 
 def truncated_weights_dominate(by_hand: Builder) -> AttentionTensors:
-    """Uniform weights and values of one sign: every product of P and V is cut, the sum of P is not."""
+    """Return uniform weights and values of one sign: every product of P and V is cut, the sum of P is not."""
     return by_hand([[0.0]], [[1.0]] * 8, [[1.0]] * 8, output=torch.zeros(1, 1, 1))
 
 
 def store_dominates(by_hand: Builder, dtype: torch.dtype) -> AttentionTensors:
-    """One key: P is 1 exactly in most kernels, the output is rounded."""
+    """Return one key: P is exactly 1 in most kernels, and only the output is rounded."""
     return by_hand([[0.0]], [[1.0]], [[1.0]], output=torch.zeros(1, 1, 1, dtype=dtype))
 
 
 def denormals_dominate(by_hand: Builder) -> AttentionTensors:
-    """A thousand weights below float16's normal range beside one of 1."""
+    """Return a weight of 1 and a thousand weights below the normal range of float16."""
     keys = [[0.0]] + [[-15.0]] * 1000
     return by_hand([[1.0]], keys, [[0.0]] + [[1.0]] * 1000, torch.float16, output=torch.zeros(1, 1, 1))
 
 
 def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Make a constant of the bound, or a function that returns one, half of what it should be."""
+    """Halve a constant of the bound, or the result of a function."""
     right = getattr(module, name)
     monkeypatch.setattr(module, name, right / 2 if isinstance(right, float) else lambda *args: right(*args) / 2)
 
@@ -235,7 +235,7 @@ TERMS: dict[str, Term] = {
 
 
 @pytest.mark.parametrize("term", TERMS.values(), ids=TERMS.keys())
-def test_each_constant_is_needed(
+def test_every_constant_is_necessary(
     term: Term, by_hand: Builder, row_views: RowViews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build, model, module, name = term
@@ -245,7 +245,7 @@ def test_each_constant_is_needed(
     assert worst_ratio(tensors, row_views, model) > 1.0
 
 
-def test_sums_of_values_and_weights_need_their_units(
+def test_units_of_both_sums_are_necessary(
     by_hand: Builder, row_views: RowViews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = sum_dominates(by_hand)
@@ -254,6 +254,6 @@ def test_sums_of_values_and_weights_need_their_units(
     assert worst_ratio(tensors, row_views, RoundingModel(accumulate_slack=0.5)) > 1.0
 
 
-def test_no_output_of_plus_and_minus_zero_has_a_bound_of_zero(by_hand: Builder) -> None:
+def test_zero_output_has_a_positive_bound(by_hand: Builder) -> None:
     tensors = replace(by_hand([[0.0]], [[1.0]], [[0.0]]), sinks=torch.tensor([0.0]))
     assert float(attend(tensors).bound) > 0.0

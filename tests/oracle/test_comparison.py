@@ -1,4 +1,4 @@
-"""What the judge says of outputs that are right, or wrong in a known way."""
+"""Verdicts on outputs that are right, or wrong in a known way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3f
 
 
 def solved(case: AttentionCase = CASE) -> tuple[AttentionTensors, Reference]:
-    """Return tensors whose output holds the right answer, and the reference, which may be changed."""
+    """Return tensors whose output is right, and their reference as tensors that a test may change."""
     tensors = materialise(case)
     reference = reordered(attend(tensors), torch.clone)
     tensors.output[: case.num_tokens] = reference.expected.to(tensors.output.dtype)
@@ -31,7 +31,7 @@ def solved(case: AttentionCase = CASE) -> tuple[AttentionTensors, Reference]:
 
 
 def judged(place: Any, value: float, case: AttentionCase = CASE) -> Verdict:
-    """Return the verdict after an otherwise right output was set to ``expected + value * bound`` at a place."""
+    """Return the verdict on a right output that was set to ``expected + value * bound`` at a place."""
     tensors, reference = solved(case)
     tensors.output[: case.num_tokens][place] = (reference.expected + value * reference.bound)[place].to(
         tensors.output.dtype
@@ -40,7 +40,7 @@ def judged(place: Any, value: float, case: AttentionCase = CASE) -> Verdict:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_right_answer_passes(dtype: DTypeName) -> None:
+def test_right_output_passes(dtype: DTypeName) -> None:
     tensors, reference = solved(replace(CASE, dtypes=DTypes(out=dtype)))
     verdict = judge(tensors, reference)
     assert verdict.passed
@@ -51,7 +51,7 @@ def test_the_right_answer_passes(dtype: DTypeName) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", [0, 1])
-def test_an_output_never_written_is_unwritten(dtype: DTypeName, variant: int) -> None:
+def test_output_that_was_never_written(dtype: DTypeName, variant: int) -> None:
     tensors = materialise(replace(CASE, dtypes=DTypes(out=dtype), poison=PoisonRecipe(out=1 if variant else 0)))
     verdict = judge(tensors, attend(tensors))
     assert (verdict.kind, verdict.where, verdict.ratio) == ("unwritten", "everywhere", None)
@@ -59,7 +59,7 @@ def test_an_output_never_written_is_unwritten(dtype: DTypeName, variant: int) ->
     assert verdict.message == "240 of 240 elements wrong, 240 never written"
 
 
-def test_one_element_never_written_is_found_among_right_ones() -> None:
+def test_one_unwritten_element() -> None:
     tensors, reference = solved()
     poisoned = materialise(CASE)
     tensors.output[1, 2, 5] = poisoned.output[1, 2, 5]
@@ -78,20 +78,20 @@ def test_kind_of_a_wrong_element(value: float, kind: str) -> None:
     assert (worst.token, worst.head, worst.column, worst.sequence, worst.query_index) == (4, 1, 3, 2, 1)
 
 
-def test_an_error_just_within_the_bound_passes_and_just_beyond_fails() -> None:
+def test_error_passes_below_the_bound_and_fails_above() -> None:
     assert judged((0, 0, 0), 0.99).passed
     assert not judged((0, 0, 0), 1.01).passed
 
 
-def test_ratio_is_the_largest_error_in_bounds() -> None:
+def test_ratio_is_the_largest_error_over_bound() -> None:
     assert judged((2, 1, 3), -34.2).ratio == pytest.approx(34.2, rel=1e-2)
 
 
-def test_message_counts_and_names_the_worst() -> None:
+def test_message_has_the_count_and_the_worst_ratio() -> None:
     assert judged((slice(0, 3), 1, slice(4)), 34.2).message == "12 of 240 elements wrong, worst 34.2 times the bound"
 
 
-def test_worst_elements_are_those_without_a_number_then_the_largest_ratios() -> None:
+def test_worst_elements_start_with_non_finite_ones() -> None:
     tensors, reference = solved()
     output, bound = tensors.output, reference.bound
     for column in range(10):
@@ -119,21 +119,21 @@ PLACES: list[tuple[Any, Where]] = [
 
 
 @pytest.mark.parametrize(("place", "where"), PLACES)
-def test_where_the_wrong_elements_lie(place: Any, where: Where) -> None:
+def test_place_of_the_wrong_elements(place: Any, where: Where) -> None:
     assert judged(place, 3.0).where == where
 
 
-def test_rows_that_the_window_cuts_have_a_word_of_their_own() -> None:
+def test_place_of_rows_that_the_window_cuts() -> None:
     assert judged(([2, 3],), 3.0, replace(CASE, window=6)).where == "window_rows"
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_a_power_of_two_has_no_padded_columns(size: int) -> None:
+def test_power_of_two_has_no_padded_columns(size: int) -> None:
     verdict = judged((0, 0, size - 1), 3.0, replace(CASE, heads=HeadLayout(2, 2, size)))
     assert verdict.where != "padded_head"
 
 
-def test_ill_conditioned_rows_may_differ_but_not_be_nan_or_unwritten() -> None:
+def test_ill_conditioned_rows_must_be_written_and_not_nan() -> None:
     tensors, reference = solved()
     reference.ill_conditioned[1, 2] = True
     tensors.output[1, 2] += 100.0
@@ -144,7 +144,7 @@ def test_ill_conditioned_rows_may_differ_but_not_be_nan_or_unwritten() -> None:
     assert judge(tensors, reference).kind == "unwritten"
 
 
-def test_where_float32_may_overflow_anything_may_stand_that_was_written() -> None:
+def test_elements_without_a_bound_must_only_be_written() -> None:
     tensors, reference = solved()
     reference.bound[1, 2] = math.inf
     for value in (math.inf, math.nan, 1e30):
@@ -160,21 +160,21 @@ def test_padded_rows_do_not_count() -> None:
     assert judge(tensors, reference).passed
 
 
-def test_an_empty_batch_passes_without_a_ratio() -> None:
+def test_empty_batch_passes_without_a_ratio() -> None:
     tensors = materialise(replace(CASE, sequences=(Sequence(0, 3),)))
     verdict = judge(tensors, attend(tensors))
     assert verdict.passed
     assert (verdict.ratio, verdict.elements) == (None, 0)
 
 
-def test_a_strided_output_is_read_through_its_strides() -> None:
+def test_strided_output_is_read_through_its_strides() -> None:
     strides = replace(CASE).strides
     tensors, reference = solved(replace(CASE, strides=type(strides)(out_token=5, out_head=3)))
     assert judge(tensors, reference).passed
     assert not tensors.output.is_contiguous()
 
 
-def test_the_verdict_counts_all_zero_outputs_as_wrong() -> None:
+def test_output_of_zeros_is_wrong() -> None:
     tensors, reference = solved()
     tensors.output.zero_()
     verdict = judge(tensors, reference)

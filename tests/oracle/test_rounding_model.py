@@ -1,4 +1,4 @@
-"""What each part of a rounding model does to the bound."""
+"""Each field of a rounding model changes the bound where it applies, and only there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COARSER: list[tuple[str, DTypeName, DTypeName, RoundingModel]] = [
 
 
 @pytest.mark.parametrize(("q", "kv", "model"), [part[1:] for part in COARSER], ids=[part[0] for part in COARSER])
-def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
+def test_coarser_model_gives_a_larger_bound_and_the_same_value(
     q: DTypeName, kv: DTypeName, model: RoundingModel
 ) -> None:
     tensors = materialise(case_of(q, kv))
@@ -50,7 +50,7 @@ def test_a_coarser_target_gets_a_larger_bound_for_the_same_value(
     assert bool((coarse.expected == plain.expected).all())
 
 
-def test_a_tanh_that_keeps_small_scores_gets_a_smaller_bound() -> None:
+def test_tanh_with_a_relative_error_gives_a_smaller_bound() -> None:
     case = msgspec.structs.replace(case_of("float32", "float32"), softcap=50.0)
     tensors = materialise(case)
     absolute, relative = attend(tensors), attend(tensors, RoundingModel(tanh_units=20.0))
@@ -70,7 +70,7 @@ INDIFFERENT: list[tuple[str, DTypeName, DTypeName, RoundingModel]] = [
 @pytest.mark.parametrize(
     ("q", "kv", "model"), [part[1:] for part in INDIFFERENT], ids=[part[0] for part in INDIFFERENT]
 )
-def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeName, model: RoundingModel) -> None:
+def test_field_of_another_type_changes_nothing(q: DTypeName, kv: DTypeName, model: RoundingModel) -> None:
     tensors = materialise(case_of(q, kv))
     assert bool((attend(tensors, model).bound == attend(tensors).bound).all())
 
@@ -83,7 +83,7 @@ def test_what_does_not_concern_a_type_changes_nothing(q: DTypeName, kv: DTypeNam
         ("float8_e5m2", "float8_e5m2", "bfloat16"),
     ],
 )
-def test_p_takes_the_type_of_q_or_bfloat16_for_fp8(q: DTypeName, kv: DTypeName, expected: str) -> None:
+def test_p_has_the_type_of_q_or_bfloat16_for_fp8(q: DTypeName, kv: DTypeName, expected: str) -> None:
     assert str(probability_dtype(materialise(case_of(q, kv)), RoundingModel())) == f"torch.{expected}"
 
 
@@ -93,13 +93,13 @@ def test_tensor_cores_sum_tf32_operands() -> None:
     assert bool((truncating.bound > plain.bound).all())
 
 
-def test_a_device_makes_a_targets_model_coarser_never_finer() -> None:
+def test_device_never_makes_a_model_finer() -> None:
     target = Target("made here", print, rounding_model=RoundingModel(tf32=True, tensor_core_slack=1.5))
     assert target.on_device(2.0).rounding_model == RoundingModel(tf32=True, tensor_core_slack=2.0)
     assert target.on_device(1.0) == target
 
 
-def test_models_travel_as_json() -> None:
+def test_models_survive_json() -> None:
     model = RoundingModel(probability="float16", tf32=True)
     text = msgspec.json.encode(model)
     assert msgspec.json.decode(text, type=RoundingModel) == model

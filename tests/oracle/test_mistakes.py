@@ -1,4 +1,4 @@
-"""The comparison sees every mistake of meaning: a right implementation passes, each wrong one fails."""
+"""The oracle detects every semantic mistake: a right implementation passes, and each wrong one fails."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, Callable[[Any], Any]]] = {
 
 
 def outcome(changes: dict[str, Any], plainly: Plainly, writing: Writing, mistake: tuple[str, Any] | None) -> Any:
-    """Return the verdict on a plain implementation, with one decision changed."""
+    """Return the verdict on attention computed row by row with one mistake, or with none."""
     tensors = materialise(replace(BASE, values=PositionValues(), **changes))
 
     def choose(name: str, answer: Any) -> Any:
@@ -71,9 +71,7 @@ def outcome(changes: dict[str, Any], plainly: Plainly, writing: Writing, mistake
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_of_meaning_fails(
-    mistake: tuple[dict[str, Any], str, Any], plainly: Plainly, writing: Writing
-) -> None:
+def test_mistake_fails(mistake: tuple[dict[str, Any], str, Any], plainly: Plainly, writing: Writing) -> None:
     changes, name, change = mistake
     assert outcome(changes, plainly, writing, None).passed
     verdict = outcome(changes, plainly, writing, (name, change))
@@ -87,7 +85,7 @@ LOW_PRECISION = [key for key, mistake in MISTAKES.items() if "dtypes" not in mis
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", LOW_PRECISION)
-def test_half_types_hide_none_of_them(name: str, dtype: DTypeName, plainly: Plainly, writing: Writing) -> None:
+def test_mistake_fails_in_half_precision(name: str, dtype: DTypeName, plainly: Plainly, writing: Writing) -> None:
     changes, decision, change = MISTAKES[name]
     changes = {**changes, "dtypes": DTypes(dtype, dtype, dtype)}
     assert outcome(changes, plainly, writing, None).passed
