@@ -1,4 +1,4 @@
-"""The simulator: the programs of all kernels that were launched, kept between sessions, and what their masks showed."""
+"""The simulator: the programs of all kernels that were launched, and the outcomes of their masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from fuzz_attn.errors import SimulatorError
 from fuzz_attn.simulator.codegen.program import Program, generate
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
-from fuzz_attn.simulator.frontend.binding import Binder, Bound, told
+from fuzz_attn.simulator.frontend.binding import Binder, Bound, text_of
 from fuzz_attn.simulator.frontend.interpreted import Translations
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.frontend.lowering import Lowering
@@ -53,9 +53,9 @@ class Recent(Generic[Kept]):
 class Simulator:
     """Finds the program of a launch: in memory, on disk, or by lowering the kernel.
 
-    `coverage` records what masks show in `masks`. `cache_dir` is a folder of generated programs. `rewrite` changes each
-    parsed kernel before code is made of it; such programs never go to the disk. `coverage` and `rewrite` may be set
-    between sessions.
+    With `coverage`, `masks` records the outcomes of masks. `cache_dir` is a folder of generated programs. `rewrite`
+    changes each parsed kernel before code is made of it; such programs never go to the disk. `coverage` and `rewrite`
+    may be set between sessions.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Simulator:
             source_digest(kernel),
             python_function(kernel).__code__.co_filename,  # findings and coverage name it
             sorted(bound.signature.items()),
-            [(path, told(value)) for path, value in bound.constants().items()],
+            [(path, text_of(value)) for path, value in bound.constants().items()],
             self.coverage,
         )
         program = self._disk.get(key)
