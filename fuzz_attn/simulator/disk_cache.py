@@ -18,6 +18,7 @@ from typing import Any, Final
 import triton
 
 from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.codegen.statements import Origin
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
 
@@ -50,6 +51,7 @@ def _encode(program: Program) -> bytes:
     fields = (
         program.name,
         program.source,
+        *_encode_origins(program.origins),
         [(site.file, site.line) for site in program.sites],
         [(kind, site.file, site.line, several) for kind, site, several in program.coverage_sites],
         [(name, type_.element, type_.pointer) for name, type_ in program.parameters],
@@ -63,16 +65,25 @@ def _encode(program: Program) -> bytes:
     return hashlib.sha256(body).digest() + body
 
 
+def _encode_origins(origins: list[Origin]) -> tuple[list[tuple[str, str, int]], list[int]]:
+    """Return the different origins, and for each line the place of its own among them."""
+    different = {origin: place for place, origin in enumerate(dict.fromkeys(origins))}
+    fields = [(origin.operation, origin.location.file, origin.location.line) for origin in different]
+    return fields, [different[origin] for origin in origins]
+
+
 def _decode(data: bytes) -> Program:
     """Return the program of a file. Raises ValueError for a damaged one, which `marshal` itself might not survive."""
     digest, body = data[:32], data[32:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the digest does not fit")
     fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - the digest shows that it is our own file
-    name, source, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
+    name, source, origins, lines, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
+    different = [Origin(operation, Location(file, line)) for operation, file, line in origins]
     return Program(
         name=name,
         source=source,
+        origins=[different[place] for place in lines],
         sites=[Location(*site) for site in sites],
         coverage_sites=[(kind, Location(file, line), several) for kind, file, line, several in coverage_sites],
         parameters=[(name, Type(element, (), pointer)) for name, element, pointer in parameters],

@@ -66,7 +66,7 @@ class Run:
         self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
         chunk = 1 if self.program.sequential else max(1, _CHUNK_ELEMENTS // self.program.elements)
         # The session need not see what generated code calls of torch; each call would pass through Python.
-        with np.errstate(all="ignore"), modes_disabled():
+        with np.errstate(all="ignore"), modes_disabled(), self.program.explaining():
             function = self.program.ready(self.masks)
             if plan.prepared is None:
                 assert self.program.prepare is not None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from fuzz_attn.errors import SimulatorError
-from fuzz_attn.simulator.codegen.program import Program, generate
+from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
+from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
 from fuzz_attn.simulator.frontend.binding import Binder, Bound, text_of
 from fuzz_attn.simulator.frontend.interpreted import Translations
@@ -38,15 +39,20 @@ class Recent(Generic[Kept]):
         self._most = most
         self._drop = drop
 
+    def find(self, key: object) -> Kept | None:
+        """Return the entry of a key, or None."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
     def get(self, key: object, make: Callable[[], Kept]) -> Kept:
         """Return the entry of a key; `make` it if there is none."""
-        entry = self._entries.get(key)
+        entry = self.find(key)
         if entry is None:
             entry = self._entries[key] = make()
             if len(self._entries) > self._most:
                 self._drop(self._entries.popitem(last=False)[1])
-        else:
-            self._entries.move_to_end(key)
         return entry
 
 
@@ -54,8 +60,8 @@ class Simulator:
     """Finds the program of a launch: in memory, on disk, or by lowering the kernel.
 
     With `coverage`, `masks` records the outcomes of masks. `cache_dir` is a folder of generated programs. `rewrite`
-    changes each parsed kernel before code is made of it; such programs never go to the disk. `coverage` and `rewrite`
-    may be set between sessions.
+    changes each parsed kernel before code is made of it. `extension` has operations that are not Triton's. Programs of
+    rewritten kernels, or with an extension, never go to the disk. `coverage` and `rewrite` may be set between sessions.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Simulator:
         coverage: bool = False,
         cache_dir: Path | None = None,
         rewrite: Rewrite | None = None,
+        extension: Extension = NO_EXTENSION,
         most_programs: int = MOST_PROGRAMS,
     ) -> None:
         self.coverage = coverage
@@ -71,7 +78,8 @@ class Simulator:
         self.masks = Masks()
         self.translations = Translations()
         self.lowering = Lowering(self.translations)
-        self._disk = None if cache_dir is None else DiskCache(cache_dir)
+        self._extension = extension
+        self._disk = DiskCache(cache_dir) if cache_dir is not None and extension is NO_EXTENSION else None
         self._binders: dict[Callable[..., Any], Binder] = {}
         self._programs: Recent[Program] = Recent(most_programs, Program.forget)
         self._parsed: Recent[Function] = Recent(most_programs)
@@ -95,19 +103,19 @@ class Simulator:
         """Return the parsed kernel of a launch, and the program of what `rewrite` makes of it."""
         key = (source_digest(kernel), bound.form.key)
         function = self._parsed.get(key, lambda: self._parse(kernel, bound))
-        program = self._rewritten.get((key, self.coverage, rewrite), lambda: self._changed(key, function, rewrite))
+        own: tuple[object, bool, Rewrite | None] = (key, self.coverage, rewrite)
+        program = self._rewritten.find(own)
+        if program is None:
+            changed = rewrite(function)
+            if changed is function:  # all rewrites that leave a kernel as it is share one program
+                own = (key, self.coverage, None)
+            program = self._rewritten.get(own, lambda: self._generate_changed(changed))
         return function, program
-
-    def _changed(self, key: object, function: Function, rewrite: Rewrite) -> Program:
-        changed = rewrite(function)
-        if changed is function:  # all rewrites that leave a kernel as it is share one program
-            return self._rewritten.get((key, self.coverage, None), lambda: self._generate_changed(function))
-        return self._generate_changed(changed)
 
     def _generate_changed(self, function: Function) -> Program:
         """Return the program of a rewritten kernel; raises SimulatorError where it is none."""
         try:
-            return generate(function, self.coverage)
+            return generate(function, self.coverage, self._extension)
         except SimulatorError:
             raise
         except Exception as error:
@@ -131,7 +139,7 @@ class Simulator:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
-        return generate(self._parse(kernel, bound), self.coverage)
+        return generate(self._parse(kernel, bound), self.coverage, self._extension)
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(self.lowering.lower(kernel, bound.signature, bound.constants()))
