@@ -28,8 +28,8 @@ CHECK_EVERY: Final = 256
 """A cache looks at its folder's size when it stores its first program, and then after as many more."""
 
 _STALE_SECONDS: Final = 3600.0
-_OWN: Final = re.compile(r"[0-9a-f]{64}\.(?:program|json)|tmp\w+\.part")
-"""The names of this module's files, now and in earlier versions; no other file is ever removed."""
+_OWN: Final = re.compile(r"[0-9a-f]{64}\.program|tmp\w+\.part")
+"""The names of this module's files; no other file is ever removed."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -131,7 +131,7 @@ class DiskCache:
             self._stored += 1
 
     def prune(self) -> None:
-        """Remove the files used longest ago if the folder holds more than the limit, and those of older versions.
+        """Remove the files used longest ago if the folder holds more than the limit, and old unfinished ones.
 
         Other processes may do the same at the same time. A process that runs a removed program keeps it in memory;
         others generate it again.

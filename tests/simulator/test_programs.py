@@ -140,13 +140,14 @@ def test_a_program_that_is_read_counts_as_used(kernels: Any, tmp_path: Path) -> 
 
 
 def test_only_our_own_files_are_removed_and_unfinished_ones_only_when_old(tmp_path: Path) -> None:
-    former, foreign = tmp_path / f"{key_of(0)}.json", tmp_path / "notes.json"
+    (whole,), foreign = _files(tmp_path, 1), tmp_path / "notes.json"
     old, new = tmp_path / "tmpabc.part", tmp_path / "tmpdef.part"
-    for path in (former, foreign, old, new):
+    for path in (foreign, old, new):
         path.write_bytes(bytes(1000))
         os.utime(path, (1e9, 1e9))
     os.utime(new, (time.time(), time.time()))
     DiskCache(tmp_path, limit=0).prune()
+    assert not whole.exists()
     assert sorted(tmp_path.iterdir()) == sorted([foreign, new])
 
 
