@@ -15,6 +15,8 @@ import ml_dtypes
 import numpy as np
 import triton.language as tl
 
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
+from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
 from fuzz_attn.simulator.triton_compat import (
     LANGUAGE,
     InterpreterBuilder,
@@ -25,14 +27,8 @@ from fuzz_attn.simulator.triton_compat import (
     language_patched_once,
 )
 
-_NUMPY_DTYPES: Final[dict[str, Any]] = {
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "fp8e4nv": ml_dtypes.float8_e4m3fn,
-    "fp8e5": ml_dtypes.float8_e5m2,
-}
-_LARGEST: Final = {"fp8e4nv": np.float32(448.0), "fp8e5": np.float32(57344.0)}
+_NUMPY_DTYPES: Final = {DTYPES[name].triton: dtype for name, dtype in NUMPY_DTYPES.items()}
+_LARGEST: Final = {DTYPES[name].triton: np.float32(DTYPES[name].largest) for name in FP8_DTYPES}
 
 Operation = Callable[..., Any]
 

@@ -17,6 +17,7 @@ from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.layout import Layout
 from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
+from fuzz_attn.simulator.triton_compat import reinterpreted_type
 
 _SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types that numpy knows too, by the bytes of an element."""
@@ -81,7 +82,7 @@ def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
 
 def _reinterpreted(wrapper: Any) -> torch.Tensor:
     """Return the tensor inside the wrapper that `triton.reinterpret` returns, viewed as its other type."""
-    name = str(wrapper.dtype)
+    name = reinterpreted_type(wrapper)
     for dtype, (triton_name, _) in TORCH_TYPES.items():
         if triton_name == name:
             base: torch.Tensor = wrapper.base

@@ -89,6 +89,13 @@ def source_digest(function: Any) -> str:
     return digest
 
 
+def reinterpreted_type(value: Any) -> str | None:
+    """Return the name in a signature of the type that `triton.reinterpret` gave a tensor; None for anything else."""
+    if not (hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr")):
+        return None
+    return str(value.dtype).replace("uint", "u").replace("int", "i")
+
+
 # Functions decorated for the interpreter.
 
 

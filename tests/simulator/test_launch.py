@@ -142,6 +142,18 @@ def test_tensors_of_each_type(kernels: Any, dtype: torch.dtype) -> None:
     assert torch.equal(out, x + x)
 
 
+@pytest.mark.parametrize("dtype", [tl.int32, tl.float32, tl.uint32, tl.int16, tl.bfloat16, tl.float8e5, tl.int1])
+def test_a_tensor_that_is_reinterpreted_is_read_as_its_other_type(kernels: Any, dtype: Any) -> None:
+    names = {tl.int1: "bool", tl.float8e5: "float8_e5m2", tl.bfloat16: "bfloat16", tl.float32: "float32"}
+    other = getattr(torch, names.get(dtype, str(dtype)))
+    x = torch.zeros(40, dtype=torch.bool) if dtype == tl.int1 else torch.arange(40).to(other)
+    bits = x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[x.element_size()])
+    out = torch.ones(40, dtype=torch.float32)
+    with simulate():
+        kernels.add_kernel[(2,)](triton.reinterpret(bits, dtype), torch.zeros(40), out, 40, BLOCK=32)
+    assert torch.equal(out, x.float())
+
+
 def test_an_unknown_operation_names_itself_and_its_line() -> None:
     with (
         simulate() as session,

@@ -14,7 +14,14 @@ import triton.language as tl
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
-from fuzz_attn.simulator.triton_compat import Parameter, defaults_of, is_function, parameters_of, source_digest
+from fuzz_attn.simulator.triton_compat import (
+    Parameter,
+    defaults_of,
+    is_function,
+    parameters_of,
+    reinterpreted_type,
+    source_digest,
+)
 
 MOST_FORMS: Final = 1024
 """So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
@@ -239,8 +246,9 @@ def _argument_type(name: str, value: Any, parameter: Parameter) -> str:
         if known is None:
             raise LoweringError(f"argument {name!r} has the type {value.dtype}, which the simulator does not know")
         return f"{'*k' if parameter.is_const else '*'}{known[0]}"
-    if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
-        return f"*{value.dtype}"  # triton.reinterpret's wrapper, with one of Triton's types
+    reinterpreted = reinterpreted_type(value)
+    if reinterpreted is not None:
+        return f"*{reinterpreted}"
     raise UnsupportedOperation(f"argument {name!r} of {type(value).__name__}", Location())
 
 
