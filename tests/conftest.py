@@ -13,7 +13,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.worker import load

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.cli.options import exits
 from fuzz_attn.engine.isolation import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
@@ -46,8 +46,8 @@ def domain_table(name: str, family: str, domain: Domain) -> Table:
     table.add_row("head sizes", _range(domain.head_sizes))
     table.add_row("page sizes", _range(domain.block_sizes))
     table.add_row("group sizes", _range(domain.group_sizes))
-    table.add_row("features", ", ".join(sorted(domain.features & FEATURES[domain.family])) or "none")
-    table.add_row("never drawn", ", ".join(sorted(FEATURES[domain.family] - domain.features)) or "-")
+    table.add_row("features", ", ".join(sorted(domain.features & FAMILIES[domain.family].features)) or "none")
+    table.add_row("never drawn", ", ".join(sorted(FAMILIES[domain.family].features - domain.features)) or "-")
     table.add_row("launch paths", ", ".join(domain.paths))
     return table
 

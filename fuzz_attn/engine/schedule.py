@@ -12,8 +12,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
-from fuzz_attn.case.attention_case import AttentionCase, CompileKey, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.catalogue import RELATIONS, chosen

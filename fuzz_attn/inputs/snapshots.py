@@ -1,4 +1,4 @@
-"""Snapshots: what the memory of tensors holds, guards and padding included, to be compared with later."""
+"""Snapshots: copies of the memory of tensors, guards and padding included, for a later comparison."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fuzz_attn.inputs.tensors import storage_bytes
 def snapshot_of(tensor: torch.Tensor, void: int = 0) -> torch.Tensor:
     """Return a copy, as bytes, of the whole memory that a tensor is a view of.
 
-    The first ``void`` bytes of it are no memory and left out.
+    It leaves out the first ``void`` bytes, which are addresses without memory.
     """
     return storage_bytes(tensor)[void:].clone()
 
 
 def still_holds(tensor: torch.Tensor, before: torch.Tensor, void: int = 0) -> bool:
-    """Return whether a tensor's memory is what it was, but for the first ``void`` bytes."""
+    """Return whether a tensor's memory, without its first ``void`` bytes, equals the snapshot."""
     return torch.equal(storage_bytes(tensor)[void:], before)

@@ -1,7 +1,7 @@
 """What an audit's workers and their parent say to each other. Plain data, one JSON line each."""
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.mutation.results import Outcome
 from fuzz_attn.mutation.subjects import Subject
 

@@ -1,4 +1,4 @@
-"""Snapshots and the journal: what is compared or written over holds exactly what it should."""
+"""Snapshots and the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuzz_attn.inputs.tensors import materialise, storage_bytes
 
 
 @pytest.mark.parametrize("place", [0, 4096, -1])
-def test_a_snapshot_sees_each_byte_of_the_memory_guards_included(place: int, case: AttentionCase) -> None:
+def test_snapshot_covers_each_byte_and_the_guards(place: int, case: AttentionCase) -> None:
     query = materialise(case).query
     before = snapshot_of(query)
     assert still_holds(query, before)

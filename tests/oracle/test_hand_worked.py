@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import ConstantValues, IntegerValues, NormalScores, SinkRecipe, UniformScores
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.reference import attend

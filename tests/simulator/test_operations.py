@@ -11,7 +11,8 @@ import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.simulator import FindingKind, LoopLimitError, simulate
+from fuzz_attn.errors import LoopLimitError
+from fuzz_attn.simulator import FindingKind, simulate
 from tests.simulator import operation_kernels as kernels
 
 INF, NAN = float("inf"), float("nan")
