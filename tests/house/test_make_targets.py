@@ -1,5 +1,6 @@
 """The commands and files that the documents name exist, and CI runs the same commands."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -44,7 +45,7 @@ def test_documents_name_existing_targets(document: str) -> None:
 def test_documents_name_existing_files(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     code = [span for part in code_of(text) for span in re.findall(r"(?<![\w./])[\w.-]+(?:/[\w.-]+)+/?", part)]
-    linked = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    linked = re.findall(r"\]\(([\w./-]*\w)\)", text)
     places = (ROOT, ROOT / "fuzz_attn", (ROOT / document).parent, ROOT / "fuzz_attn" / "simulator")
     named = {
         name for name in code if name.endswith((".py", ".toml", ".svg", ".md", ".yml", "/")) and not invented(name)
@@ -68,6 +69,14 @@ def test_documents_name_existing_commands(document: str) -> None:
             option for parameter in main.commands[name].params for option in parameter.opts + parameter.secondary_opts
         }
         assert set(re.findall(r"--[a-z-]+", rest.partition("`")[0])) <= options | {"--help"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_import_existing_names(document: str) -> None:
+    for code in code_of((ROOT / document).read_text(encoding="utf-8")):
+        for module, names in re.findall(r"from (fuzz_attn[\w.]*) import ([\w, ]+)", code):
+            imported = importlib.import_module(module)
+            assert [name for name in names.split(", ") if not hasattr(imported, name.strip())] == []
 
 
 def test_readme_names_the_two_commands() -> None:

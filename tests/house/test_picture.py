@@ -17,7 +17,7 @@ COMMAND = f"fuzz-attn show {FAILURE} --svg {PICTURE.relative_to(ROOT)}"
 def words_of(picture: str) -> list[str]:
     """Return the words of the terminal in a picture, without its title."""
     texts = re.findall(r'<text class="[^"]*-r\d+".*?>(.*?)</text>', picture, flags=re.DOTALL)
-    return html.unescape("".join(texts)).split()
+    return html.unescape(" ".join(texts)).split()
 
 
 def test_picture_is_up_to_date() -> None:
