@@ -27,7 +27,7 @@ endif
 bench: export TRITON_INTERPRET ?= 1
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 	echo
 	echo "Variables: PYTHON=python3.12 builds the environment from another interpreter; WORKERS=4 limits pytest;"
 	echo "on a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes."
