@@ -3,5 +3,6 @@
 - ``reference`` computes both for a batch, block by block (``row_blocks``): ``logits`` the exact scores and their
   errors, ``error_bound`` the weights and what reaches the output, from the ``roundings`` that a target's
   ``rounding_model`` allows.
-- ``comparison`` compares an output with the reference. Its ``verdict`` says what is wrong, ``wrong_places`` where.
+- ``comparison`` compares an output with the reference. The ``verdict`` holds the result, ``wrong_places`` finds the
+  place of the wrong elements.
 """

@@ -104,7 +104,7 @@ def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
 
     It covers ``head_size`` products and additions in any order (with FMA or without), the product with the scale, the
     scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
-    says so the cut of both operands to tf32 and K left unrounded after dequantisation.
+    allows it the cut of both operands to tf32 and K left unrounded after dequantisation.
     """
     query = tensors.query.dtype
     units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0

@@ -106,11 +106,11 @@ def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list
     rows = keys = padded = 0
     for span in sorted(spans, key=lambda span: (span.num_keys, span.num_rows)):
         rows, keys = max(rows, span.num_rows), max(keys, span.num_keys)
-        alone, together = span.num_rows * span.num_keys * num_heads, (len(group) + 1) * rows * keys * num_heads
-        extra = (together - padded - alone) * (head_size + SCORE_COST)
+        separate, together = span.num_rows * span.num_keys * num_heads, (len(group) + 1) * rows * keys * num_heads
+        extra = (together - padded - separate) * (head_size + SCORE_COST)
         if group and (extra > BLOCK_COST or together > MAX_BLOCK_SCORES):
             yield group
-            group, rows, keys, together = [], span.num_rows, span.num_keys, alone
+            group, rows, keys, together = [], span.num_rows, span.num_keys, separate
         group.append(span)
         padded = together
     if group:

@@ -66,6 +66,6 @@ def unit_scales(experiment: Experiment) -> Comparison:
 
 
 def _with(experiment: Experiment, change: str, *, same_bound: bool = False, **feature: Any) -> Comparison:
-    """Launch with a feature. ``same_bound`` says that the oracle computes the same for both problems."""
+    """Launch with a feature. With ``same_bound`` the oracle computes the same for both problems."""
     other, exact = experiment.launch_tensors(dataclasses.replace(experiment.again(), **feature)), experiment.reference
     return WithinBound(other, change, exact, own=exact if same_bound else None)

@@ -1,4 +1,4 @@
-"""Launch properties: what the first launch alone shows, without a second one."""
+"""Launch properties: those that need no second launch."""
 
 from __future__ import annotations
 

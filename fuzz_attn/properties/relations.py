@@ -30,9 +30,9 @@ for a feature that is switched on without effect."""
 class Relation:
     """A metamorphic relation.
 
-    ``kind`` names the module that holds the relation's function, which has the relation's name. ``claim`` says in a
-    report what must hold. ``holds`` returns whether it does for a case on a target of a domain. ``compiles`` is true if
-    the second launch has another compile key than the case.
+    ``kind`` names the module that holds the relation's function, which has the relation's name. ``claim`` is the
+    sentence that a report prints. ``holds`` returns whether it does for a case on a target of a domain. ``compiles`` is
+    true if the second launch has another compile key than the case.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Measures which share of the (row, key) pairs of a default campaign is visible: its loss would be noticed.
+"""The share of (row, key) pairs that are visible: a campaign would detect that the kernel left out the key.
 
-Run it with ``make bench``, or by hand with the number of cases of each family and the seed. The cases are those of
-``fuzz-attn run --workers 1 --seed SEED``, the bounds those of each built-in target's rounding model. It is not part of
-a campaign, because leaving out each key costs more than the whole oracle.
+Run it with ``make bench``, or with the number of cases of each family and the seed. The cases are those of ``fuzz-attn
+run --workers 1 --seed SEED``, the bounds those of each family's rounding model. Campaigns do not measure this, because
+leaving out each key costs more than the whole oracle.
 """
 
 import sys
@@ -23,7 +23,7 @@ Row = tuple[str, str]
 
 
 def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
-    """Return the counts of ``count`` cases of one family, added to every row of the table that a case belongs to."""
+    """Return the counts of ``count`` cases of one family, for each row of the table."""
     target, found = built_in(family), dict[Row, Visibility]()
     assert target is not None
     stream = Stream(target.domain, seed)

@@ -1,4 +1,4 @@
-"""From a checkout that nobody installed: no entry points, no script, and a campaign runs all the same."""
+"""A campaign runs from a checkout that is not installed, without entry points and scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an interpreter that has all packages of this one but ours."""
+    """Return a Python that has all packages of this one except fuzz_attn."""
     folder = tmp_path_factory.mktemp("uninstalled")
     packages = folder / "packages"
     packages.mkdir()
@@ -31,7 +31,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with our package and nothing that an editable installation leaves beside it (`*.egg-info`)."""
+    """Return a folder with only our package, without the `*.egg-info` that an editable installation leaves there."""
     folder = tmp_path_factory.mktemp("checkout")
     (folder / "fuzz_attn").symlink_to(ROOT / "fuzz_attn")
     return folder
@@ -60,4 +60,4 @@ def test_the_command_line_runs_a_campaign(
 def test_pytest_takes_the_plugin_by_name(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = run("pytest", "-p", "fuzz_attn.pytest_plugin", "--help")
     assert "--fuzz-backend" in done.stdout
-    assert "--fuzz-backend" not in run("pytest", "--help").stdout, "it is not installed, then"
+    assert "--fuzz-backend" not in run("pytest", "--help").stdout, "fuzz_attn is installed"
