@@ -16,6 +16,7 @@ from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Simulator, simulate
+from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
 
@@ -95,6 +96,11 @@ class SimulatorBackend:
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 watch.observations.extend(_observed(finding) for finding in session.findings)
+
+    def extend(self, extension: Extension) -> None:
+        """Start afresh with a simulator that knows the operations of an extension, which an audit adds to kernels."""
+        self._reported = []
+        self._simulator = Simulator(extension=extension)
 
     def rewrite(self, rewrite: Rewrite) -> None:
         """Change each kernel before it runs from now on, for an audit; masks are no longer recorded."""

@@ -17,8 +17,8 @@ import torch
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.mutation.case_stream import Stream
-from fuzz_attn.mutation.ir import probes
 from fuzz_attn.mutation.ir.mutants import Rewrite, mutants_of
+from fuzz_attn.mutation.ir.probes import Probes
 from fuzz_attn.mutation.prepared_case import Bench, SharedExperiment
 from fuzz_attn.mutation.results import Evidence, Outcome, State
 from fuzz_attn.mutation.subjects import Mutant, Subject
@@ -112,6 +112,8 @@ class Examiner:
         self._backend = backend
         self._stream = stream
         self._place = place
+        self._probes = Probes()
+        backend.extend(self._probes.extension)
         self.false_alarms: dict[str, set[int]] = {}
         self.drawn = 0
         """How many cases of the stream the healthy target was judged on."""
@@ -184,12 +186,12 @@ class Examiner:
         if mutant is not None and mutant not in healthy.known:
             return
         candidate.cases += 1
-        probes.TALLY.reached = probes.TALLY.differed = 0
+        self._probes.reset()
         started = time.perf_counter()
         verdict, launch = self._judged(candidate, healthy, Rewrite(mutant, probed=enough > 0))
         candidate.seconds += time.perf_counter() - started
-        candidate.reached += probes.TALLY.reached > 0
-        candidate.differed += probes.TALLY.differed > 0
+        candidate.reached += self._probes.tally.reached > 0
+        candidate.differed += self._probes.tally.differed > 0
         if verdict is None:
             candidate.undecided.clear()
             return

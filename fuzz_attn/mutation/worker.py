@@ -58,10 +58,8 @@ class Desk:
         torch.set_num_threads(1)
         from fuzz_attn.mutation.case_stream import Stream  # noqa: PLC0415 - as above
         from fuzz_attn.mutation.examiner import Examiner, Place  # noqa: PLC0415 - as above
-        from fuzz_attn.mutation.ir import probes  # noqa: PLC0415 - as above
         from fuzz_attn.targets.target import load_target  # noqa: PLC0415 - as above
 
-        probes.install()
         self.start = start
         self.answers = answers
         self.target = load_target(start.target, start.family)
