@@ -5,7 +5,7 @@ kind of operation. They share `emitter` (names and placement), `elementwise`, `t
 (records of masks), `accesses` and `rows` (memory), `carried` (values of loops and branches), and `blocks` (branches
 between the blocks of a function).
 
-The generated code is a tree: `expressions` and `statements`, in `regions` that run together. `terms` are the variables
-and numbers that hold a value of the IR, `value_ranges` their ranges. `pruning` removes what nothing reads. `namespace`
-is the table of all that generated code may call.
+The generated code is a `tree` of expressions and statements, in `regions` that run together. `terms` are the variables
+and numbers that hold a value of the IR, `value_ranges` their ranges. `namespace` is the table of all that generated
+code may call.
 """

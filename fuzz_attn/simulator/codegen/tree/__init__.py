@@ -1,0 +1,1 @@
+"""The generated code as a tree: `expressions`, `statements`, and `pruning` of statements whose result nothing reads."""
