@@ -34,7 +34,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.codegen.tree.pruning import defined_and_read, pruned
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement, printed
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, known
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, known
 from fuzz_attn.simulator.frontend.interpreted import Translations
 from fuzz_attn.simulator.frontend.lowering import Lowering
 from fuzz_attn.simulator.frontend.parser import parse_module

@@ -6,6 +6,5 @@ kind of operation. They share `emitter` (names and placement), `elementwise`, `t
 between the blocks of a function).
 
 The generated code is a `tree` of expressions and statements, in `regions` that run together. `terms` are the variables
-and numbers that hold a value of the IR, `value_ranges` their ranges. `namespace` is the table of all that generated
-code may call.
+and numbers that hold a value of the IR. `namespace` is the table of all that generated code may call.
 """

@@ -24,7 +24,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Do, If
-from fuzz_attn.simulator.codegen.value_ranges import high_of, low_of, taints_of
+from fuzz_attn.simulator.codegen.tree.value_ranges import high_of, low_of, taints_of
 from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
 

@@ -21,7 +21,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     number,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
 from fuzz_attn.simulator.frontend.ir import Value
 from fuzz_attn.simulator.runtime import ranges
 

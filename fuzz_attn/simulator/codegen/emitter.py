@@ -36,7 +36,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     size,
 )
 from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Assign, Origin, Statement
-from fuzz_attn.simulator.codegen.value_ranges import (
+from fuzz_attn.simulator.codegen.tree.value_ranges import (
     CONSTANTS,
     LAUNCH,
     KnownRange,

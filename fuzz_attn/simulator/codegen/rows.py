@@ -24,7 +24,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     index,
     infix,
 )
-from fuzz_attn.simulator.codegen.value_ranges import test_of_32_bits
+from fuzz_attn.simulator.codegen.tree.value_ranges import test_of_32_bits
 
 
 @dataclass(slots=True)

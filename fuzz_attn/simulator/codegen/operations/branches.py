@@ -32,7 +32,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     size,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, If, Statement
-from fuzz_attn.simulator.codegen.value_ranges import range_call
+from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
 from fuzz_attn.simulator.frontend.ir import Block, Operation
 from fuzz_attn.simulator.runtime import ranges
 

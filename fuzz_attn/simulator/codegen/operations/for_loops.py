@@ -45,7 +45,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     size,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, For, If
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
 from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 

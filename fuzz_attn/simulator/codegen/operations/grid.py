@@ -19,7 +19,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, id_range
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, id_range
 from fuzz_attn.simulator.frontend.ir import Operation
 
 _AXES: Final = {"x": 0, "y": 1, "z": 2}

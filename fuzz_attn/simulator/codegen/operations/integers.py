@@ -20,7 +20,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     infix,
     numpy_function,
 )
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RangeFunction, low_of
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RangeFunction, low_of
 from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
 

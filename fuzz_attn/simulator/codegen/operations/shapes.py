@@ -22,7 +22,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     index,
     method,
 )
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RunRange, ValueRange, range_call
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RunRange, ValueRange, range_call
 from fuzz_attn.simulator.frontend.ir import Operation, Type
 from fuzz_attn.simulator.runtime import ranges
 
