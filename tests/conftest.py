@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
-from fuzz_attn.engine.worker import load
 
 # A busy machine is no defect: Hypothesis looks at no clock.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,9 +39,9 @@ def spec() -> Callable[[str], str]:
 
 @lru_cache(maxsize=32)
 def _judge(name: str) -> Judge:
-    loaded = load(Setup(spec_of_target(name), backend="interpreter"))  # as this process was started for
-    loaded.ready()
-    return loaded.answer
+    case_judge = load(Setup(spec_of_target(name), backend="interpreter"))  # as this process was started for
+    case_judge.ready()
+    return case_judge.judge
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,7 @@ def case() -> AttentionCase:
 def campaign(tmp_path: Path) -> Callable[..., Outcome]:
     """Return a function that runs one shard on a target, its budget in keywords, below the test's folder."""
 
-    def run(name: str, **changes: Any) -> Outcome:
+    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Outcome:
         fields: dict[str, Any] = {
             "setup": Setup(spec_of_target(name)),
             "shard": 0,
@@ -76,6 +77,6 @@ def campaign(tmp_path: Path) -> Callable[..., Outcome]:
             "run_folder": tmp_path / "run",
             "fixtures": tmp_path / "counterexamples",
         }
-        return Campaign(Plan(**(fields | changes))).run()
+        return Campaign(Plan(**(fields | changes)), worker).run()
 
     return run

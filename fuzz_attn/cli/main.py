@@ -20,8 +20,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError
 
 FIXTURES: Final = Path("tests") / "counterexamples"
-MUSEUM: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"
-REASONS: Final = Path("tests") / "mutation" / "ir_survivors.toml"
+SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"
 DEFAULT_MAX_TIME: Final = 60.0
 
 Command = Callable[..., int]
@@ -145,7 +144,7 @@ def run(
 
 def _check_target(target: str, family: str | None, backend: str) -> None:
     """Load the target once in a child, so that one that does not load is told in one line."""
-    from fuzz_attn.engine.isolation import IsolatedWorker  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.isolated_worker import IsolatedWorker  # noqa: PLC0415 - as above
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - as above
 
     with IsolatedWorker(Setup(target, family, backend)):  # type: ignore[arg-type] # click.Choice has checked the family
@@ -236,12 +235,17 @@ def coverage(*, run_folder: Path) -> int:
     help="The target's family; default: the one that fits its signature.",
 )
 @click.option(
-    "--specimens/--ir", default=None, help="Edits that stand for bugs of others, or changes of the kernels' IR."
+    "--seeded/--ir", default=None, help="Judge seeded bugs, which are edits of our kernels, or changes of the IR."
 )
-@click.option("--only", multiple=True, metavar="TEXT", help="Those alone whose name holds TEXT, or one of several.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="So many mutants, chosen by the seed.")
+@click.option("--only", multiple=True, metavar="TEXT", help="Only mutants whose name contains TEXT, or one of several.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Judge N mutants, chosen by the seed.")
 @click.option(
-    "--max-cases", type=click.IntRange(min=1), default=400, show_default=True, metavar="N", help="For each mutant."
+    "--max-cases",
+    type=click.IntRange(min=1),
+    default=400,
+    show_default=True,
+    metavar="N",
+    help="Cases for each mutant.",
 )
 @click.option(
     "--equivalent-after",
@@ -249,27 +253,27 @@ def coverage(*, run_folder: Path) -> int:
     default=1000,
     show_default=True,
     metavar="N",
-    help="Cases that must run a survivor's change and show the same bits; 0 calls none equivalent.",
+    help="Call a survivor equivalent after N cases that ran its change with the same bits; 0 is never.",
 )
-@click.option("--rules/--no-rules", default=True, show_default=True, help="Ask two fixed tolerances on the same cases.")
+@click.option("--rules/--no-rules", default=True, show_default=True, help="Also evaluate two fixed tolerances.")
 @click.option("--workers", type=_Workers(), default="auto", show_default=True, help="Processes side by side.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="What is drawn; default: a new one, printed.")
-@click.option("--fail-under", type=click.FloatRange(0, 100), metavar="PERCENT", help="Exit with 1 if fewer are found.")
 @click.option(
-    "--museum",
+    "--fail-under", type=click.FloatRange(0, 100), metavar="PERCENT", help="Exit with 1 if fewer mutants are found."
+)
+@click.option(
+    "--seeded-bugs",
     type=click.Path(path_type=Path),
-    default=MUSEUM,
+    default=SEEDED_BUGS,
     show_default=True,
     metavar="DIR",
-    help="Where the specimens are: a folder of TOML files.",
+    help="Folder of seeded bugs: TOML files.",
 )
 @click.option(
     "--reasons",
     type=click.Path(path_type=Path),
-    default=REASONS,
-    show_default=True,
     metavar="FILE",
-    help="Why known survivors of the built-in targets' IR survive.",
+    help="Reasons why known survivors survive; default: those of our own kernels, in a checkout.",
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where the result goes.")
 @_guarded
@@ -277,7 +281,7 @@ def audit(
     *,
     target: str | None,
     family: str | None,
-    specimens: bool | None,
+    seeded: bool | None,
     only: tuple[str, ...],
     sample: int | None,
     max_cases: int,
@@ -286,32 +290,32 @@ def audit(
     workers: int,
     seed: int | None,
     fail_under: float | None,
-    museum: Path,
-    reasons: Path,
+    seeded_bugs: Path,
+    reasons: Path | None,
     out: Path | None,
 ) -> int:
     """Put bugs into a target's kernels and see which of them the campaign finds.
 
-    Every mutant is judged on the cases of a default campaign, in their order. Without --specimens and --ir: specimens
+    Every mutant is judged on the cases of a default campaign, in their order. Without --seeded and --ir: seeded bugs
     for the built-in targets, changes of the IR for all others.
     """
     from fuzz_attn.mutation import report  # noqa: PLC0415 - each command loads what it needs alone
     from fuzz_attn.mutation.audit import Request  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.audit import audit as run_audit  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.results import own_score  # noqa: PLC0415 - as above
-    from fuzz_attn.mutation.survivors import load_reasons  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.survivors import load_reasons, own_reasons  # noqa: PLC0415 - as above
     from fuzz_attn.pytest_plugin import new_run_folder  # noqa: PLC0415 - as above
     from fuzz_attn.report.plain_text import show as print_out  # noqa: PLC0415 - as above
     from fuzz_attn.report.plain_text import whole  # noqa: PLC0415 - as above
 
     name = target or family or "unified"
-    shown = ":" not in name if specimens is None else specimens
+    seeded = ":" not in name if seeded is None else seeded
     seed = secrets.randbelow(2**32) if seed is None else seed
     console, folder = Console(), new_run_folder(out)
     request = Request(
         target=name,
         family=family,  # type: ignore[arg-type] # click.Choice has checked it
-        museum=museum if shown else None,
+        seeded_bugs=seeded_bugs if seeded else None,
         only=only,
         sample=sample,
         max_cases=max_cases,
@@ -322,7 +326,8 @@ def audit(
         folder=folder,
     )
     print_out(console, whole(f"Auditing {name} with seed {seed}"))
-    known = () if shown or ":" in name else load_reasons(reasons)
+    built_in = () if seeded or ":" in name else own_reasons()
+    known = load_reasons(reasons) if reasons else built_in
     done = run_audit(request, console)
     print_out(console, report.render(done, known))
     print_out(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))

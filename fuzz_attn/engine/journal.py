@@ -1,4 +1,4 @@
-"""Journal: the case that is running, on disk before it is launched, so that the death of a process leaves it behind."""
+"""Journal: the running case on disk, written before its launch, so that it survives the death of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 class Journal:
     """One file, kept open, that holds the last text written; opening a file for each case would be slow.
 
-    Spaces follow a text that is shorter than one before it: one call to the system then writes all of it, or nothing.
+    A text shorter than an earlier one is padded with spaces, so that one system call writes all of it or nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,13 +19,13 @@ class Journal:
         self._size = 0
 
     def write(self, text: bytes) -> None:
-        """Replace what the journal holds."""
+        """Replace the text in the journal."""
         padded = text.ljust(self._size)
         self._size = len(padded)
         os.pwrite(self._descriptor, padded, 0)
 
     def close(self, *, keep: bool) -> None:
-        """Close the journal, and remove it unless what it holds is still of use."""
+        """Close the journal; delete it unless ``keep``."""
         os.close(self._descriptor)
         if not keep:
             self.path.unlink(missing_ok=True)
