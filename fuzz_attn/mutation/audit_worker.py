@@ -17,6 +17,7 @@ from fuzz_attn.engine.worker import Send, serve
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
 from fuzz_attn.mutation.mutant import Mutant
+from fuzz_attn.mutation.rules import PROPERTIES
 
 if TYPE_CHECKING:
     from fuzz_attn.mutation.batch_runner import BatchRunner
@@ -55,7 +56,7 @@ class AuditWorker:
             send(Refused(str(error)))
 
     def _run(self, batch: Batch, send: Send) -> None:
-        from fuzz_attn.mutation.mutant_run import PROPERTIES, MutantRun  # noqa: PLC0415 - imports torch
+        from fuzz_attn.mutation.mutant_run import MutantRun  # noqa: PLC0415 - imports torch
 
         runs = [MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}) for mutant in batch.mutants]
         left, reported = runs, 0.0

@@ -2,29 +2,24 @@
 
 Each gets its best chance: it compares with the exact output, rounded to the output's type, on this harness's cases, and
 it sees a launch that fails or hangs. It has no sanitizers and no metamorphic relations, and checks only the rows.
+
+- vLLM's tests: atol 1.5e-2 and rtol 1e-2 for half types, 1.5e-1 for both where anything is fp8
+  (test_triton_unified_attention.py); 1e-3 and 1e-5 in float32 (test_attention.py).
+- FlashAttention's tests (hopper/test_flash_attn.py): the largest error may be twice that of a plain implementation in
+  the inputs' own type (three times with a soft cap), plus twice the roundoff at 0.3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.mutation.rules import FLASH_ATTENTION, VLLM
 from fuzz_attn.oracle.logits import score_scale
 from fuzz_attn.oracle.reference import Reference, output_factor
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
-
-VLLM: Final = "vllm"
-"""vLLM's tests: atol 1.5e-2 and rtol 1e-2 for half types, 1.5e-1 for both where anything is fp8
-(test_triton_unified_attention.py); 1e-3 and 1e-5 in float32 (test_attention.py)."""
-
-FLASH_ATTENTION: Final = "flash_attention"
-"""FlashAttention's tests (hopper/test_flash_attn.py): the largest error may be twice that of a plain implementation in
-the inputs' own type (three times with a soft cap), plus twice the roundoff at 0.3."""
-
-RULES: Final = (VLLM, FLASH_ATTENTION)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from types import FrameType
 from fuzz_attn.errors import HangInterrupt
 from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.results import Evidence, Outcome, State
+from fuzz_attn.mutation.rules import PROPERTIES
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.target import Target
-
-PROPERTIES = ""
-"""The name of the campaign's properties beside the fixed tolerances."""
 
 
 @dataclass

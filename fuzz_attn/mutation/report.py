@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.mutation.fixed_tolerances import FLASH_ATTENTION, VLLM
 from fuzz_attn.mutation.mutant import IN_32_BITS, Mutant
 from fuzz_attn.mutation.results import Audit, Outcome, Score, counted, median_case, own_score, rule_score
+from fuzz_attn.mutation.rules import FLASH_ATTENTION, PROPERTIES, VLLM
 from fuzz_attn.mutation.survivors import Reason, SortedSurvivors, sort
 from fuzz_attn.report.plain_text import count, whole
 
@@ -166,7 +166,7 @@ def _numbers(audit: Audit, survivors: SortedSurvivors) -> Iterator[tuple[str, st
     narrow = sum(outcome.state == "equivalent" and is_width(outcome.mutant) for outcome in audit.outcomes)
     if narrow:
         yield "", f"{narrow} of the equivalent are products in 32 bits that no case took beyond 2^31"
-    alarms = len(audit.false_alarms.get("", ()))
+    alarms = len(audit.false_alarms.get(PROPERTIES, ()))
     yield "healthy", f"{count(alarms, 'false alarm')} in {count(audit.healthy_cases, 'case')}"
 
 
