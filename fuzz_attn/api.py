@@ -1,10 +1,10 @@
-"""fuzz(): a fuzz test of a kernel in two lines of anybody's test file.
+"""The Python API: ``fuzz`` makes a fuzz test of a kernel in two lines of a test file.
 
     from fuzz_attn import fuzz
 
     test_my_attention = fuzz("my_package.attention:unified_attention")
 
-The plugin spreads it over shards, one for each pytest-xdist worker, each with its own seed.
+The pytest plugin splits the test into shards, one for each pytest-xdist worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, Final, get_args
 
 import pytest
 
@@ -20,10 +20,7 @@ from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError, TargetError
 
-if TYPE_CHECKING:
-    from fuzz_attn.pytest_plugin import Shard
-
-MARKER = "fuzz_attn"
+MARKER: Final = "fuzz_attn"
 
 
 def fuzz(
@@ -36,10 +33,10 @@ def fuzz(
 ) -> Callable[..., None]:
     """Return a pytest test that fuzzes a target.
 
-    ``target`` is what ``fuzz-attn run --target`` takes, or a function, which is then found again by its file and name.
-    ``family`` None takes the one that fits the signature; ``backend`` None is ``auto``. ``max_time`` (seconds) and
-    ``max_cases`` are the budget of the whole test, all shards together side by side; options of the same names on
-    pytest's command line (``--fuzz-max-time`` and so on) win over them.
+    ``target`` is a value of ``fuzz-attn run --target``, or a function that its module defines by name. ``family`` None
+    is the family that fits the signature; ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit
+    the whole test, all shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace
+    these arguments.
     """
     for name, value in (("max_time", max_time), ("max_cases", max_cases)):
         if value is not None and value <= 0:
@@ -50,18 +47,18 @@ def fuzz(
     spec = target if isinstance(target, str) else spec_of(target)
 
     @pytest.mark.fuzz_attn(target=spec, family=family, backend=backend, max_time=max_time, max_cases=max_cases)
-    def test(fuzz_attn_shard: Shard) -> None:
-        fuzz_attn_shard.run()
+    def test(fuzz_attn_shard: Callable[[], None]) -> None:
+        fuzz_attn_shard()
 
     return test
 
 
 def spec_of(function: Callable[..., object]) -> str:
-    """Return ``path.py:function`` of a function, so that another process finds it again.
+    """Return ``path.py:function`` of a function, so that another process can import it.
 
-    The path is relative to the current folder where the file lies below it: saved counterexamples then replay in
-    another checkout. Raises :class:`TargetError` for a function that its module does not hold under its own name: one
-    nested in another, or one that took over the name of the function that it wraps.
+    The path is relative if the file is below the current folder: saved counterexamples then replay in another checkout.
+    Raises :class:`TargetError` for a function that its module does not hold under its own name: one nested in another,
+    or a wrapper with the name of the function that it wraps.
     """
     call: Any = function
     name, module = getattr(call, "__qualname__", ""), sys.modules.get(getattr(call, "__module__", ""))

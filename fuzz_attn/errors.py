@@ -39,6 +39,27 @@ class DomainError(FuzzAttnError):
     """A domain that promises nothing, or a case outside of a target's domain."""
 
 
+class SimulatorError(FuzzAttnError):
+    """A launch that the simulator cannot run."""
+
+
+class UnsupportedOperation(SimulatorError):  # noqa: N818 - an unsupported operation need not be an error of the user
+    """An operation or argument that the simulator does not know; the interpreter may run the kernel."""
+
+    def __init__(self, operation: str, location: object) -> None:
+        super().__init__(f"{operation} is not supported, at {location}")
+        self.operation = operation
+        self.location = location
+
+
+class LoweringError(SimulatorError):
+    """A kernel that Triton's front end rejects; the message is the front end's."""
+
+
+class LoopLimitError(SimulatorError):
+    """A loop of a kernel that exceeds the simulator's limit of iterations."""
+
+
 class OutOfTimeError(FuzzAttnError):
     """The caller's deadline passed while a launch was running; the worker was ended and the case has no verdict."""
 

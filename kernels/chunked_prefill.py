@@ -33,11 +33,11 @@ def chunked_prefill_paged_decode(
     *,
     tile_size: int | None = None,
 ) -> None:
-    """Return nothing; write the attention of every query token into `output`, by the kernel that suits its sequence.
+    """Write the attention of every query token into `output`, with one kernel for chunks and one for decodes.
 
     Sequences with more than one query token go through context attention, which reads their new tokens from `key` and
     `value`; those with exactly one go through paged decode, which reads all keys from the caches, the new one included.
-    `context_attention_fwd` and `paged_attention_decode` say more about each argument.
+    `context_attention_fwd` and `paged_attention_decode` document each argument in full.
 
     Args:
         query: `[T, Hq, D]` float32, float16 or bfloat16.
@@ -62,7 +62,7 @@ def chunked_prefill_paged_decode(
         tile_size: keys in a tile of both kernels, a power of two from 16 to 128. None lets heuristics choose.
 
     Raises:
-        ContractError: an argument is outside of the above, as far as the host can see.
+        ContractError: an argument is outside of the above. Lengths, page numbers and scales on the device are not read.
 
     """
     call = SplitCall(

@@ -1,4 +1,4 @@
-"""The launcher of context attention: new tokens, given densely, after a context that is cached in the split layout."""
+"""The launcher of context attention: new tokens in dense tensors, their context in a split cache."""
 
 import torch
 
@@ -47,7 +47,7 @@ def context_attention_fwd(
     *,
     tile_size: int | None = None,
 ) -> None:
-    """Return nothing; write the attention of every new token over context and new tokens into `o`.
+    """Write the attention of every new token over context and new tokens into `o`.
 
     Shapes: num_tokens T, num_query_heads Hq, num_kv_heads Hkv, head_size D (1 to 256), num_seqs B; Hq / Hkv is an
     integer from 1 to 64; x divides D. The last dimension of every tensor has stride 1, all other strides are free.
@@ -55,11 +55,11 @@ def context_attention_fwd(
     Args:
         q: `[T, Hq, D]` float32, float16 or bfloat16. Sequence i owns tokens `[b_start_loc[i], b_start_loc[i + 1])`;
             rows past `b_start_loc[B]` are padding.
-        k: keys of the same tokens, `[T or more, Hkv, D]` of q's dtype. The cache need not hold them yet: they are never
-            read from there. Rows of padding are not read.
+        k: keys of the same tokens, `[T or more, Hkv, D]` of q's dtype. They are never read from the cache, which
+            need not hold them yet. Rows of padding are not read.
         v: values, as k.
         o: `[T or more, Hq, D]` float32, float16, bfloat16, or fp8 with `fp8_out_scale`. Padding rows are not written.
-        kv_cache_dtype: "auto" (the caches' own dtype says it), "fp8" or "fp8_e4m3", "fp8_e5m2". A cache of uint8 holds
+        kv_cache_dtype: "auto" (the dtype of the caches), "fp8" or "fp8_e4m3", "fp8_e5m2". A cache of uint8 holds
             the bytes of the fp8 type that is named here.
         k_cache: keys of the context, `[num_blocks, Hkv, D // x, block_size, x]` of q's dtype, fp8, or uint8.
         v_cache: `[num_blocks, Hkv, D, block_size]`, dtype as `k_cache`.
@@ -68,20 +68,20 @@ def context_attention_fwd(
         b_start_loc: `[B + 1]` int32, prefix sums of the query lengths, beginning with 0. Length 0 is legal.
         b_seq_len: `[B]` int32, length of each whole sequence, its new tokens included.
         max_seq_len: the longest sequence, in tokens. Not needed; part of the published signature.
-        max_input_len: the most new tokens of one sequence; tokens from there on are not answered.
-        k_scale: one float32 element, may be expanded: what a stored fp8 one is worth. None is 1. Read only for an fp8
+        max_input_len: the most new tokens of one sequence; later tokens of a sequence are not answered.
+        k_scale: one float32 element, may be expanded: the value of a stored fp8 1. None is 1. Read only for an fp8
             cache; keys are scaled in float32 and rounded to q's dtype.
         v_scale: the same for values.
         alibi_slopes: `[Hq]` float; adds slope * (key position - context length).
         sliding_window: a query sees itself and `sliding_window - 1` keys before; None, 0 and -1 are no window.
         sm_scale: factor on the dot products; None is D ** -0.5.
-        skip_decode: leave alone sequences with one new token.
+        skip_decode: skip sequences with one new token.
         fp8_out_scale: one float32 element; fp8 output is divided by it, then clamped to the finite range.
         sinks: `[Hq]` float; exp(sink) joins each row's denominator.
         tile_size: keys in a tile, a power of two from 16 to 128. None lets a heuristic choose.
 
     Raises:
-        ContractError: an argument is outside of the above, as far as the host can see.
+        ContractError: an argument is outside of the above. Lengths, page numbers and scales on the device are not read.
 
     """
     call = SplitCall(
@@ -112,7 +112,7 @@ def context_attention_fwd(
 
 
 def launch_context(call: SplitCall, *, skip_decode: bool) -> None:
-    """Return nothing; launch context attention on a call that was checked."""
+    """Launch context attention on a call that was checked."""
     if not call.has_work:
         return
     assert call.new_keys is not None

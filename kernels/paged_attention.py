@@ -29,7 +29,7 @@ def paged_attention_decode(
     *,
     tile_size: int | None = None,
 ) -> None:
-    """Return nothing; write the attention of each sequence's one query token over its cached keys into `output`.
+    """Write the attention of each sequence's one query token over its cached keys into `output`.
 
     Shapes: num_tokens T, num_query_heads Hq, num_kv_heads Hkv, head_size D (1 to 256), num_seqs B; Hq / Hkv is an
     integer from 1 to 64; x divides D. The last dimension of every tensor has stride 1, all other strides are free.
@@ -43,8 +43,8 @@ def paged_attention_decode(
         block_table: `[B or more, max_blocks]` int32; key j of sequence i is in page `block_table[i, j // block_size]`.
             Entries past a sequence's last page, and before its window, are not read.
         query_start_loc: `[B + 1]` int32, prefix sums of the query lengths. Read only with `filter_by_query_len`.
-        seq_lens: `[B]` int32, length of each whole sequence, its query token included. A sequence of 0 is left alone.
-        k_scale: one float32 element, may be expanded: what a stored fp8 one is worth. None is 1. Read only for an fp8
+        seq_lens: `[B]` int32, length of each whole sequence, its query token included. Length 0 is skipped.
+        k_scale: one float32 element, may be expanded: the value of a stored fp8 1. None is 1. Read only for an fp8
             cache; keys are scaled in float32 and rounded to the query's dtype.
         v_scale: the same for values.
         alibi_slopes: `[Hq]` float; adds slope * (key position - context length).
@@ -52,13 +52,13 @@ def paged_attention_decode(
         sm_scale: factor on the dot products; None is D ** -0.5.
         output_scale: one float32 element; fp8 output is divided by it, then clamped to the finite range.
         sinks: `[Hq]` float; exp(sink) joins each row's denominator.
-        kv_cache_dtype: "auto" (the caches' own dtype says it), "fp8" or "fp8_e4m3", "fp8_e5m2". A cache of uint8 holds
+        kv_cache_dtype: "auto" (the dtype of the caches), "fp8" or "fp8_e4m3", "fp8_e5m2". A cache of uint8 holds
             the bytes of the fp8 type that is named here.
-        filter_by_query_len: leave alone sequences whose query is not one token long.
+        filter_by_query_len: skip sequences whose query is not one token long.
         tile_size: keys in a tile, a power of two from 16 to 128. None lets a heuristic choose.
 
     Raises:
-        ContractError: an argument is outside of the above, as far as the host can see.
+        ContractError: an argument is outside of the above. Lengths, page numbers and scales on the device are not read.
 
     """
     call = SplitCall(
@@ -84,7 +84,7 @@ def paged_attention_decode(
 
 
 def launch_decode(call: SplitCall, *, filter_by_query_len: bool) -> None:
-    """Return nothing; launch paged decode on a call that was checked."""
+    """Launch paged decode on a call that was checked."""
     if not call.has_work:
         return
     kernel_paged_attention_2d[call.num_seqs, call.num_kv_heads](

@@ -1,4 +1,4 @@
-"""Batches: the sequences of a case, with lengths that lean small and onto the edges of pages, tiles and segments."""
+"""Batches: the sequences of a case. Lengths are mostly small, or near multiples of pages, tiles and segments."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Final, Literal, TypeAlias
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import CompileKey, Sequence
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.strategies.sampling.budgets import MAX_TIMES, MAX_TOKENS, Budget, budget_for, smallest_block_q
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladder, multiples
 
 Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt"]
-"""Chunks without a context; one new token each; both and chunks with a context; many tiny ones; one long context; a
-prompt of several tiles, each of which some rows see all of and others nothing."""
+"""Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
+a prompt of several tiles, each fully visible to some rows and invisible to others."""
 
 _TIMES: Final[dict[Kind, int]] = {"crowd": 2, "long": 2, "prompt": MAX_TIMES}
 
@@ -41,7 +43,7 @@ _NEXT = (_Step.STOP,) * 9 + (_Step.SEQUENCE,) * 15 + (_Step.EMPTY,) * 2
 _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
 _BOOLEANS = sampled_from((False, True))
 _STRADDLES = (2, 3, 5)
-"""How many keys before an edge a context ends, so that the query tokens behind it lie on both sides."""
+"""A context ends so many keys before an edge, so that the query tokens after it lie on both sides of the edge."""
 
 _QUERIES_OF_CROWD = (1, 1, 1, 1, 1, 1, 2, 3)
 
@@ -54,9 +56,9 @@ def batches(
 ) -> st.SearchStrategy[tuple[Sequence, ...]]:
     """Return a strategy of batches; shrinks towards one sequence of one token without a context.
 
-    Prefill, decode, chunked prefill with a context, all of them mixed, empty sequences anywhere (where the domain
-    allows them), none at all, many tiny sequences, one long one; one query token each for a paged kernel that does not
-    leave others alone. Lengths up to 17 are all likely, longer ones lie around multiples of the page, the tiles, the
+    Batches are prefill, decode, chunked prefill with a context, or all mixed, with empty sequences anywhere where the
+    domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
+    one query token each. All lengths up to 17 are likely; longer ones lie around multiples of the page, the tiles, the
     q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs.
     """
     if num_kv_heads < 1:
@@ -66,7 +68,7 @@ def batches(
 
 @composite
 def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
-    single = key.family == "paged" and not key.filter_by_query_len
+    single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
     kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single))
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=_TIMES.get(kind, 1))
@@ -81,7 +83,7 @@ def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
         sequences.append(sequence)
         budget.spend(sequence)
-        # Drawn even if nothing more can follow: shrinking a key raises the budget and must not need further choices.
+        # Drawn even if nothing can follow: shrinking a key raises the budget and must not need more choices.
         step = draw(steps)
         if budget.spent or len(sequences) == most:
             break
@@ -91,7 +93,7 @@ def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain
 def _sequence(
     draw: st.DrawFn, budget: Budget, queries: tuple[int, ...], contexts: tuple[int, ...], empty: bool, total: bool
 ) -> Sequence:
-    """Draw a sequence within the budget; with ``total`` the second length is that of the whole sequence."""
+    """Draw a sequence within the budget; with ``total`` the second length is drawn for the whole sequence."""
     query_len = _length(draw, queries, budget.most_queries())
     if empty:
         query_len = 0
@@ -104,7 +106,7 @@ def _sequence(
 
 def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
     affordable = max(1, bisect_right(table, most))
-    # A range of one is no choice to Hypothesis: as above, the number of choices must not depend on the budget.
+    # Hypothesis makes no choice in a range of one. As above, the number of choices must not depend on the budget.
     return table[min(draw(indices(max(2, affordable))), affordable - 1)]
 
 
@@ -113,7 +115,7 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.Sear
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
-    if window:  # whose edge differs from row to row
+    if window:  # its edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12, "prompt": 4}
@@ -137,7 +139,7 @@ def _steps(kind: Kind, empty: bool) -> st.SearchStrategy[_Step]:
 def _lengths(
     key: CompileKey, single: bool, tile_sizes: tuple[int, ...], kind: Kind
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tables of query lengths and of context lengths (or whole lengths) of a kind of batch."""
+    """Return the tables of query lengths and of context lengths (or total lengths) of a kind of batch."""
     tiles = (key.launch.tile_size,) if key.launch.tile_size else tile_sizes
     edges = multiples(key.block_size, *tiles, times=(1, 2, 3, 4))
     if kind == "crowd":

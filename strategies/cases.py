@@ -6,17 +6,13 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    LARGEST_FIRST_BLOCK,
-    AttentionCase,
-    CompileKey,
-    Scales,
-    Strides,
-    is_fp8,
-    page_elements,
-)
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import Scales, Strides
 from fuzz_attn.case.recipes import LevelScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -29,7 +25,7 @@ from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.memory_layouts import memory_layouts
-from fuzz_attn.strategies.pages import FAR_ELEMENTS, page_layouts
+from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
@@ -39,16 +35,16 @@ _ALIBI_SLOPES = alibi_slopes()
 _QQ_BIASES = qq_biases()
 _SINKS = sinks()
 _POISONS = poisons()
-_MEMORY_LAYOUTS = {family: memory_layouts(family=family) for family in FEATURES}
+_MEMORY_LAYOUTS = {family: memory_layouts(family=family) for family in FAMILIES}
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, 3))
-_HELPED = sampled_from((False,) + (True,) * 31)
-"""Nearly all cases are calm and marked, since one that hides its keys tells little; the others show recipes alone."""
+_NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
+"""Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
 _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
 _SEEDS = sampled_from(range(2**12))
 _DENSE = Strides()
 _ONE = Scales()
-_FAR = sampled_from((0,) * 38 + FAR_ELEMENTS)
+_OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
 
 
 def cases(
@@ -59,9 +55,9 @@ def cases(
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
-    The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can
-    spend many cases on few keys; likewise strided cases take one of ``layouts`` where given. Raises InvalidArgument for
-    keys outside of the domain.
+    The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
+    many cases of few keys. Strided cases take one of ``layouts`` where given. Raises InvalidArgument for keys outside
+    of the domain.
     """
     strides = (
         _MEMORY_LAYOUTS[domain.family] if layouts is None else memory_layouts(family=domain.family, layouts=layouts)
@@ -76,19 +72,20 @@ def _cases(
     key = draw(keys)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
     sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=domain))
-    # Features are drawn whether they are on or not: choices that come and go would throw the shrinker out of step.
+    # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
     softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(_ALIBI_SLOPES), draw(_QQ_BIASES), draw(_SINKS)
     one_byte = one_byte_operands(key.dtypes)
     layout = draw(strides) if domain.allows("strides") else _DENSE
-    far = draw(_FAR) if domain.allows("large_offsets") else 0
-    page = page_elements(key.family, heads, key.block_size, layout)[1]
+    offset = draw(_OFFSETS) if domain.allows("large_offsets") else 0
+    cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
+    page = cache.page_strides[1]
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
     recipes = score_recipes(window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte)
-    scores, calm = draw(recipes), draw(_HELPED)
-    first_block = 0 if layout.cache == "kv_first" else min(-(-far // page), LARGEST_FIRST_BLOCK)
+    scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
+    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
         family=key.family,
@@ -107,9 +104,9 @@ def _cases(
         scores=scores,
         values=draw(value_recipes()),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
-        # At one level keys weigh nearly alike already: calm rows would only leave the level.
-        calm=calm and not isinstance(scores, LevelScores),
-        marks=draw(_HELPED),
+        # At one level the weights are nearly equal already, and near-uniform rows would leave the level.
+        near_uniform=near_uniform and not isinstance(scores, LevelScores),
+        key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,
         seed=draw(_SEEDS),

@@ -1,4 +1,4 @@
-"""Compile keys: the bounded pool from which every case takes what a kernel is compiled for."""
+"""Compile keys: a bounded pool of what kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import CompileKey, DTypes, LaunchHints
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.families import Feature
+from fuzz_attn.case.features import COMPILED_FEATURES
+from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
@@ -21,22 +22,20 @@ from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
-FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks", "filter_by_query_len")
-
 Values: TypeAlias = dict[str, Any]
 
 _DTYPES, _HEAD_SIZE = 0, 1
-"""Places of the two axes that restrict each other in split caches."""
+"""The indices of two axes that restrict each other in split caches."""
 
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
-"""The first ``MAX_SIMPLER`` choices may simplify a field, all others leave it: few cases leave the pool."""
+"""Only the first ``MAX_SIMPLER`` choices may simplify a field, so that few cases leave the pool."""
 
 
 class Axis(NamedTuple):
     """One field of a key: its values in the domain, simplest first, and what each may shrink to.
 
-    ``weight`` tells how often keys that are free to choose take a value.
+    ``weight`` is how often a value is taken where the covering array leaves a choice.
     """
 
     name: str
@@ -49,9 +48,9 @@ class Axis(NamedTuple):
 def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
     """Return the compile keys that cases of a domain use, from the simplest to the most complex.
 
-    Every pair of values of any two of these occurs in some key: dtypes, group, head size, block size, window, softcap,
-    ALiBi, qq-bias, sinks, leaving others alone, path with segments, tile. The keys without fp8 cover all their pairs on
-    their own, since their error bounds are the tightest. Depends on nothing but the domain.
+    Every pair of values of two fields occurs in some key; the fields are dtypes, group, head size, block size, the
+    compiled features, path with segments, and tile. The keys without fp8 cover all their pairs without the others, as
+    their error bounds are the tightest. The pool depends only on the domain.
     """
     axes = _axes(domain)
     keys = set(_covering(axes, plain_dtypes(domain), domain))
@@ -67,8 +66,8 @@ def compile_keys(
 ) -> st.SearchStrategy[CompileKey]:
     """Return a strategy of compile keys of a domain; shrinks towards float32, group 1, head and page of 16, no feature.
 
-    Nearly all draws are keys of the pool, unchanged, or of ``keys`` where given; the rest are such keys with single
-    fields simplified, so that shrinking drops one feature after the other.
+    Nearly all draws are keys of the pool, or of ``keys`` where given. The rest are such keys with single fields
+    simplified, so that shrinking drops one feature after the other.
     """
     if keys is None:
         key_pool(domain)
@@ -95,7 +94,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and key.launch.tile_size in tile_sizes(domain=domain)
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
-    known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in FLAGS}
+    known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in COMPILED_FEATURES}
     for name, allowed in known.items():
         if not allowed:
             raise InvalidArgument(f"key.{name}={getattr(key, name)} lies outside of {domain}")
@@ -106,7 +105,7 @@ def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] 
     pool = keys or key_pool(domain)
     key = pool[draw_index(draw, len(pool))]
     for axis in _axes(domain):
-        # Drawn for simple fields too: choices that come and go would throw the shrinker out of step.
+        # Drawn for simple fields too: the shrinker needs the same choices for every key.
         choice = draw(_SIMPLIFY)
         if choice < MAX_SIMPLER:
             key = _simplified(key, axis, choice, domain)
@@ -124,11 +123,12 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
 
 @lru_cache(maxsize=64)
 def _axes(domain: Domain) -> tuple[Axis, ...]:
-    """Return the axes of a domain's keys; the dtypes come first and are split by the caller."""
+    """Return the axes of a domain's keys; the dtypes come first."""
     dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain))
     paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
     flags = [
-        _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2) for flag in FLAGS
+        _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2)
+        for flag in COMPILED_FEATURES
     ]
     return (
         Axis("dtypes", dtypes, _evenly, partial(simpler_dtypes, domain=domain)),
@@ -148,7 +148,7 @@ def _evenly(_: object) -> int:
 def _axis(
     name: str, values: tuple[Any, ...], preferred: tuple[Any, ...], weight: Callable[[Any], int] = _evenly
 ) -> Axis:
-    """Return an axis that shrinks to its first value, then to the preferred ones as far as the domain has them."""
+    """Return an axis that shrinks to its first value, or to the preferred values that the domain has."""
     simplest_first = tuple(dict.fromkeys((values[0], *(value for value in preferred if value in values))))
 
     def simpler(value: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Dtypes: element types of the queries, of the caches and of the output."""
+"""Dtypes: element types of the queries, the caches and the output."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import FP8_DTYPES, DTypeName, DTypes, is_fp8
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES, is_fp8
+from fuzz_attn.case.parts import DTypes
 from fuzz_attn.strategies.sampling.draws import sampled_from
-
-SIMPLEST_FIRST: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
-"""The types that queries have without a scale."""
 
 
 @lru_cache(maxsize=64)
 def plain_dtypes(domain: Domain) -> tuple[DTypes, ...]:
-    """Return the combinations of the domain without any one-byte type, float32 first."""
-    names = [name for name in SIMPLEST_FIRST if name in domain.dtypes]
+    """Return the combinations of the domain without one-byte types, float32 first."""
+    names = [name for name in WIDE_DTYPES if name in domain.dtypes]
     if not names:
-        raise InvalidArgument(f"{domain.dtypes=} must name one of {SIMPLEST_FIRST}")
+        raise InvalidArgument(f"{domain.dtypes=} must name one of {WIDE_DTYPES}")
     return tuple(DTypes(q=name, kv=name, out=name) for name in names)
 
 
 @lru_cache(maxsize=64)
 def fp8_dtypes(domain: Domain) -> tuple[DTypes, ...]:
-    """Return the combinations of the domain with a one-byte type somewhere, those with one-byte queries last.
+    """Return the combinations of the domain with some one-byte type, those with one-byte queries last.
 
-    Where two of the three types are fp8 they are the same one, as they are in serving.
+    All fp8 types of a combination are the same, as they are in serving.
     """
     plain = plain_dtypes(domain)
     caches = FP8_DTYPES if domain.allows("fp8_kv") else ()
@@ -43,7 +41,7 @@ def fp8_dtypes(domain: Domain) -> tuple[DTypes, ...]:
 
 
 def simpler_dtypes(dtypes: DTypes, *, domain: Domain) -> tuple[DTypes, ...]:
-    """Return up to four simpler combinations of the domain, simplest first: types dropped one after the other."""
+    """Return up to four simpler combinations of the domain, the simplest first."""
     simplest = plain_dtypes(domain)[0].q
     wide = next((name for name in (dtypes.q, dtypes.out) if not is_fp8(name)), simplest)
     kv = dtypes.kv if is_fp8(dtypes.kv) else simplest
@@ -60,10 +58,10 @@ def simpler_dtypes(dtypes: DTypes, *, domain: Domain) -> tuple[DTypes, ...]:
 
 
 def one_byte_operands(dtypes: DTypes) -> bool:
-    """Return whether a dot of the kernel reads one-byte operands, which need tiles of at least 32 keys."""
+    """Return whether a dot product of the kernel has one-byte operands, which need tiles of at least 32 keys."""
     return is_fp8(dtypes.q) or is_fp8(dtypes.kv)
 
 
 def dtypes(*, domain: Domain = Domain()) -> st.SearchStrategy[DTypes]:  # noqa: B008 (frozen)
-    """Return a strategy of all combinations of the domain; shrinks towards float32 everywhere, then fewer fp8 types."""
+    """Return a strategy of all combinations of the domain; shrinks towards float32, and towards fewer fp8 types."""
     return sampled_from((*plain_dtypes(domain), *fp8_dtypes(domain)))

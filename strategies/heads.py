@@ -7,9 +7,10 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import ITEM_BYTES, DTypes, HeadLayout, piece_size
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import SPLIT_CACHES
+from fuzz_attn.case.dtypes import DTYPES
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import DTypes, HeadLayout
 from fuzz_attn.strategies.sampling.draws import sampled_from
 from fuzz_attn.strategies.sampling.lattices import lattice
 
@@ -17,18 +18,17 @@ HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96
 """The sizes that models use, the powers of two that a kernel pads to, and their neighbours."""
 
 SPLIT_HEAD_SIZES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96, 112, 120, 128, 144, 160, 192, 256)
-"""The same for split caches, which cut a head into pieces of 4, 8 or 16 elements."""
+"""The same for split caches, which divide a head into pieces of 4, 8 or 16 elements."""
 
 GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 32, 33, 64)
 """Query heads for each KV head: MHA, the ratios of published models, and both sides of 16 rows."""
 
 SIMPLER_HEAD_SIZES = (16, 8, 24, 32)
-"""What a head size shrinks to first: one block, padded, padded beyond one block, two blocks."""
+"""What a head size shrinks towards: one block, padded, padded beyond one block, two blocks."""
 
 SIMPLER_GROUP_SIZES = (1, 2, 3, 17)
-"""What a group shrinks to first: none, even, odd, more than 16 rows."""
+"""What a group size shrinks towards: no group, even, odd, more than 16 rows."""
 
-SMALLEST_PIECE = min(piece_size(dtype) for dtype in ITEM_BYTES)
 MAX_QUERY_HEADS = 64
 MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
@@ -36,17 +36,17 @@ KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the head sizes worth trying in a domain, the simplest first."""
-    split = domain.family in SPLIT_CACHES
-    chosen = lattice(SPLIT_HEAD_SIZES if split else HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
-    sizes = tuple(size for size in chosen if not split or size % SMALLEST_PIECE == 0)
+    piece = min(FAMILIES[domain.family].cache.piece(dtype) for dtype in DTYPES)
+    chosen = lattice(SPLIT_HEAD_SIZES if piece > 1 else HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
+    sizes = tuple(size for size in chosen if size % piece == 0)
     if not sizes:
-        raise InvalidArgument(f"{domain.head_sizes=} must name a multiple of {SMALLEST_PIECE} for {domain.family=}")
+        raise InvalidArgument(f"{domain.head_sizes=} must name a multiple of {piece} for {domain.family=}")
     return sizes
 
 
 def head_allowed(head_size: int, *, dtypes: DTypes, domain: Domain) -> bool:
-    """Return whether the domain's caches can hold heads of a size: split ones are cut into whole pieces."""
-    return domain.family not in SPLIT_CACHES or head_size % piece_size(dtypes.kv) == 0
+    """Return whether the domain's caches can hold heads of a size: split caches divide them into whole pieces."""
+    return head_size % FAMILIES[domain.family].cache.piece(dtypes.kv) == 0
 
 
 def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
@@ -57,8 +57,8 @@ def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 
 def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.SearchStrategy[HeadLayout]:
     """Return a strategy of layouts with the given group and head size; shrinks towards one KV head.
 
-    There are up to 8 KV heads: fewer where more than 16 query heads, or rows of more than 1024 elements, would make
-    the case slow; two as long as there are at most 64 query heads, since one cannot show which one was read.
+    There are up to 8 KV heads, and fewer where more than 16 query heads or rows of more than 1024 elements would make
+    the case slow. Up to 64 query heads there may be two KV heads, since a single one cannot show which one was read.
     """
     if num_queries_per_kv < 1 or head_size < 1:
         raise InvalidArgument(f"{num_queries_per_kv=} and {head_size=} must be at least 1")

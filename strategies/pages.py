@@ -1,4 +1,4 @@
-"""Pages: block sizes, and where the keys of a case lie."""
+"""Pages: block sizes, and the order of the pages of a case."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import LARGEST_FIRST_BLOCK, PageLayout
+from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import PageLayout
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import lattice
 
@@ -16,10 +17,10 @@ BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 96, 128, 272, 544)
 """Tokens of a page: powers of two, their neighbours, and the sizes of hybrid models (272, 544)."""
 
 SIMPLER_BLOCK_SIZES = (16, 8, 24, 64)
-"""What a page shrinks to first: a tile, less, no power of two, more."""
+"""What a page size shrinks towards: a tile, less, no power of two, more."""
 
-FAR_ELEMENTS = (2**31, 2**32)
-"""How far into its cache a far page begins at least: beyond what 32-bit offsets can say, with a sign and without."""
+LARGE_OFFSETS = (2**31, 2**32)
+"""The least offset, in elements, of the pages in their cache: beyond signed and unsigned 32-bit integers."""
 
 _BOOLEANS = sampled_from((False, True))
 _SHARED = sampled_from((0, 0, 0, 0, 1, 2, 3))
@@ -34,9 +35,9 @@ def block_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 
 
 
 def page_layouts(*, block_size: int = 16, first_block: int = 0) -> st.SearchStrategy[PageLayout]:
-    """Return a strategy of layouts of pages of one size; shrinks towards pages in order, with nothing around them.
+    """Return a strategy of layouts of pages of one size, numbered from ``first_block``.
 
-    The lowest page number is ``first_block``.
+    Shrinks towards pages in order with nothing around them.
     """
     if block_size < 1:
         raise InvalidArgument(f"{block_size=} must be at least 1")

@@ -1,4 +1,4 @@
-"""Poisons: what stands where nobody may read."""
+"""Poisons: what memory holds that no kernel may read."""
 
 from __future__ import annotations
 
@@ -16,5 +16,8 @@ _OUTPUTS: st.SearchStrategy[Literal[0, 1]] = sampled_from((0, 1))
 
 @composite
 def poisons(draw: st.DrawFn) -> PoisonRecipe:
-    """Draw a poison, for K and V apart; shrinks towards NaN in the slots and the first invalid page in the table."""
+    """Return a strategy of poisons, independent for K and V.
+
+    Shrinks towards NaN in the slots and the first invalid page number in the table.
+    """
     return PoisonRecipe(keys=draw(_SLOTS), values=draw(_SLOTS), table=draw(_TABLES), out=draw(_OUTPUTS))

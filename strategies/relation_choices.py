@@ -1,4 +1,4 @@
-"""Relation choices: whether a case is asked a relation beyond its first launch, and which."""
+"""Relation choices: whether a case is checked for a metamorphic relation, and which."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index
 
 NUM_CHOICES: Final = 2**12
-"""How many choices there are; whoever reads one shares them out among the relations that hold for the case."""
+"""The number of choices; the schedule maps each to one of the relations that hold for the case."""
 
 _ASKED = sampled_from((False, False, False, True, True))
 
 
 @composite
 def relation_choices(draw: st.DrawFn) -> int | None:
-    """Draw a choice, or None for no relation, since each costs another launch; shrinks towards None.
+    """Return a strategy of choices, three in five None for no relation; shrinks towards None.
 
-    Drawn beside the case, not from what holds for it: what is left of a choice while the case shrinks is up to the
-    reader. Three in five are None.
+    Each relation costs another launch. A choice does not depend on the case, so it can stay while the case shrinks.
     """
     asked, choice = draw(_ASKED), draw_index(draw, NUM_CHOICES)
     return choice if asked else None
@@ -29,5 +28,5 @@ def relation_choices(draw: st.DrawFn) -> int | None:
 
 @composite
 def with_choices(draw: st.DrawFn, cases: st.SearchStrategy[AttentionCase]) -> tuple[AttentionCase, int | None]:
-    """Draw a case, then a choice, each under a label of its own: as two arguments of a test they would share one."""
+    """Return a strategy of a case and a choice, drawn under different labels; shrinks both."""
     return draw(cases), draw(relation_choices())

@@ -7,7 +7,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import HeadLayout, Sequence
+from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalScores,
@@ -50,18 +50,18 @@ SCORES: tuple[ScoreRecipe, ...] = (
     RampScores(step=-0.25),
     OutlierScores(),
 )
-"""What every case may hold, the most legible first; peaks of ``exp(8)`` leave the other keys visible."""
+"""Recipes for every case, the most readable first; peaks of ``exp(8)`` leave the other keys visible."""
 
 LOW: tuple[ScoreRecipe, ...] = (
     LevelScores(level=-20000.0),
     LevelScores(),
     *(LevelScores(level=-110.0),) * 6,
 )
-"""All logits so far below 0 that beside a maximum of 0, or a finite stand-in for -inf, they leave no weight in float32,
-or at least in float16. Beside a sink they would leave none to a correct kernel either."""
+"""All logits so far below 0 that they have no weight in float32, or at least in float16, beside a wrong maximum of 0 or
+a finite stand-in for -inf. Beside a sink they would have no weight in a correct kernel either."""
 
 HIDDEN: tuple[ScoreRecipe, ...] = tuple(recipe for recipe in reversed(LOW) for _ in range(2))
-"""More of them where rows may see nothing of a tile or of a segment; backwards, so that equal ones stand side by side
+"""More of them where some rows see nothing of a tile or segment. In reverse order, so that equal recipes are neighbours
 and a recipe drawn from here can shrink into ``LOW``."""
 
 EXTREME: tuple[ScoreRecipe, ...] = (
@@ -70,14 +70,14 @@ EXTREME: tuple[ScoreRecipe, ...] = (
     NeedleScores(place="boundary", strength=30.0),
     DenormalScores(),
 )
-"""Logits at the ends of the exponential's range; pointless where a one-byte cache makes the error bound exceed them."""
+"""Logits at the ends of the exponential's range; not for one-byte caches, whose error bounds are larger than they."""
 
 WINDOWED: tuple[ScoreRecipe, ...] = (NeedleScores(place="outside_left"),) * 5
-"""The key just left of the window weighs far more than all that may be read."""
+"""The key just left of the window has far more weight than all visible keys."""
 
 KNEE = 7 / 32
-"""Share of a soft cap at which it begins to bend logits: there its tanh has terms that matter and do not dominate, and
-an implementation changes from a series to a quotient."""
+"""The share of a soft cap at which it begins to bend logits: there the higher terms of tanh matter without dominating,
+and an implementation changes from a series to a quotient."""
 
 VALUES: tuple[ValueRecipe, ...] = (
     *(NormalValues(),) * 5,
@@ -118,9 +118,9 @@ def score_recipes(
 ) -> st.SearchStrategy[ScoreRecipe]:
     """Return a strategy of recipes of the logits; shrinks towards standard normal ones.
 
-    With a window, some peak just outside of it; with a soft cap, some lie far beyond it or at its knee. With a window
-    or segments some row may see nothing of a tile or of a segment, and low logits, which tell whether it minds, are
-    frequent. ``sinks`` leave out low logits, and ``one_byte`` operands levels at which their coarse steps would make
+    With a window, some logits peak just outside of it. With a soft cap, some are far beyond it or at its knee. With a
+    window or segments, some rows may see nothing of a tile or segment; low logits, which reveal mistakes there, are
+    frequent. ``sinks`` exclude low logits. ``one_byte`` operands exclude levels at which their coarse steps would make
     every row ill-conditioned.
     """
     return _score_recipes(window, softcap, sinks, segments, one_byte)
@@ -132,7 +132,7 @@ def _score_recipes(
 ) -> st.SearchStrategy[ScoreRecipe]:
     low = ((LOW, not sinks), (HIDDEN, not sinks and (window or segments)))
     tables = (*low, (EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
-    # What does not apply leaves its places to others: an index must mean the same when a feature is shrunk away.
+    # A table that does not apply is filled with others: an index must mean the same when shrinking drops a feature.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
     return sampled_from((*SCORES, *chosen))
 
@@ -149,7 +149,7 @@ def overrides(
     sequences: tuple[Sequence, ...] = (),
     heads: HeadLayout = HeadLayout(),  # noqa: B008 (frozen)
 ) -> tuple[Override, ...]:
-    """Draw up to three elements set by hand, in about one case of twelve; shrinks towards none."""
+    """Return a strategy of up to three overrides, in about one case of twelve; shrinks towards none."""
     owners = [index for index, sequence in enumerate(sequences) if sequence.query_len]
     chosen: list[Override] = []
     while len(chosen) < MAX_OVERRIDES and draw(_ANOTHER if chosen else _FIRST) and owners:

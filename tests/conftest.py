@@ -1,21 +1,26 @@
-"""What several folders of tests share: Hypothesis' profile, sample targets, and how to set up a campaign."""
+"""What several folders of tests share: Triton's mode, Hypothesis' profile, sample targets and campaigns."""
 
+import os
 import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+# Kernels run in Triton's interpreter. Triton reads this when the first kernel is decorated, which imports below may do.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
 
-# A busy machine is no defect: Hypothesis looks at no clock.
+# A slow machine must not fail a test, so Hypothesis measures no time.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -24,7 +29,7 @@ Judge = Callable[[Order], Answer]
 
 
 def spec_of_target(name: str) -> str:
-    """Return how the command line names a function of tests/sample_targets."""
+    """Return the specification of a function of tests/sample_targets, as ``--target`` takes it."""
     for path in (TARGETS / "torch_attention.py", TARGETS / "breaking.py"):
         if re.search(rf"^(def )?{name}\b", path.read_text(), re.MULTILINE):
             return f"{path}:{name}"
@@ -33,26 +38,26 @@ def spec_of_target(name: str) -> str:
 
 @pytest.fixture(scope="session")
 def spec() -> Callable[[str], str]:
-    """Return a function from the name of a target in tests/sample_targets to its full specification."""
+    """Return a function that takes the name of a target in tests/sample_targets and returns its specification."""
     return spec_of_target
 
 
 @lru_cache(maxsize=32)
 def _judge(name: str) -> Judge:
-    case_judge = load(Setup(spec_of_target(name), backend="interpreter"))  # as this process was started for
+    case_judge = load(Setup(spec_of_target(name), backend="interpreter"))  # in whose mode this process is
     case_judge.ready()
     return case_judge.judge
 
 
 @pytest.fixture(scope="session")
 def judge_of() -> Callable[[str], Judge]:
-    """Return a function from the name of a target to what judges orders on it, in this process."""
+    """Return a function that takes the name of a target and returns its judge, in this process."""
     return _judge
 
 
 @pytest.fixture(scope="session")
 def case() -> AttentionCase:
-    """Return a case that has a bit of everything that the properties look at."""
+    """Return a case with several sequences, heads, pages and strides."""
     return AttentionCase(
         sequences=(Sequence(3, 9), Sequence(0, 2), Sequence(1, 20)),
         heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=2, head_size=8),
@@ -64,7 +69,7 @@ def case() -> AttentionCase:
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Callable[..., Outcome]:
-    """Return a function that runs one shard on a target, its budget in keywords, below the test's folder."""
+    """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan."""
 
     def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Outcome:
         fields: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""A case in words: what a person needs to know of it, one line for each thing that is not at its plainest.
+"""Description: a case in words, one line for each part.
 
-Nothing is left out but the defaults of memory and poison: two cases that differ have different descriptions.
+Only the defaults of memory and poison are left out, so two different cases have different descriptions.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypeName, Sequence, Strides, is_fp8
-from fuzz_attn.case.families import SPLIT_CACHES, Family
-from fuzz_attn.case.recipes import AlibiRecipe, Override, Plain, PoisonRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.dtypes import DTypeName, is_fp8
+from fuzz_attn.case.families import FAMILIES, Feature
+from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.parts import Sequence, Strides
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.recipes import AlibiRecipe, Override, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
 Line = tuple[str, str]
 
@@ -23,17 +27,13 @@ _CACHES: Final = {
     "blocks_first": "K and V in one allocation [num_blocks, 2, ...]",
     "heads_first": "caches with heads before slots",
 }
-_FAMILIES: Final[dict[Family, str]] = {
-    "paged": "paged decode",
-    "context": "context attention",
-    "chunked": "context attention, then paged decode",
-}
+_FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache")
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number"}
 _ENTRIES: Final = {"zero": "0", "negative": "-1", "one_past": "num_blocks", "huge": "2**31 - 1"}
 
 
 def describe(case: AttentionCase) -> list[Line]:
-    """Return (what, words) pairs, in the order in which one would explain the case to a colleague."""
+    """Return (what, words) pairs, in the order in which a person would explain the case."""
     return [
         *_family(case),
         *_batch(case),
@@ -42,28 +42,26 @@ def describe(case: AttentionCase) -> list[Line]:
         ("pages", _pages(case)),
         *_scores(case),
         ("numbers", f"scores {_recipe(case.scores)}, values {_recipe(case.values)}, seed {case.seed}"),
-        *_modes(case),
-        *((override.tensor, _set_by_hand(override)) for override in case.overrides),
+        *_visibility(case),
+        *((override.tensor, _override(override)) for override in case.overrides),
         *_memory(case),
         *_poison(case.poison),
         ("launch", _launch(case)),
     ]
 
 
-def _modes(case: AttentionCase) -> Iterator[Line]:
-    if case.calm:
+def _visibility(case: AttentionCase) -> Iterator[Line]:
+    if case.near_uniform:
         slopes = f", the slopes of most heads by {1 << case.max_seq_len.bit_length()}" * (case.alibi is not None)
-        yield "calm", f"the queries of most rows divided by 64{slopes}"
-    if case.marks:
-        yield "marks", "every other column of V marks the keys"
+        yield "near-uniform", f"the queries of most rows divided by 64{slopes}"
+    if case.key_marks:
+        yield "key marks", "every other column of V marks the keys"
 
 
 def _family(case: AttentionCase) -> Iterator[Line]:
+    flags = [feature.words for feature in CASE_FEATURES if feature.name in _FLAGS and feature.present(case)]
     if case.family != "unified":
-        words = [_FAMILIES[case.family]]
-        words += ["leaves the other family's sequences alone"] * case.filter_by_query_len
-        words += ["the cache does not hold the new tokens yet"] * case.stale_cache
-        yield "family", ", ".join(words)
+        yield "family", ", ".join([FAMILIES[case.family].words, *flags])
 
 
 def _batch(case: AttentionCase) -> Iterator[Line]:
@@ -95,7 +93,6 @@ def _types(case: AttentionCase) -> str:
     if dtypes.q == dtypes.kv == dtypes.out and not is_fp8(dtypes.q):
         return f"q, cache and output {dtypes.q}"
     cache = f" with k_scale {_number(scales.k)} and v_scale {_number(scales.v)}" if is_fp8(dtypes.kv) else ""
-    cache += " as uint8" * case.uint8_cache
     return f"q {_scaled(dtypes.q, scales.q)}, cache {dtypes.kv}{cache}, output {_scaled(dtypes.out, scales.out)}"
 
 
@@ -109,8 +106,8 @@ def _pages(case: AttentionCase) -> str:
     words += ["in a random order"] * pages.permuted + ["one used twice by each sequence"] * pages.repeated
     first = "the first" if pages.shared_prefix == 1 else f"the first {pages.shared_prefix}"
     words += [f"{first} shared by all sequences"] * bool(pages.shared_prefix)
-    words += [f"{pages.spare_blocks} more that nobody owns"] * bool(pages.spare_blocks)
-    words += [f"numbered from {pages.first_block} on"] * bool(pages.first_block)
+    words += [f"{_count(pages.spare_blocks, 'spare page')}"] * bool(pages.spare_blocks)
+    words += [f"numbered from {pages.first_block}"] * bool(pages.first_block)
     words += [f"a table {_count(pages.extra_columns, 'column')} wider than needed"] * bool(pages.extra_columns)
     return ", ".join(words)
 
@@ -148,11 +145,11 @@ def _qq_bias(recipe: QQBiasRecipe) -> str:
 
 
 def _sinks(recipe: SinkRecipe) -> str:
-    return f"{_number(recipe.level)} give or take {_number(recipe.spread)}, {recipe.dtype}"
+    return f"{_number(recipe.level)} with spread {_number(recipe.spread)}, {recipe.dtype}"
 
 
 def _recipe(recipe: Plain) -> str:
-    """Return a recipe's tag and all of its fields."""
+    """Return a recipe's tag and all its fields."""
     tag = str(recipe.__struct_config__.tag).replace("_", "-")
     fields = msgspec.structs.asdict(recipe)
     listed = ", ".join(f"{name} {_value(value)}" for name, value in fields.items())
@@ -163,22 +160,23 @@ def _value(value: object) -> str:
     return _number(value) if isinstance(value, float) else str(value).replace("_", " ")
 
 
-def _set_by_hand(override: Override) -> str:
+def _override(override: Override) -> str:
     place = f"sequence {override.sequence}, position {override.position}, head {override.head}"
-    return f"{_number(override.value)} set by hand at {place}, column {override.column}"
+    return f"{_number(override.value)} set at {place}, column {override.column}"
 
 
 def _memory(case: AttentionCase) -> Iterator[Line]:
     strides = case.strides
     if strides == Strides():
         return
+    padded = FAMILIES[case.family].cache.padded
     gaps = {
         "q token": strides.q_token,
         "q head": strides.q_head,
         "out token": strides.out_token,
         "out head": strides.out_head,
-        "page" if case.family in SPLIT_CACHES else "cache row": strides.cache_slot,
-        "page of V" if case.family in SPLIT_CACHES else "row of V": strides.value_slot,
+        f"cache {padded}": strides.cache_slot,
+        f"{padded} of V": strides.value_slot,
         "table row": strides.block_table,
         "new key's token": strides.new_token,
         "new key's head": strides.new_head,

@@ -1,21 +1,22 @@
-"""Domain: the inputs that a target promises to handle. It feeds the strategies, so no case lies outside of it."""
+"""Domain: the inputs that a target promises to handle. Strategies draw only cases within it."""
 
 from msgspec import Struct
 
-from fuzz_attn.case.attention_case import DTypeName, LaunchPath
-from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Family, Feature
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family, Feature
+from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import DomainError
 
 
 class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
 
-    Of ``features``, those count that the interface of the family ``family`` can express. ``dtypes`` are the half and
-    single types of q; fp8 comes through the features. ``head_sizes``, ``block_sizes`` and ``group_sizes`` are inclusive
-    ranges, or an explicit tuple of more than two values; families with split caches take those head sizes alone that
-    the cache's type can split. ``tile_sizes`` are where the target cuts the keys, for strategies that aim at the cuts;
-    with ``tile_hint`` a case may choose among them. ``fp8_q_scales`` False keeps all scales at 1 when q is fp8
-    (published versions before May 2026 drop them).
+    Only those ``features`` count that the interface of ``family`` can express. ``dtypes`` are the types of q without
+    fp8, which comes through the features. ``head_sizes``, ``block_sizes`` and ``group_sizes`` are inclusive ranges, or
+    an explicit tuple of more than two values; families with split caches use only head sizes that the cache's type can
+    split. ``tile_sizes`` are where the target cuts the keys, so that strategies can aim at the cuts; with
+    ``tile_hint`` a case may choose among them. ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published
+    versions before May 2026 ignore them).
     """
 
     family: Family = "unified"
@@ -30,7 +31,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     fp8_q_scales: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a domain that promises nothing."""
+        """Raise :class:`DomainError` for a domain without any case."""
         for name in ("dtypes", "head_sizes", "block_sizes", "group_sizes", "paths"):
             if not getattr(self, name):
                 raise DomainError(f"domain.{name}=() must name at least one value")
@@ -41,7 +42,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
 
     def allows(self, feature: Feature) -> bool:
         """Return whether cases may have the feature."""
-        return feature in self.features and feature in FEATURES[self.family]
+        return feature in self.features and feature in FAMILIES[self.family].features
 
 
 def within(size: int, bounds: tuple[int, ...]) -> bool:

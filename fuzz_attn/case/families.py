@@ -1,13 +1,15 @@
-"""Families: what the kernel families have in common and what tells them apart. Read by cases, domains and strategies.
+"""Families: the registry of kernel families, with what tells their interfaces apart.
 
-``unified`` reads everything from a cache ``[num_blocks, block_size, num_kv_heads, head_size]``. The others split their
-caches: keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, values
-``[num_blocks, num_kv_heads, head_size, block_size]``. ``paged`` answers one query token of each sequence. ``context``
-takes the new tokens' keys and values densely packed; ``chunked`` is context for sequences with more than one query
-token and paged for the rest.
+``unified`` reads every key from the cache. ``paged`` decodes one query token of each sequence. ``context`` takes the
+keys and values of the new tokens packed, beside a cache of the context. ``chunked`` is ``context`` for sequences with
+more than one query token and ``paged`` for the others.
 """
 
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+from fuzz_attn.case.cache_layout import ROWS, SPLIT, CacheFormat
+from fuzz_attn.case.parts import LaunchPath
 
 Family: TypeAlias = Literal["unified", "paged", "context", "chunked"]
 
@@ -28,45 +30,76 @@ Feature: TypeAlias = Literal[
     "stale_cache",
     "large_offsets",
 ]
-"""What a case may have switched on beyond plain paged attention.
+"""What a case may have beyond plain paged attention; :mod:`fuzz_attn.case.features` says when a case has it.
 
-``filter_by_query_len`` tells the kernel to leave the other family's sequences alone (``filter_by_query_len``,
-``skip_decode``); ``uint8_cache`` hands fp8 caches over as bytes; a ``stale_cache`` does not hold the new tokens yet.
-``large_offsets`` lie billions of elements into caches of many gigabytes, the rest of which is never touched: nothing
-for a target that copies or converts whole caches.
+``filter_by_query_len`` makes the kernel skip the sequences of the other family (arguments ``filter_by_query_len`` and
+``skip_decode``). ``uint8_cache`` passes fp8 caches as bytes. A ``stale_cache`` does not hold the new tokens yet.
+``large_offsets`` put pages billions of elements into caches of many gigabytes, of which only those pages have memory:
+not for a target that copies or converts whole caches.
 """
 
 _COMMON: Final[frozenset[Feature]] = frozenset(
     ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "large_offsets")
 )
 
-FEATURES: Final[dict[Family, frozenset[Feature]]] = {
-    "unified": _COMMON | {"softcap", "qq_bias", "fp8_q"},
-    "paged": _COMMON | {"filter_by_query_len", "uint8_cache"},
-    "context": _COMMON | {"filter_by_query_len", "uint8_cache", "stale_cache"},
-    "chunked": _COMMON | {"uint8_cache", "stale_cache"},
+
+@dataclass(frozen=True)
+class Interface:
+    """What the launchers of one family take and do.
+
+    ``features`` are those that its arguments can express, ``paths`` the launch paths that a case may ask for.
+    ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips the others.
+    ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache, None for no
+    packed tensors.
+    """
+
+    words: str
+    features: frozenset[Feature]
+    cache: CacheFormat
+    paths: tuple[LaunchPath, ...] = ("auto",)
+    one_token_each: bool = False
+    packed_from: int | None = None
+
+    @property
+    def packs_new_keys(self) -> bool:
+        """Whether the keys and values of the new tokens are arguments of their own."""
+        return self.packed_from is not None
+
+    def answers(self, query_len: int, *, filter_by_query_len: bool) -> bool:
+        """Return whether the family writes the rows of a sequence, or leaves them to the other one."""
+        return not filter_by_query_len or (query_len == 1) == self.one_token_each
+
+    def reads_packed(self, query_len: int) -> bool:
+        """Return whether the keys of a sequence's new tokens are read packed instead of from the cache."""
+        return self.packed_from is not None and query_len >= self.packed_from
+
+
+FAMILIES: Final[dict[Family, Interface]] = {
+    "unified": Interface(
+        words="unified attention",
+        features=_COMMON | {"softcap", "qq_bias", "fp8_q"},
+        cache=ROWS,
+        paths=("auto", "2d", "3d"),
+    ),
+    "paged": Interface(
+        words="paged decode",
+        features=_COMMON | {"filter_by_query_len", "uint8_cache"},
+        cache=SPLIT,
+        one_token_each=True,
+    ),
+    "context": Interface(
+        words="context attention",
+        features=_COMMON | {"filter_by_query_len", "uint8_cache", "stale_cache"},
+        cache=SPLIT,
+        packed_from=0,
+    ),
+    "chunked": Interface(
+        words="context attention, then paged decode",
+        features=_COMMON | {"uint8_cache", "stale_cache"},
+        cache=SPLIT,
+        packed_from=2,
+    ),
 }
-"""What each family's interface can express."""
+"""Every family by its name."""
 
-ALL_FEATURES: Final[frozenset[Feature]] = frozenset().union(*FEATURES.values())
-
-SPLIT_CACHES: Final[frozenset[Family]] = frozenset(("paged", "context", "chunked"))
-"""Families whose caches are split: a key's columns lie in pieces of 16 bytes, a value's columns apart."""
-
-DENSE_NEW_KEYS: Final[frozenset[Family]] = frozenset(("context", "chunked"))
-"""Families that take the new tokens' keys and values densely packed."""
-
-PIECE_BYTES: Final = 16
-"""Bytes of a key that lie together in a split cache."""
-
-
-def answers(family: Family, query_len: int, *, filter_by_query_len: bool) -> bool:
-    """Return whether a family writes the rows of a sequence, or leaves it to the other one."""
-    if not filter_by_query_len:
-        return True
-    return query_len == 1 if family == "paged" else query_len != 1
-
-
-def reads_dense(family: Family, query_len: int) -> bool:
-    """Return whether the keys of a sequence's new tokens are read densely packed instead of from the cache."""
-    return family == "context" or (family == "chunked" and query_len > 1)
+ALL_FEATURES: Final[frozenset[Feature]] = frozenset().union(*(interface.features for interface in FAMILIES.values()))

@@ -1,39 +1,14 @@
-"""The seeded recipes of a case: what its tensors hold, said in a few words instead of in numbers."""
+"""Recipes: what the tensors of a case hold, as a few words and numbers instead of data."""
 
-from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
-from msgspec.structs import force_setattr
+from msgspec import Meta
 
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
-Finite: TypeAlias = Annotated[float, Meta(ge=-1e30, le=1e30)]
-
-
-class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Frozen, hashable, strict about unknown fields; defaults are left out of the JSON, so that a file stays short.
-
-    Equal values have equal JSON: -0.0 where the default is 0.0 becomes the default, and so does 1 for 1.0.
-    """
-
-    def __post_init__(self) -> None:
-        """Hold the very default where a field equals it, since msgspec leaves out that object alone."""
-        for name, default in _defaults_of(type(self)):
-            value = getattr(self, name)
-            if value is not default and value == default:
-                force_setattr(self, name, default)
-
-
-@cache
-def _defaults_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
-    """Return the names of the fields that have a default, and these."""
-    defaults = kind.__struct_defaults__
-    return tuple(zip(kind.__struct_fields__[-len(defaults) :], defaults, strict=True)) if defaults else ()
-
+from fuzz_attn.case.plain import Count, Finite, Plain
 
 Place = Literal["own", "first", "outside_left", "outside_right", "boundary", "random"]
-"""Which key of a row: its own (the causal diagonal), the first it sees (the window's edge), the key just before the
-window, the key just after the diagonal, a seeded one on the edge of a page or tile, a seeded visible one."""
+"""Which key of a row: its own (the causal diagonal), the first visible one (the window's edge), the key just before the
+window, the key just after the diagonal, a random one on the edge of a page or tile, a random visible one."""
 
 
 class NormalScores(Plain, frozen=True, tag="normal"):
@@ -43,11 +18,11 @@ class NormalScores(Plain, frozen=True, tag="normal"):
 
 
 class UniformScores(Plain, frozen=True, tag="uniform"):
-    """All-zero queries: every visible key weighs the same, so integer values give exact outputs."""
+    """All-zero queries: every visible key has the same weight, so integer values give exact outputs."""
 
 
 class NeedleScores(Plain, frozen=True, tag="needle"):
-    """Each row's logit peaks at ``strength`` on one chosen key; the keys are +-1 codes, so small heads have ties."""
+    """Each row's logit peaks at ``strength`` on one chosen key. Keys are codes of +-1, so small heads have ties."""
 
     place: Place = "own"
     strength: Finite = 8.0
@@ -61,7 +36,7 @@ class LevelScores(Plain, frozen=True, tag="level"):
 
 
 class RampScores(Plain, frozen=True, tag="ramp"):
-    """Logits that change by ``step`` from one key to the next, so that the running maximum rises all the time."""
+    """Logits that change by ``step`` from one key to the next, so that the running maximum keeps rising."""
 
     step: Finite = 0.25
 
@@ -81,13 +56,13 @@ class NormalValues(Plain, frozen=True, tag="normal"):
 
 
 class ConstantValues(Plain, frozen=True, tag="constant"):
-    """Every value is ``value``: so must be every output (0 joins with a sink)."""
+    """Every value is ``value``, and so must be every output (a sink mixes in 0)."""
 
     value: Finite = 1.0
 
 
 class PositionValues(Plain, frozen=True, tag="position"):
-    """Values code the position of their key modulo 31, differently in each column: the output tells what was read."""
+    """Values encode the position of their key modulo 31, differently in each column, so outputs show what was read."""
 
 
 class OneHotValues(Plain, frozen=True, tag="one_hot"):
@@ -95,7 +70,7 @@ class OneHotValues(Plain, frozen=True, tag="one_hot"):
 
 
 class IntegerValues(Plain, frozen=True, tag="integer"):
-    """Integers in [-8, 8]: exact in every type, where its scale is a power of two not far from 1."""
+    """Integers in [-8, 8]: exact in every type whose scale is a power of two near 1."""
 
 
 class OutlierValues(Plain, frozen=True, tag="outlier"):
@@ -117,9 +92,10 @@ ValueRecipe: TypeAlias = (
 
 
 class Override(Plain, frozen=True):
-    """One element set by hand after the recipes: ``position`` counts the sequence's keys (``q``: its query tokens).
+    """One element set after the recipes.
 
-    ``head`` counts the tensor's own heads. Values are clamped to +-4096, as all numbers are, and to the type's range.
+    ``position`` counts the sequence's keys, or its query tokens for ``q``; ``head`` counts the tensor's own heads.
+    Values are clamped to +-4096, as all numbers are, and to the type's range.
     """
 
     tensor: Literal["q", "k", "v"]
@@ -131,10 +107,10 @@ class Override(Plain, frozen=True):
 
 
 class AlibiRecipe(Plain, frozen=True):
-    """Slopes, one for each query head.
+    """Slopes, one for each query head, multiplied by ``scale``.
 
     ``standard`` are the published geometric ones (Press et al. 2022), ``negative`` their negatives, ``arbitrary``
-    seeded ones in [-1, 1], ``zero`` zeros; all are multiplied by ``scale``.
+    random ones in [-1, 1], ``zero`` zeros.
     """
 
     kind: Literal["standard", "arbitrary", "zero", "negative"] = "standard"
@@ -144,13 +120,13 @@ class AlibiRecipe(Plain, frozen=True):
 class QQBiasRecipe(Plain, frozen=True):
     """Bias between the new tokens, shared by all sequences: ``[max_query_len + extra_rows, columns]``, float32.
 
-    ``kind``: ``tree`` holds 0 on a random ancestor path and -inf elsewhere, ``alone`` on the diagonal only (no token
-    sees another one), ``dense`` seeded normals, ``zero`` zeros.
-    The matrix has ``max_query_len + extra_columns`` columns (negative is narrower, at least 1 remains) and is a slice
-    of a matrix that is ``row_padding`` columns wider, poisoned there. The diagonal is finite always.
+    ``kind``: ``tree`` is 0 on a random path of ancestors and -inf elsewhere, ``diagonal`` is 0 on the diagonal and
+    -inf elsewhere (no token sees another one), ``dense`` random normals, ``zero`` zeros. The diagonal is always finite.
+    The matrix has ``max_query_len + extra_columns`` columns (fewer if negative, but at least 1). It is a slice of a
+    matrix with ``row_padding`` more columns, which hold poison.
     """
 
-    kind: Literal["dense", "tree", "zero", "alone"] = "dense"
+    kind: Literal["dense", "tree", "zero", "diagonal"] = "dense"
     extra_rows: Count = 0
     extra_columns: Annotated[int, Meta(ge=-(2**20), le=2**20)] = 0
     row_padding: Count = 0
@@ -158,7 +134,7 @@ class QQBiasRecipe(Plain, frozen=True):
 
 
 class SinkRecipe(Plain, frozen=True):
-    """One logit for each query head that joins the denominator only: ``level`` plus seeded normals of ``spread``."""
+    """One logit for each query head that enters only the denominator: ``level`` plus random normals of ``spread``."""
 
     level: Finite = 0.0
     spread: Finite = 1.0
@@ -170,10 +146,10 @@ TablePoison = Literal["zero", "negative", "one_past", "huge"]
 
 
 class PoisonRecipe(Plain, frozen=True):
-    """What stands where nobody may read: dead cache slots, stride padding, table entries past the last page.
+    """What memory holds that no kernel may read: dead cache slots, stride padding, table entries past the last page.
 
-    Types without infinities (e4m3fn) take NaN in their place. ``table`` is 0 (a valid page, the dullest), -1, the
-    number of blocks, or the largest int32. ``out`` distinguishes two bit patterns for elements not yet written.
+    Types without infinities (e4m3fn) use NaN instead. ``table`` is 0 (a valid page), -1, the number of blocks, or the
+    largest int32. ``out`` is one of two bit patterns for elements not yet written.
     """
 
     keys: SlotPoison = "nan"

@@ -1,29 +1,33 @@
-"""Translation: one attention problem in the words of another kernel family."""
+"""Translation: the same attention problem as a case of another kernel family."""
 
 from __future__ import annotations
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase, LaunchHints, inexpressible, is_fp8, rearranged
-from fuzz_attn.case.families import SPLIT_CACHES, Family, reads_dense
+from fuzz_attn.case.attention_case import AttentionCase, replace_layout
+from fuzz_attn.case.checks import inexpressible
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import LaunchHints
 
 
 def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     """Return the case as one of another family with the same exact output, None where that family cannot express it.
 
-    Rows that the case's own family leaves alone have no counterpart. New tokens read densely packed and read from the
-    cache are the same numbers, unless the cache rounds them to fp8. Where several keys share a slot, which of them it
-    holds depends on which are stored at all.
+    Rows that the case's own family skips have no counterpart. New tokens are the same numbers read packed or from the
+    cache, unless the cache rounds them to fp8. Where several keys share a slot, the key that the slot holds depends on
+    which keys are stored at all.
     """
     if not all(case.answers):
         return None
+    interface = FAMILIES[family]
     own_slots = not (case.pages.shared_prefix or case.pages.repeated)
-    moved = tuple(reads_dense(family, s.query_len) for s in case.sequences) != case.reads_dense
+    moved = tuple(interface.reads_packed(s.query_len) for s in case.sequences) != case.reads_packed
     if (moved and is_fp8(case.dtypes.kv)) or ((moved or case.stale_cache) and not own_slots):
         return None
-    cache = "separate" if family in SPLIT_CACHES and case.strides.cache == "heads_first" else case.strides.cache
-    # What only says how the same problem reaches the kernel stays behind; the unified family can express all the rest.
-    bare = rearranged(
+    cache = case.strides.cache if case.strides.cache in interface.cache.arrangements else "separate"
+    # Drops what only says how the problem reaches the kernel. The unified family can express everything else.
+    bare = replace_layout(
         case,
         family="unified",
         strides=msgspec.structs.replace(case.strides, cache=cache),
@@ -32,4 +36,4 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
         stale_cache=False,
         launch=LaunchHints(),
     )
-    return None if inexpressible(bare, family) else rearranged(bare, family=family)
+    return None if inexpressible(bare, family) else replace_layout(bare, family=family)

@@ -1,4 +1,4 @@
-"""The test file behind ``fuzz-attn run``: one fuzz test, whose target comes from the options."""
+"""The test file that ``fuzz-attn run`` gives to pytest: one fuzz test, whose target the options replace."""
 
 from fuzz_attn.api import fuzz
 

@@ -1,1 +1,1 @@
-"""Counterexamples: saved failures and their signatures."""
+"""Counterexamples: ``counterexample`` saves and loads failures as files, ``signature`` names their bugs."""

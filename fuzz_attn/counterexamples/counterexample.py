@@ -1,4 +1,4 @@
-"""Counterexample: one failure as one JSON file that replays without Hypothesis and without a database, years later."""
+"""Counterexample: one failure as one JSON file, which replays years later without Hypothesis and its database."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from msgspec import Meta
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.oracle.verdict import Verdict
 
-SCHEMA: Final = 1
-"""Raised whenever an old file would no longer mean the same, the defaults that files leave out included."""
+SCHEMA: Final = 2
+"""The only version that is read. It goes up when an old file would mean something else, also by changed defaults."""
 
 
 class Environment(Plain, frozen=True, omit_defaults=False):
-    """Where a failure was seen: package versions, backend, and the shims that it ran with."""
+    """Where a failure was seen: backend, the shims it ran with, and package versions."""
 
     backend: str
     shims: tuple[str, ...]
@@ -34,9 +34,9 @@ class Environment(Plain, frozen=True, omit_defaults=False):
 
 
 class Counterexample(Plain, frozen=True, omit_defaults=False):
-    """A failing case with everything needed to replay it. ``digest`` is of the tensors that the case made."""
+    """A failing case with everything needed to replay it. ``digest`` is that of the case's tensors."""
 
-    schema: Annotated[int, Meta(ge=1, le=SCHEMA)]
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
     status: Literal["open", "fixed"]
     target: str
     family: Family
@@ -49,7 +49,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """How much there is to read: sequences, keys, bytes of JSON. Smaller is better."""
+        """How much a person has to read: sequences, keys, bytes of JSON. Smaller is better."""
         return len(self.case.sequences), self.case.total_keys, len(msgspec.json.encode(self.case))
 
 
@@ -76,8 +76,8 @@ def _versions() -> dict[str, str]:
 def load(path: Path) -> Counterexample:
     """Return the counterexample in a file.
 
-    Raises :class:`CounterexampleError`, in one line that names the file, when it does not exist, is cut off, is of a
-    later schema, or says something that no case can be.
+    Raises :class:`CounterexampleError`, in one line that names the file, when it does not exist, is cut off, has
+    another schema version, or holds an impossible case.
     """
     try:
         text = path.read_bytes()
@@ -85,8 +85,9 @@ def load(path: Path) -> Counterexample:
         raise CounterexampleError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         schema = msgspec.json.decode(text, type=_Header).schema
-        if schema > SCHEMA:
-            raise CounterexampleError(f"{path}: schema={schema} is newer than {SCHEMA}, which this version reads")
+        if schema != SCHEMA:
+            age = "newer" if schema > SCHEMA else "older"
+            raise CounterexampleError(f"{path}: schema={schema} is {age} than {SCHEMA}, the only one that can be read")
         return msgspec.json.decode(text, type=Counterexample)
     except msgspec.ValidationError as error:
         raise CounterexampleError(f"{path}: is not a counterexample: {error}") from error
@@ -95,9 +96,9 @@ def load(path: Path) -> Counterexample:
 
 
 def save(found: Counterexample, folder: Path) -> Path:
-    """Write a counterexample into its target's folder, unless a smaller one of the same signature is there already.
+    """Write a counterexample into its target's folder, unless a smaller one of the same signature exists.
 
-    A file whose bug was fixed is kept as it is; the new one then gets a number. The file appears whole or not at all,
+    A file whose bug was fixed stays unchanged, and the new file gets a number. The file appears whole or not at all,
     also when two workers save the same bug. Returns its path.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +116,7 @@ def save(found: Counterexample, folder: Path) -> Path:
 
 
 def _place_of(found: Counterexample, folder: Path) -> Path:
-    """Return the file of the signature, passing over files that are kept because their bug was fixed."""
+    """Return the file of the signature, or the next number where the bug of that file was fixed."""
     for number in count(1):
         path = folder / f"{found.signature}{f'-{number}' if number > 1 else ''}.json"
         if not path.exists() or not _is_fixed(path):
@@ -138,7 +139,7 @@ def _is_smaller(path: Path, found: Counterexample) -> bool:
 
 
 def signed(target: str, family: Family, relation: str | None, case: AttentionCase, verdict: Verdict) -> Counterexample:
-    """Return a new counterexample, its digest and environment still to be filled in."""
+    """Return a new open counterexample with an empty digest and environment."""
     return Counterexample(
         schema=SCHEMA,
         status="open",
@@ -154,7 +155,7 @@ def signed(target: str, family: Family, relation: str | None, case: AttentionCas
 
 
 def files_in(places: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield each file named, and every ``.json`` file below each folder named, in order.
+    """Yield each given file, and every ``.json`` file below each given folder, in order.
 
     Raises :class:`CounterexampleError` for a place that does not exist.
     """

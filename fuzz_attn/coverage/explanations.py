@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, cast, get_args
 import msgspec
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, Outcome
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CoverageError
 
 SCHEMA: Final = 1

@@ -3,7 +3,7 @@
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.oracle.verdict import Verdict
 

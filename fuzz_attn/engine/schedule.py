@@ -12,8 +12,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
-from fuzz_attn.case.attention_case import AttentionCase, CompileKey, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.errors import FoundError
 from fuzz_attn.inputs.random_bits import Stream
@@ -72,11 +74,9 @@ def play_round(
         case, choice = drawn
         return case, None if choice is None else chosen(choice, case, domain, relations)
 
-    # All draws come first: a draw between two launches finds the processor's caches full of other data and takes
-    # three times as long.
-    samples = [Sample(random) for _ in range(number_of_cases)]
-    orders = [with_relation(sample.draw(strategy)) for sample in samples]
-    for sample, order in zip(samples, orders, strict=True):
+    for _ in range(number_of_cases):
+        sample = Sample(random)
+        order = with_relation(sample.draw(strategy))
         try:
             attempt(*order)
         except FoundError:

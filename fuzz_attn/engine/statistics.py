@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase, is_fp8
-from fuzz_attn.case.recipes import Plain
-from fuzz_attn.counterexamples.signature import features_of
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.features import features_of
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.oracle.verdict import Verdict

@@ -1,4 +1,4 @@
-"""ALiBi slopes, query-query bias and sinks of a case, as numpy arrays."""
+"""Biases: ALiBi slopes, query-query bias and sinks of a case, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.random_bits import Floats, Stream
 
-_SLOPES, _BIAS, _TREE, _SINKS, _CALM_SLOPES = 21, 22, 23, 24, 25
+_SLOPES, _BIAS, _TREE, _SINKS, _UNIFORM_SLOPES = 21, 22, 23, 24, 25
 
 
 @dataclass(frozen=True)
 class BiasMatrix:
-    """A query-query bias as it lies in memory.
-
-    ``padded`` is ``[rows, columns + row_padding]``, and its first ``columns`` columns are the matrix.
-    """
+    """A query-query bias in memory: the first ``columns`` columns of ``padded`` ``[rows, columns + row_padding]``."""
 
     padded: Floats
     columns: int
@@ -28,13 +25,13 @@ class BiasMatrix:
 def alibi_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
     """Return the slopes ``[num_query_heads]``.
 
-    In a calm case, most spread over the longest sequence what the recipe puts between neighbours: a slope of 1 as it is
-    leaves no weight to keys that are 30 tokens away.
+    In a near-uniform case, most slopes are divided by about the longest sequence's length. A slope of 1 would leave no
+    weight to keys that are 30 tokens away.
     """
     slopes = _recipe_slopes(recipe, case)
-    if case.calm:
-        calm = np.float32(2.0 ** -case.max_seq_len.bit_length())
-        slopes *= np.where(Stream(case.seed, _CALM_SLOPES).below(16, slopes.size) == 0, np.float32(1.0), calm)
+    if case.near_uniform:
+        factor = np.float32(2.0 ** -case.max_seq_len.bit_length())
+        slopes *= np.where(Stream(case.seed, _UNIFORM_SLOPES).below(16, slopes.size) == 0, np.float32(1.0), factor)
     return slopes
 
 
@@ -52,7 +49,7 @@ def _recipe_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
 def standard_slopes(num_heads: int) -> list[float]:
     """Return the geometric slopes of Press et al., "Train Short, Test Long" (2022), for any number of heads.
 
-    A power of two n takes ``2 ** (-8 i / n)`` for i = 1 to n; other numbers fill up with every second slope of 2 n.
+    A power of two n has the slopes ``2 ** (-8 i / n)`` for i = 1 to n; other numbers add every second slope of 2 n.
     Only square roots and products are used, which IEEE rounds the same everywhere.
     """
     power = 1 << (num_heads.bit_length() - 1)
@@ -71,7 +68,7 @@ def _geometric(count: int) -> list[float]:
 
 
 def qq_bias(recipe: QQBiasRecipe, case: AttentionCase) -> BiasMatrix:
-    """Return the bias between new tokens, NaN in rows and columns that no row may read."""
+    """Return the bias between new tokens, NaN in rows and columns that no kernel may read."""
     live = max(1, case.max_query_len)
     columns = max(1, live + recipe.extra_columns)
     padded = np.full((live + recipe.extra_rows, columns + recipe.row_padding), np.nan, np.float32)
@@ -98,6 +95,6 @@ def _tree(case: AttentionCase, rows: int, columns: int) -> np.typing.NDArray[np.
 
 
 def sinks(recipe: SinkRecipe, case: AttentionCase) -> Floats:
-    """Return the sink logits ``[num_query_heads]`` before they are rounded, and clamped, to the recipe's type."""
+    """Return the sink logits ``[num_query_heads]`` before they are rounded and clamped to the recipe's type."""
     normals = Stream(case.seed, _SINKS).normals(case.heads.num_query_heads)
     return normals * np.float32(recipe.spread) + np.float32(recipe.level)

@@ -1,46 +1,39 @@
-"""Queries, keys and values of a case as float32 numbers, before they are rounded to their types and laid out.
+"""Numbers: queries, keys and values of a case in float32, before they are rounded to their types and laid out.
 
 ``queries`` are ``[num_tokens, num_query_heads, head_size]``, ``keys`` and ``values``
-``[total_keys, num_kv_heads, head_size]``, sequence after sequence. Everything is made of raw seeded bits, integer
-arithmetic and single IEEE operations: the same on every machine.
+``[total_keys, num_kv_heads, head_size]``, sequence after sequence. They come from raw seeded bits, integer arithmetic
+and single IEEE operations, so they are the same on every machine.
 """
 
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 import numpy as np
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 from fuzz_attn.case import recipes
-from fuzz_attn.case.attention_case import AttentionCase, DTypeName, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.dtypes import DTYPES
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 from fuzz_attn.inputs.rows import Rows, rows_of
 
-_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _CALM = 11, 12, 13, 14, 15, 16
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM = 11, 12, 13, 14, 15, 16
 
 LIMIT = np.float32(4096.0)
-"""No number made here is larger: products and scaled fp8 values then stay finite in float16."""
+"""No number made here is larger, so products and scaled fp8 values stay finite in float16."""
 
-CALM = np.float32(2.0**-6)
-"""What multiplies the queries of calm rows: peaks of hundreds become a few."""
+NEAR_UNIFORM = np.float32(2.0**-6)
+"""What multiplies the queries of near-uniform rows: logits of hundreds become a few."""
 
 MARK = np.float32(64.0)
-"""The size of marks, in units of the output's scale: far above the smallest number of each type even where one key in
-thousands holds it, and within their range where one key has all the weight."""
+"""The size of key marks in units of the output's scale: far above each type's smallest number even where one key in
+thousands has a mark, and within its range where one key has all the weight."""
 
 _SAME_POISON, _SAME_STRIDES = recipes.PoisonRecipe(), Strides()
-
-_SMALLEST_NORMAL: dict[DTypeName, float] = {
-    "float32": 2.0**-126,
-    "float16": 2.0**-14,
-    "bfloat16": 2.0**-126,
-    "float8_e4m3fn": 2.0**-6,
-    "float8_e5m2": 2.0**-14,
-}
 
 
 @dataclass(frozen=True)
@@ -53,22 +46,21 @@ class Numbers:
 
 
 def numbers_of(case: AttentionCase) -> Numbers:
-    """Return queries, keys and values of the case, overrides applied, clipped to ``LIMIT``; nobody may change them."""
-    alike = copy(case)  # not a case that is checked again, as another change would have to be
-    force_setattr(alike, "poison", _SAME_POISON)
-    force_setattr(alike, "strides", _SAME_STRIDES)
-    return _numbers_of(alike)
+    """Return queries, keys and values of the case with overrides, clipped to ``LIMIT``; callers must not change them.
+
+    Relations launch the same case with other poison and strides, which no number depends on. So the cache ignores both.
+    """
+    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
 
 
 @lru_cache(maxsize=1)
 def _numbers_of(case: AttentionCase) -> Numbers:
-    """Return the numbers of a case and keep them: what is launched besides differs in poison and strides, if at all."""
     rows = rows_of(case)
     queries, keys = _scores(case.scores, case, rows)
     values = _values(case.values, case, rows)
-    if case.calm:
-        queries *= _calming(case)
-    if case.marks:
+    if case.near_uniform:
+        queries *= _near_uniform_factors(case)
+    if case.key_marks:
         _mark(values, case, rows)
     for array in (queries, keys, values):
         np.clip(array, -LIMIT, LIMIT, out=array)
@@ -81,7 +73,7 @@ def _numbers_of(case: AttentionCase) -> Numbers:
 
 
 def _apply(override: recipes.Override, case: AttentionCase, numbers: Numbers) -> None:
-    """Set one element; an override beyond the tensors (after shrinking) changes nothing."""
+    """Set one element. An override outside of the tensors, as shrinking may leave it, changes nothing."""
     if override.sequence >= len(case.sequences):
         return
     lengths = [s.query_len if override.tensor == "q" else s.seq_len for s in case.sequences]
@@ -92,17 +84,17 @@ def _apply(override: recipes.Override, case: AttentionCase, numbers: Numbers) ->
             array[flat, override.head, override.column] = np.clip(np.float32(override.value), -LIMIT, LIMIT)
 
 
-def _calming(case: AttentionCase) -> Floats:
+def _near_uniform_factors(case: AttentionCase) -> Floats:
     """Return what multiplies the queries ``[num_tokens, num_query_heads, 1]``: 1 for about one row in eight."""
-    lively = Stream(case.seed, _CALM).below(8, *_query_shape(case)[:2], 1) == 0
-    return np.where(lively, np.float32(1.0), CALM)
+    unchanged = Stream(case.seed, _NEAR_UNIFORM).below(8, *_query_shape(case)[:2], 1) == 0
+    return np.where(unchanged, np.float32(1.0), NEAR_UNIFORM)
 
 
 def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
-    """Put the keys' marks into the odd columns: each key has one of them to itself and few others, 0 in the rest.
+    """Put the key marks into the odd columns. Each key has a mark in one that it shares with few keys, and 0 elsewhere.
 
-    Where all keys weigh the same, a column averages next to nothing, so that each of its few keys moves it by far more
-    than its rounding: those that share a column alternate in sign, whatever part of the sequence a row sees.
+    Keys that share a column alternate in sign. With equal weights the column averages to nearly 0, whichever part of
+    the sequence a row sees, and each key moves it by far more than its rounding.
     """
     columns = values[..., 1::2]
     if not columns.shape[-1]:
@@ -128,7 +120,7 @@ def _dot_gain(case: AttentionCase) -> float:
 
 
 def _factor(size: float) -> np.float32:
-    """Return a factor far enough inside of float32's range that no product with it overflows before it is clipped."""
+    """Return a factor so far inside of float32's range that no product with it overflows before it is clipped."""
     return np.float32(min(max(size, -1e30), 1e30))
 
 
@@ -187,8 +179,8 @@ def _(recipe: recipes.OutlierScores, case: AttentionCase, rows: Rows) -> tuple[F
 
 @_scores.register
 def _(recipe: recipes.DenormalScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
-    smallest_query = _SMALLEST_NORMAL[case.dtypes.q] * case.scales.q
-    smallest_key = _SMALLEST_NORMAL[case.dtypes.kv] * case.scales.k
+    smallest_query = DTYPES[case.dtypes.q].smallest_normal * case.scales.q
+    smallest_key = DTYPES[case.dtypes.kv].smallest_normal * case.scales.k
     return (
         _around(smallest_query, Stream(case.seed, _QUERIES), _query_shape(case)),
         _around(smallest_key, Stream(case.seed, _KEYS), _key_shape(case)),
@@ -242,7 +234,7 @@ def _(recipe: recipes.ConstantValues, case: AttentionCase, rows: Rows) -> Floats
 def _(recipe: recipes.PositionValues, case: AttentionCase, rows: Rows) -> Floats:
     heads = np.arange(case.heads.num_kv_heads)[None, :, None]
     columns = np.arange(case.heads.head_size)[None, None, :]
-    # The codes of keys repeat: each is computed once and copied.
+    # The codes of keys repeat, so each is computed once and copied.
     keys, place = np.unique((rows.key_position + 5 * rows.key_sequence) % 31, return_inverse=True)
     codes = (keys[:, None, None] * (columns % 30 + 1) + 3 * heads + columns) % 31 - 15
     values: Floats = (codes.astype(np.float32) * np.float32(0.125))[place]
@@ -272,5 +264,5 @@ def _(recipe: recipes.OutlierValues, case: AttentionCase, rows: Rows) -> Floats:
 
 @_values.register
 def _(recipe: recipes.DenormalValues, case: AttentionCase, rows: Rows) -> Floats:
-    smallest = _SMALLEST_NORMAL[case.dtypes.kv] * case.scales.v
+    smallest = DTYPES[case.dtypes.kv].smallest_normal * case.scales.v
     return _around(smallest, Stream(case.seed, _VALUES), _key_shape(case))

@@ -1,4 +1,4 @@
-"""The page map of a case: which physical slot holds which key, and which slots nobody may read."""
+"""Page map: which physical slot holds which key, and which keys the cache holds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PERMUTATION, _REPETITION = 1, 2
 class PageMap:
     """Where the keys of a batch lie.
 
-    ``block_table`` ``[num_seqs, max_blocks]``, garbage past each sequence's last page; ``slots`` ``[total_keys]``, the
-    flat slot (block * block_size + offset) of every key, sequence after sequence; ``held`` bool ``[total_keys]``,
-    whether the cache holds the key: some row may see it, and it is not a new one that a stale cache lacks. No key lies
-    in a page before ``first_block``.
+    ``block_table`` ``[num_seqs, max_blocks]`` holds garbage past each sequence's last page. ``slots`` ``[total_keys]``
+    is the flat slot (block * block_size + offset) of every key, sequence after sequence. ``held`` bool
+    ``[total_keys]`` is whether the cache holds the key: some row may see it, and it is not a new key that a stale cache
+    lacks. No key lies in a page before ``first_block``.
     """
 
     num_blocks: int
@@ -32,7 +32,7 @@ class PageMap:
 
 
 def page_map(case: AttentionCase) -> PageMap:
-    """Return the page map that the case's recipe and seed describe."""
+    """Return the page map of a case."""
     logical, num_unique = _logical_pages(case)
     used, first_block = max(1, num_unique + case.pages.spare_blocks), case.pages.first_block
     order = Stream(case.seed, _PERMUTATION).permutation(used) if case.pages.permuted else np.arange(used)
@@ -72,12 +72,12 @@ def _slots(case: AttentionCase, keys: Rows, table: Integers) -> Integers:
 
 
 def _held(case: AttentionCase, keys: Rows) -> np.typing.NDArray[np.bool_]:
-    """Return which keys the cache holds: from the window's edge of the first row on, none if no row is answered."""
+    """Return which keys the cache holds: from the first row's window edge on, none if no row is answered."""
     first = np.maximum(0, keys.context - case.window + 1) if case.window else np.zeros_like(keys.context)
     answered = (keys.query > 0) & np.array(case.answers, dtype=np.bool_)
     held = keys.key_position >= np.where(answered, first, keys.total)[keys.key_sequence]
     if case.stale_cache:
-        ends = np.where(np.array(case.reads_dense, dtype=np.bool_), keys.context, keys.total)
+        ends = np.where(np.array(case.reads_packed, dtype=np.bool_), keys.context, keys.total)
         held &= keys.key_position < ends[keys.key_sequence]
     return held
 

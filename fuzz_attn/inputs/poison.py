@@ -1,28 +1,13 @@
-"""Poison: the bit patterns that stand wherever nobody may read, and in every output before it is written.
+"""Poison: the bit patterns of memory that no kernel may read, and of outputs before they are written.
 
-Patterns are given as bits, so that they survive copies between types and compare exactly. e4m3fn has no infinity and
-takes NaN in its place.
+Patterns are bits, so they survive copies between types and compare exactly. e4m3fn has no infinity and uses NaN
+instead.
 """
 
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from fuzz_attn.case.attention_case import DTypeName
+from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.recipes import SlotPoison, TablePoison
-
-TORCH_DTYPES: Final[dict[DTypeName, torch.dtype]] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-}
-
-BIT_DTYPES: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-"""The unsigned integer that holds an element of so many bytes."""
 
 _SLOTS: Final[dict[DTypeName, dict[SlotPoison, int]]] = {
     "float32": {"nan": 0x7FC00000, "inf": 0x7F800000, "negative_inf": 0xFF800000, "huge": 0x7F7FFFFF},
@@ -42,18 +27,18 @@ _OUTPUTS: Final[dict[DTypeName, tuple[int, int]]] = {
 
 
 def slot_poison(dtype: DTypeName, kind: SlotPoison) -> int:
-    """Return the bits of an element that nobody may read."""
+    """Return the bits of an element that no kernel may read."""
     return _SLOTS[dtype][kind]
 
 
 def output_poison(dtype: DTypeName, variant: int) -> int:
     """Return the bits of an output element not yet written.
 
-    A NaN that no arithmetic produces by itself, where the type has room for one (e4m3fn has two NaNs in all).
+    It is a NaN that no arithmetic produces, where the type has such a NaN (e4m3fn has two NaNs in all).
     """
     return _OUTPUTS[dtype][variant]
 
 
 def table_poison(kind: TablePoison, num_blocks: int) -> int:
-    """Return the block-table entry that stands past the last page of a sequence."""
+    """Return the block-table entry past the last page of a sequence."""
     return {"zero": 0, "negative": -1, "one_past": num_blocks, "huge": 2**31 - 1}[kind]

@@ -1,7 +1,7 @@
 """Seeded numbers that are the same bit for bit on every machine and library version.
 
-Only the raw output of the Philox counter-based generator is used, which NumPy guarantees; its distributions are not
-guaranteed. What happens to the raw bits here is integer arithmetic and single IEEE operations.
+They use only the raw output of the Philox counter-based generator, which NumPy guarantees (it does not guarantee its
+distributions), integer arithmetic, and single IEEE operations.
 """
 
 import math
@@ -18,14 +18,14 @@ _NORMAL_DEVIATION = 37837.227  # of the sum of four independent uniforms on 0..6
 _EVEN_QUARTERS = np.uint64(0x0000FFFF0000FFFF)
 
 _PHILOX: Final = np.random.Philox(key=0)
-"""The one generator, set to a stream's place for each call: making a new one takes longer than most streams are."""
+"""One generator, moved to the position of a stream for each call: making a new one takes longer than most streams."""
 _BLOCK: Final = 4
-"""Words that Philox makes of one value of its counter."""
+"""Words that Philox makes from one value of its counter."""
 _EMPTY: Final = np.zeros(_BLOCK, np.uint64)
 
 
 class Stream:
-    """Numbers of one purpose: the same ``(seed, purpose)`` gives the same numbers, any other unrelated ones."""
+    """Numbers of one purpose: the same ``(seed, purpose)`` gives the same numbers, any other gives unrelated ones."""
 
     def __init__(self, seed: int, purpose: int) -> None:
         self._key = np.array([seed, purpose], np.uint64)
@@ -67,7 +67,7 @@ class Stream:
         """Return integers in ``[0, bound)``; ``bound`` may be an array that broadcasts against ``shape``."""
         high = (self.raw(math.prod(shape)) >> np.uint64(33)).view(np.int64).reshape(shape)
         if isinstance(bound, int) and bound > 0 and not bound & (bound - 1):
-            return high & (bound - 1)  # the same for a power of two, and several times as fast
+            return high & (bound - 1)  # equal for a power of two, and several times as fast
         return high % bound
 
     def permutation(self, count: int) -> Integers:

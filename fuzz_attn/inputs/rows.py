@@ -1,4 +1,4 @@
-"""The rows and keys of a batch, flattened: which sequence each belongs to and at which position it sits."""
+"""Rows: the query tokens and keys of a batch, flattened, each with its sequence and position."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.inputs.random_bits import Integers
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Flat index arrays of a batch, each made when it is first asked for: most recipes need few of them or none.
+    """Flat index arrays of a batch. Each is made on first use, as most recipes need few of them or none.
 
-    ``query`` and ``context`` ``[num_seqs]`` are the lengths of the sequences, 0 is no ``window``.
+    ``query`` and ``context`` ``[num_seqs]`` are the lengths of the sequences. ``window`` 0 is none.
     """
 
     query: Integers
@@ -69,13 +70,13 @@ class Rows:
 
 
 def rows_of(case: AttentionCase) -> Rows:
-    """Return the flattened rows and keys of a case; nobody may change them."""
+    """Return the flattened rows and keys of a case; callers must not change them."""
     return _rows_of(case.sequences, case.window)
 
 
 @lru_cache(maxsize=1)
 def _rows_of(sequences: tuple[Sequence, ...], window: int) -> Rows:
-    """Return the rows of a batch and keep them: numbers and pages of a case ask for the same ones."""
+    """Return the rows of a batch and keep them: the numbers and the pages of a case use the same ones."""
     return Rows(
         query=np.array([s.query_len for s in sequences], dtype=np.int64),
         context=np.array([s.context_len for s in sequences], dtype=np.int64),

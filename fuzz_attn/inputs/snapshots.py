@@ -1,39 +1,20 @@
-"""Snapshots: what the memory of tensors holds, guards and padding included, to be compared with later."""
+"""Snapshots: copies of the memory of tensors, guards and padding included, for a later comparison."""
 
 from __future__ import annotations
-
-import ctypes
-from typing import Final, TypeAlias
 
 import torch
 
 from fuzz_attn.inputs.tensors import storage_bytes
 
-Snapshot: TypeAlias = bytes | torch.Tensor
-"""A copy of the whole memory that a tensor is a view of: bytes on the host, a tensor of bytes on a device."""
 
-_DIFFERENCE: Final = ctypes.CDLL(None).memcmp
-"""The C library's comparison of memory with bytes, which needs no second copy."""
-_DIFFERENCE.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
+def snapshot_of(tensor: torch.Tensor, void: int = 0) -> torch.Tensor:
+    """Return a copy, as bytes, of the whole memory that a tensor is a view of.
 
-
-def snapshot_of(tensor: torch.Tensor, void: int = 0) -> Snapshot:
-    """Return a snapshot of a tensor's memory: on the host plain bytes, which torch copies several times as slowly.
-
-    The first ``void`` bytes of it are no memory and left out.
+    It leaves out the first ``void`` bytes, which are addresses without memory.
     """
-    if tensor.device.type != "cpu":
-        return storage_bytes(tensor)[void:].clone()
-    storage = tensor.untyped_storage()
-    return ctypes.string_at(storage.data_ptr() + void, storage.nbytes() - void)
+    return storage_bytes(tensor)[void:].clone()
 
 
-def still_holds(tensor: torch.Tensor, before: Snapshot, void: int = 0) -> bool:
-    """Return whether a tensor's memory is what it was, but for the first ``void`` bytes."""
-    if isinstance(before, bytes):
-        storage = tensor.untyped_storage()
-        if storage.nbytes() - void != len(before):
-            return False
-        same: bool = _DIFFERENCE(before, storage.data_ptr() + void, len(before)) == 0
-        return same
+def still_holds(tensor: torch.Tensor, before: torch.Tensor, void: int = 0) -> bool:
+    """Return whether a tensor's memory, without its first ``void`` bytes, equals the snapshot."""
     return torch.equal(storage_bytes(tensor)[void:], before)

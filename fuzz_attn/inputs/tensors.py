@@ -1,4 +1,4 @@
-"""The tensors of a case: every input and the poisoned output of one attention call, on one device."""
+"""Tensors: every input and the poisoned output of one attention call, on one device."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from typing import Final
 import numpy as np
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypeName, LaunchHints, is_fp8, page_elements
-from fuzz_attn.case.families import DENSE_NEW_KEYS, SPLIT_CACHES, Family
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.cache_layout import CacheFormat
+from fuzz_attn.case.dtypes import DTypeName, is_fp8
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.inputs import biases
+from fuzz_attn.inputs.cache_memory import cache_memory
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
-from fuzz_attn.inputs.poison import TORCH_DTYPES, output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.poison import output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import (
     Bits,
-    cache_memory,
-    dense_memory,
     heads_view,
+    packed_memory,
     poisoned,
-    pushed_far,
     rounded,
     strided,
     tensor_of,
     tensors_over,
+    with_large_offsets,
 )
 
 
@@ -37,14 +41,14 @@ from fuzz_attn.inputs.storage import (
 class AttentionTensors:
     """What one attention call reads and writes, by the glossary's names.
 
-    ``query`` and ``output`` ``[num_tokens + padded_tokens, num_query_heads, head_size]``; ``key_cache`` and
-    ``value_cache`` ``[num_blocks, block_size, num_kv_heads, head_size]``, any strides with the last one 1, or split
-    (:mod:`fuzz_attn.case.families`): ask :meth:`keys_at` and :meth:`values_at`. ``new_keys`` and ``new_values``
-    ``[num_tokens + padded_tokens, num_kv_heads, head_size]`` in q's type, None where all is read from the cache;
-    ``query_start_loc`` int32 ``[num_seqs + 1]``; ``seq_lens`` int32 ``[num_seqs]``; ``block_table`` int32
+    ``query`` and ``output`` are ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``key_cache`` and
+    ``value_cache`` have the axes of the family's cache format (:mod:`fuzz_attn.case.cache_layout`) and any strides
+    with the last one 1; :meth:`keys_at` and :meth:`values_at` read them by slot. ``new_keys`` and ``new_values`` are
+    ``[num_tokens + padded_tokens, num_kv_heads, head_size]`` in q's type, None where every key is read from the cache.
+    ``query_start_loc`` is int32 ``[num_seqs + 1]``, ``seq_lens`` int32 ``[num_seqs]``, ``block_table`` int32
     ``[num_seqs, max_blocks]``. Scales are one-element float32 tensors, None where the type is not fp8.
-    ``alibi_slopes`` float32 and ``sinks`` ``[num_query_heads]``; ``qq_bias`` float32 ``[rows, columns]``.
-    ``window`` 0 and ``softcap`` 0 are none. ``softmax_scale`` and ``softcap`` are float32 values already.
+    ``alibi_slopes`` float32 and ``sinks`` are ``[num_query_heads]``, ``qq_bias`` float32 ``[rows, columns]``.
+    ``window`` 0 and ``softcap`` 0 are none. ``softmax_scale`` and ``softcap`` are exact in float32.
     """
 
     query: torch.Tensor
@@ -73,18 +77,18 @@ class AttentionTensors:
     output_poison: int = 0
     """The bits of an output element not yet written."""
     launch: LaunchHints = field(default_factory=LaunchHints)
-    """How the launcher is asked to run; no number depends on it."""
+    """How the launcher should run; no number depends on it."""
     family: Family = "unified"
     kv_dtype: torch.dtype = torch.float32
-    """The type of the numbers in the caches, which may lie there as uint8."""
+    """The type of the numbers in the caches, which may be passed as uint8."""
     answers: tuple[bool, ...] = ()
-    """For each sequence, whether the target writes its rows; the others must stay as they are. Empty: all."""
+    """For each sequence, whether the target writes its rows; the others must stay unchanged. Empty: all."""
     filter_by_query_len: bool = False
-    """Whether the target is told to leave the sequences of the other family alone."""
-    reads_dense: tuple[bool, ...] = ()
+    """Whether the target must skip the sequences of the other family."""
+    reads_packed: tuple[bool, ...] = ()
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
     first_block: int = 0
-    """The first page of the caches that has memory; the pages before it are addresses that nobody may touch."""
+    """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
 
     @property
     def max_query_len(self) -> int:
@@ -97,14 +101,29 @@ class AttentionTensors:
         return max((q + c for q, c in zip(self.query_lens, self.context_lens, strict=True)), default=0)
 
     @property
+    def cache_format(self) -> CacheFormat:
+        """Which axis of the caches means what."""
+        return FAMILIES[self.family].cache
+
+    @property
     def num_kv_heads(self) -> int:
         """KV heads of the caches."""
-        return self.key_cache.shape[1 if self.family in SPLIT_CACHES else 2]
+        return self.key_cache.shape[self.cache_format.head_axis]
 
     @property
     def block_size(self) -> int:
         """Slots of a page."""
-        return self.key_cache.shape[3 if self.family in SPLIT_CACHES else 1]
+        return self.key_cache.shape[self.cache_format.slot_axis]
+
+    @property
+    def key_slots(self) -> torch.Tensor:
+        """The key cache as ``[num_blocks, block_size, num_kv_heads, ...]``; the rest is the head size or its pieces."""
+        return self.key_cache.permute(self.cache_format.key_axes)
+
+    @property
+    def value_slots(self) -> torch.Tensor:
+        """The value cache as ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+        return self.value_cache.permute(self.cache_format.value_axes)
 
     @property
     def answered_tokens(self) -> torch.Tensor | None:
@@ -117,29 +136,28 @@ class AttentionTensors:
 
     def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
-        if self.family not in SPLIT_CACHES:
-            return taken(self.key_cache, (block, slot))
-        return taken(self.key_cache.permute(0, 3, 1, 2, 4), (block, slot)).flatten(-2).view(self.kv_dtype)
+        return self._typed(taken(self.key_slots, (block, slot)).flatten(block.dim() + 1))
 
     def values_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored values ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
-        if self.family not in SPLIT_CACHES:
-            return taken(self.value_cache, (block, slot))
-        return taken(self.value_cache.permute(0, 3, 1, 2), (block, slot)).view(self.kv_dtype)
+        return self._typed(taken(self.value_slots, (block, slot)))
+
+    def _typed(self, stored: torch.Tensor) -> torch.Tensor:
+        return stored.view(self.kv_dtype) if stored.dtype == torch.uint8 else stored
 
     def void_before(self, tensor: torch.Tensor) -> int:
-        """Return how many bytes of the storage of one of these tensors have no memory; they come first."""
+        """Return how many bytes at the start of the storage of one of these tensors have no memory."""
         far = self.first_block and (tensor is self.key_cache or tensor is self.value_cache)
         return self.first_block * tensor.stride(0) * tensor.element_size() if far else 0
 
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the memory that one of these tensors is a view of, as uint8: all of it that exists."""
+        """Return the memory that one of these tensors is a view of, as uint8, without addresses that have none."""
         return storage_bytes(tensor)[self.void_before(tensor) :]
 
     def near(self) -> AttentionTensors:
-        """Return the same problem with caches of the pages alone that have memory; table entries past the last change.
+        """Return the same problem with only those pages of the caches that have memory.
 
-        For whoever looks at whole caches. The new caches are views of these.
+        For code that reads whole caches. The new caches are views of these. Table entries past the last page change.
         """
         first = self.first_block
         if not first:
@@ -153,21 +171,19 @@ class AttentionTensors:
         )
 
     def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name and tensor of everything that an attention call must leave as it is."""
+        """Yield the name and tensor of everything that an attention call must not change."""
         for name in INPUT_NAMES:
             value = getattr(self, name)
             if value is not None:
                 yield name, value
 
 
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
 INPUT_NAMES: Final = tuple(
     entry.name
     for entry in dataclasses.fields(AttentionTensors)
     if entry.name != "output" and str(entry.type).startswith("torch.Tensor")
 )
-"""Every tensor that an attention call may be given to read; some are None in most cases."""
+"""Every tensor that an attention call may read; some are None in most cases."""
 
 
 def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
@@ -204,27 +220,27 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         kv_dtype=TORCH_DTYPES[case.dtypes.kv],
         answers=case.answers,
         filter_by_query_len=case.filter_by_query_len,
-        reads_dense=case.reads_dense,
+        reads_packed=case.reads_packed,
         first_block=case.pages.first_block,
     )
 
 
 def output_of(case: AttentionCase, device: str) -> torch.Tensor:
-    """Return the poisoned output of a case alone."""
+    """Return only the poisoned output of a case."""
     gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
-    memory = dense_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
+    memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
     view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return ``tensor[index]`` for any type; fp8 has no indexing of its own on every device.
+    """Return ``tensor[index]`` for any type, also for fp8, which torch cannot index on every device.
 
-    By numpy on the host, which copies whole rows where torch goes from element to element.
+    On the host numpy does it: it copies whole rows where torch copies single elements.
     """
     if tensor.is_cpu:
-        bits = tensor.view(_BITS[tensor.dtype.itemsize]).numpy()
+        bits = bits_of(tensor).numpy()
         return torch.from_numpy(bits[tuple(each.numpy() for each in index)]).view(tensor.dtype)
     if tensor.dtype.itemsize == 1:
         return tensor.view(torch.uint8)[index].view(tensor.dtype)
@@ -237,7 +253,7 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest_of(tensors: AttentionTensors) -> str:
-    """Return 16 hexadecimal digits over all inputs' memory and the poisoned output; a drift of generation shows."""
+    """Return 16 hexadecimal digits of all inputs' memory and the poisoned output, to detect changed generation."""
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
         layout = f"{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
@@ -252,8 +268,8 @@ def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
 
 
 def _new(case: AttentionCase, array: Floats, device: str) -> torch.Tensor | None:
-    """Return the keys or values of the new tokens, densely packed, for the families that take them so."""
-    if case.family not in DENSE_NEW_KEYS:
+    """Return the packed keys or values of the new tokens, None for families that do not take them."""
+    if not FAMILIES[case.family].packs_new_keys:
         return None
     lengths = [(s.context_len, s.query_len) for s in case.sequences]
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
@@ -261,17 +277,17 @@ def _new(case: AttentionCase, array: Floats, device: str) -> torch.Tensor | None
 
 
 def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str) -> torch.Tensor:
-    """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN wherever nothing is."""
+    """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN everywhere else."""
     dtype = case.dtypes.q
     poison = slot_poison(dtype, "nan")
-    memory = dense_memory(case, tokens.shape[1], dtype, poison, gaps)
+    memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps)
     view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
     view[: case.num_tokens] = tokens
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
 
 def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
-    """Return both caches: the slots that hold keys that some row may see hold numbers, everything else poison."""
+    """Return both caches: slots of keys that some row may see hold numbers, everything else poison."""
     dtype = case.dtypes.kv
     poisons = slot_poison(dtype, case.poison.keys), slot_poison(dtype, case.poison.values)
     caches = cache_memory(case, pages.num_blocks - pages.first_block, poisons)
@@ -283,10 +299,10 @@ def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) 
         held = rounded(array if everything else array[pages.held], dtype, scale)
         slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
     torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
-    steps = page_elements(case.family, case.heads, case.pages.block_size, case.strides)
+    page_strides = case.cache_layout.page_strides
     if len(caches.memory) == 1:
-        return _over(caches.memory[0], caches.views, torch_dtype, device, steps[0], pages.first_block)
-    triples = zip(caches.memory, caches.views, steps, strict=True)
+        return _over(caches.memory[0], caches.views, torch_dtype, device, page_strides[0], pages.first_block)
+    triples = zip(caches.memory, caches.views, page_strides, strict=True)
     return tuple(
         _over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples
     )
@@ -298,7 +314,7 @@ def _over(
     """Return caches over memory that holds the pages from ``first_block`` on, each of ``page`` elements."""
     if not first_block:
         return tensors_over(memory, views, dtype, device)
-    return pushed_far(tensors_over(memory, views, dtype, "cpu"), first_block, page, device)
+    return with_large_offsets(tensors_over(memory, views, dtype, "cpu"), first_block, page, device)
 
 
 def _block_table(case: AttentionCase, pages: PageMap, device: str) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Variants: the tensors of a case changed so that the exact answer is known, or stays as it is.
+"""Transforms: tensors of a case changed so that the new exact output is the old one, or follows from it.
 
-Every function takes tensors that were just made, changes them in place where their shape stays, and returns them or
-new ones over them. New memory is guarded like the old: poison around it, and wherever no row is copied to.
+Every function takes tensors that were just made. It changes them in place where their shape stays, and returns them or
+new tensors over the same memory. New memory has guards of poison too, and poison where no row is copied to.
 """
 
 from __future__ import annotations
@@ -10,34 +10,27 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
 
-from fuzz_attn.case.families import SPLIT_CACHES
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.poison import slot_poison
 from fuzz_attn.inputs.storage import GUARD_BYTES, poisoned, tensors_over
 from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
 
 Change: TypeAlias = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
-"""From stored numbers float64 ``[count, num_kv_heads, head_size]`` of a type to others that are exact in it."""
+"""Maps stored numbers of a type, float64 ``[count, num_kv_heads, head_size]``, to others that are exact in it."""
 
 StoredAt: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
-
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as integers of the elements' size, which copy and compare exactly in every type."""
-    return tensor.view(_BITS[tensor.dtype.itemsize])
-
 
 def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[AttentionTensors, torch.Tensor]:
-    """Return the batch with its sequences in another order, and for each new token the old one, int64.
+    """Return the batch with its sequences in another order, and for each new token the index of the old one, int64.
 
-    ``order`` names old sequences, some or all of them; None is a new empty sequence, whose context is as long as the
-    longest sequence and lies in page 0 as far as the table is concerned.
+    ``order`` names some or all of the old sequences. None is a new empty sequence: its context is as long as the
+    longest sequence, and its table entries are page 0.
     """
     starts = list(accumulate(tensors.query_lens, initial=0))
     context_lens = tuple(tensors.max_seq_len if old is None else tensors.context_lens[old] for old in order)
@@ -51,7 +44,9 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
         new_keys=_arranged_rows(tensors.new_keys, tokens, rows),
         new_values=_arranged_rows(tensors.new_values, tokens, rows),
         answers=tuple(old is None or tensors.answers[old] for old in order) if tensors.answers else (),
-        reads_dense=tuple(old is not None and tensors.reads_dense[old] for old in order) if tensors.reads_dense else (),
+        reads_packed=tuple(old is not None and tensors.reads_packed[old] for old in order)
+        if tensors.reads_packed
+        else (),
         query=_arranged_rows(tensors.query, tokens, rows),
         output=with_rows(tensors.output, bits_of(tensors.output)[:0], rows),
         query_start_loc=numbers_like(tensors.query_start_loc, list(accumulate(query_lens, initial=0))),
@@ -64,10 +59,7 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
 
 
 def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
-    """Return the tensors with every physical page moved: the first to the place of the last, and so on.
-
-    Pages that have no memory stay where they are.
-    """
+    """Return the tensors with the order of physical pages reversed; pages without memory stay where they are."""
     first, last, near = tensors.first_block, tensors.key_cache.shape[0] - 1, tensors.near()
     for cache in (near.key_cache, near.value_cache):
         bits = bits_of(cache)
@@ -78,8 +70,8 @@ def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
 
 
 def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
-    """Return the tensors with all heads in reverse order: KV heads with their groups, slopes and sinks included."""
-    axis = 1 if tensors.family in SPLIT_CACHES else 2
+    """Return the tensors with all heads in reverse order: KV heads with their groups, slopes and sinks."""
+    axis = tensors.cache_format.head_axis
     near = tensors.near()
     places = [(tensors.query, 1), (near.key_cache, axis), (near.value_cache, axis), (tensors.new_keys, 1)]
     places += [(tensors.new_values, 1), (tensors.alibi_slopes, 0), (tensors.sinks, 0)]
@@ -91,28 +83,26 @@ def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
 
 
 def keys_changed(tensors: AttentionTensors, change: Change) -> AttentionTensors:
-    """Return the tensors with every key that is read changed, as stored: in the cache, and densely packed."""
-    view = tensors.key_cache if tensors.family not in SPLIT_CACHES else tensors.key_cache.permute(0, 3, 1, 2, 4)
-    return _changed(tensors, view, tensors.keys_at, tensors.new_keys, change)
+    """Return the tensors with every key that is read changed as stored, in the cache and packed."""
+    return _changed(tensors, tensors.key_slots, tensors.keys_at, tensors.new_keys, change)
 
 
 def values_changed(tensors: AttentionTensors, change: Change) -> AttentionTensors:
-    """Return the tensors with every value that is read changed, as stored: in the cache, and densely packed."""
-    view = tensors.value_cache if tensors.family not in SPLIT_CACHES else tensors.value_cache.permute(0, 3, 1, 2)
-    return _changed(tensors, view, tensors.values_at, tensors.new_values, change)
+    """Return the tensors with every value that is read changed as stored, in the cache and packed."""
+    return _changed(tensors, tensors.value_slots, tensors.values_at, tensors.new_values, change)
 
 
 def coarse(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return float64 numbers of a type rounded so that the sum of any two, or twice any, is exact in it.
 
-    They become multiples of a power of two, with two bits fewer than the type has, and at most half of its largest.
+    They become multiples of a power of two with two bits fewer than the type has, and at most half its largest number.
     """
     step, half = grid(numbers, dtype)
     return (numbers / step).round().clamp(-half, half) * step
 
 
 def grid(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[float, int]:
-    """Return the step of :func:`coarse` and how many steps there are on either side of 0."""
+    """Return the step of :func:`coarse`, and the number of steps on either side of 0."""
     info = torch.finfo(dtype)
     half = round(0.5 / info.eps)
     largest = float(numbers.abs().max()) if numbers.numel() else 0.0
@@ -124,7 +114,7 @@ def grid(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[float, int]:
 class Shift:
     """The addition of one vector ``[num_kv_heads, head_size]`` to coarse numbers, exact in their type.
 
-    ``vector`` points along ``direction``, whose elements are -1, 0 or 1, as far as the numbers go; known once added.
+    ``direction`` has elements -1, 0 and 1. Each call sets ``vector`` to it, times the largest of the coarse numbers.
     """
 
     def __init__(self, direction: torch.Tensor) -> None:
@@ -146,7 +136,7 @@ def constant(tensors: AttentionTensors, shape: tuple[int, ...], value: float) ->
 
 
 def in_float32(tensors: AttentionTensors) -> AttentionTensors:
-    """Return the same problem with inputs of float32 and without scales of them, for the oracle alone."""
+    """Return the same problem with inputs of float32 and without their scales, for the oracle only."""
     tensors = tensors.near()
     return dataclasses.replace(
         tensors,
@@ -163,7 +153,7 @@ def in_float32(tensors: AttentionTensors) -> AttentionTensors:
 
 
 def with_rows(like: torch.Tensor, held: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return a tensor with the strides of ``like``; its first rows hold the bits ``held``, all else its poison."""
+    """Return a tensor with the strides of ``like``; its first rows are the bits ``held``, the rest is its poison."""
     margin = GUARD_BYTES // like.dtype.itemsize
     poison = bits_of(storage_bytes(like)[: like.dtype.itemsize].view(like.dtype))
     memory = poison.repeat(2 * margin + rows * like.stride(0))
@@ -179,39 +169,39 @@ def numbers_like(like: torch.Tensor, numbers: list[int]) -> torch.Tensor:
 
 
 def _changed(
-    tensors: AttentionTensors, view: torch.Tensor, stored_at: StoredAt, dense: torch.Tensor | None, change: Change
+    tensors: AttentionTensors, view: torch.Tensor, stored_at: StoredAt, packed: torch.Tensor | None, change: Change
 ) -> AttentionTensors:
-    """Return the tensors with the numbers that some row reads changed; slots that share a page are changed once."""
+    """Return the tensors with the numbers that some row reads changed; a slot that two sequences share, only once."""
     blocks, slots, tokens = _places_read(tensors)
-    dense = dense if len(tokens) else None
+    packed = packed if len(tokens) else None
     parts = [stored_at(blocks, slots).double()]
-    if dense is not None:
-        parts.append(dense[tokens].double())
-    if dense is None or dense.dtype == tensors.kv_dtype:
+    if packed is not None:
+        parts.append(packed[tokens].double())
+    if packed is None or packed.dtype == tensors.kv_dtype:
         together = change(torch.cat(parts), tensors.kv_dtype)
         parts = [together[: len(blocks)], together[len(blocks) :]]
     else:
-        parts = [change(part, dtype) for part, dtype in zip(parts, (tensors.kv_dtype, dense.dtype), strict=True)]
+        parts = [change(part, dtype) for part, dtype in zip(parts, (tensors.kv_dtype, packed.dtype), strict=True)]
     bits_of(view)[blocks, slots] = bits_of(parts[0].to(tensors.kv_dtype)).view(len(blocks), *view.shape[2:])
-    if dense is not None:
-        bits_of(dense)[tokens] = bits_of(parts[1].to(dense.dtype))
+    if packed is not None:
+        bits_of(packed)[tokens] = bits_of(parts[1].to(packed.dtype))
     return tensors
 
 
 def _places_read(tensors: AttentionTensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the blocks and slots of all keys that some row reads from the caches, and the tokens of the others."""
+    """Return blocks and slots of all keys that some row reads from the caches, and the tokens of the packed ones."""
     device, size = tensors.query.device, tensors.block_size
     starts = list(accumulate(tensors.query_lens, initial=0))
     blocks, slots, tokens = [], [], []
     for index, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
         if not query_len or (tensors.answers and not tensors.answers[index]):
             continue
-        dense = bool(tensors.reads_dense) and tensors.reads_dense[index]
+        packed = bool(tensors.reads_packed) and tensors.reads_packed[index]
         first = max(0, context_len - tensors.window + 1) if tensors.window else 0
-        position = torch.arange(first, max(first, context_len if dense else context_len + query_len), device=device)
+        position = torch.arange(first, max(first, context_len if packed else context_len + query_len), device=device)
         blocks.append(tensors.block_table[index, position // size].long())
         slots.append(position % size)
-        tokens.append(torch.arange(*((starts[index], starts[index + 1]) if dense else (0, 0)), device=device))
+        tokens.append(torch.arange(*((starts[index], starts[index + 1]) if packed else (0, 0)), device=device))
     none = torch.zeros(0, dtype=torch.int64, device=device)
     return torch.cat([none, *blocks]), torch.cat([none, *slots]), torch.cat([none, *tokens])
 

@@ -25,7 +25,7 @@ from fuzz_attn.mutation.report import LiveTable
 from fuzz_attn.mutation.results import Audit, Outcome, State
 from fuzz_attn.mutation.rules import RULES
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
-from fuzz_attn.report.plain_text import show, whole
+from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
 """Two rounds of a campaign: mutants come from the kernels of their compile keys, however few cases are judged."""
@@ -33,9 +33,6 @@ SURVEY_CASES: Final = 480
 CASES_FOR_EACH: Final = 12
 """A second examination takes at most this many cases of the stream for each case that must run the changed operation: a
 feature is in one case of five, and half of the cases run another kernel."""
-
-LINE_SECONDS: Final = 10.0
-"""How often a line appears where the output is no terminal."""
 
 _SAMPLE: Final = 61
 
@@ -169,7 +166,7 @@ def _shown(table: LiveTable, console: Console) -> Iterator[Callable[[], None]]:
 
     def print_line() -> None:
         nonlocal printed
-        if time.monotonic() - printed > LINE_SECONDS:
+        if time.monotonic() - printed > PIPE_SECONDS:
             printed = time.monotonic()
             show(console, whole(table.line()))
 

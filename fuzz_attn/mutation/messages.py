@@ -4,7 +4,7 @@
 """
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.results import Outcome
 

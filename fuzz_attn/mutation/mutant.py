@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 
 IN_32_BITS: Final = "in 32 bits"
 """The change of a 64-bit product to a narrower one."""

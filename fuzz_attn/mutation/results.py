@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.mutation.mutant import Mutant
 
 SCHEMA: Final = 1

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 import fuzz_attn
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.mutant import IrChange
 from fuzz_attn.mutation.results import Outcome

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from fuzz_attn.case.attention_case import DTypeName
+from fuzz_attn.case.dtypes import DTypeName
 
 
 class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

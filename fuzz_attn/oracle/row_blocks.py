@@ -149,7 +149,7 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], page
     blocks = pages_of[sequence, pages].astype(np.int64)
     keys, values = _cached(tensors, placed(blocks), placed(slots))
     if tensors.new_keys is not None and tensors.new_values is not None:
-        dense = np.array(tensors.reads_dense)[sequence] & (key_position >= context_len)
+        dense = np.array(tensors.reads_packed)[sequence] & (key_position >= context_len)
         new, places = placed((start + key_position - context_len)[dense]), tuple(map(placed, dense.nonzero()))
         _put_new(keys, places, tensors.new_keys, new)
         _put_new(values, places, tensors.new_values, new)

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypeAlias
 
-from fuzz_attn.case.recipes import Count, Plain
+from fuzz_attn.case.plain import Count, Plain
 
 Kind: TypeAlias = Literal[
     "ok",

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.case.attention_case import LaunchHints
+from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.case.translation import translated
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
 from fuzz_attn.oracle.reference import Reference, attend

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from fuzz_attn.case.attention_case import AttentionCase, is_fp8
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family, Feature
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES, Family, Feature
 from fuzz_attn.case.translation import translated
 
-OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FEATURES)
+OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FAMILIES)
 """The families that this project has kernels of."""
 
 Applies = Callable[[AttentionCase, Domain], bool]
@@ -118,7 +119,7 @@ def _has_exact_sums(case: AttentionCase, scale: float) -> bool:
     """
     if not is_fp8(case.dtypes.kv) or is_fp8(case.dtypes.q):
         return True
-    return math.frexp(scale)[0] == 0.5 and not any(case.reads_dense)
+    return math.frexp(scale)[0] == 0.5 and not any(case.reads_packed)
 
 
 def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import torch
 
-from fuzz_attn.inputs.transforms import bits_of
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Kind, Verdict

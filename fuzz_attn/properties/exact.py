@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase, Strides, rearranged, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace, replace_layout
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
 from fuzz_attn.oracle.verdict import Verdict
@@ -97,7 +98,7 @@ def with_other_strides(case: AttentionCase) -> AttentionCase:
     bias = case.qq_bias
     if bias is not None:
         bias = msgspec.structs.replace(bias, row_padding=_other_padding(bias.row_padding))
-    return rearranged(case, strides=msgspec.structs.replace(case.strides, **paddings), qq_bias=bias)
+    return replace_layout(case, strides=msgspec.structs.replace(case.strides, **paddings), qq_bias=bias)
 
 
 def _other_padding(size: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from fuzz_attn.backends.backend import Backend, Observation, Watch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import DeviceLostError, UnsupportedByBackendError
-from fuzz_attn.inputs.snapshots import Snapshot, snapshot_of, still_holds
+from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
@@ -47,7 +47,7 @@ class Experiment:
         self.case = case
         self.target = target
         self.backend = backend
-        self._inputs_before: dict[str, Snapshot] = {}
+        self._inputs_before: dict[str, torch.Tensor] = {}
 
     @cached_property
     def first(self) -> Launch:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.inputs.transforms import bits_of
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment

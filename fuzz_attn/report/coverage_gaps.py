@@ -1,4 +1,4 @@
-"""Gaps: what a run never saw of its kernels' masks, as a table for each source file, and what explains the others."""
+"""The outcomes of masks that a run did not exercise: one table for each source file, explained ones last."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fuzz_attn.report.plain_text import count, show, whole
 
 
 def print_gaps(covered: tuple[TargetCoverage, ...], console: Console) -> None:
-    """Print how complete the coverage of each target is, every mask that lacks an outcome, and those explained."""
+    """Print the mask coverage of each target: totals, masks that lack an outcome, and those with an explanation."""
     for found in covered:
-        show(console, whole(f"Semantic coverage of {found.target}, {count(found.cases, 'case')}", "bold"))
+        show(console, whole(f"Mask coverage of {found.target}, {count(found.cases, 'case')}", "bold"))
         for line in _heading(found):
             show(console, whole(line))
         gaps = explanations.gaps(found.masks, found.target)
@@ -25,17 +25,17 @@ def print_gaps(covered: tuple[TargetCoverage, ...], console: Console) -> None:
         explained = [gap for gap in gaps if gap.because]
         if explained:
             show(console, "")
-            show(console, whole(f"Explained, {count(len(explained), 'mask')}", "bold"))
+            show(console, whole(f"{count(len(explained), 'mask')} with an explanation", "bold"))
             _print_by_file(explained, console)
 
 
 def _heading(found: TargetCoverage) -> Iterator[str]:
     if not found.masks:
-        yield f"No mask was seen on {found.backend}: the simulator alone sees them, and only those of Triton kernels."
+        yield f"No masks from {found.backend}: only the simulator records masks, and only those of Triton kernels."
         return
     yield explanations.in_short(found.masks, found.target)
     if found.fallback:
-        yield f"Incomplete: the simulator, which alone sees masks, was given up on the way ({found.fallback})."
+        yield f"Incomplete: the run left the simulator, which records the masks ({found.fallback})."
 
 
 def _print_by_file(gaps: list[Gap], console: Console) -> None:
@@ -47,13 +47,13 @@ def _print_by_file(gaps: list[Gap], console: Console) -> None:
 
 
 def gap_lines(gaps: tuple[Gap, ...]) -> Iterator[str]:
-    """Yield a line for each gap: source line, launched kernel, kind, what was never seen, the reason or the source."""
+    """Yield a line for each mask: source line, launched kernel, kind, missing outcomes, and source or explanation."""
     explained = bool(gaps[0].because)
-    rows = [("line", "kernel", "kind", "never", "because" if explained else "source")]
+    rows = [("line", "kernel", "kind", "missing", "explanation" if explained else "source")]
     for mask, missing, because in gaps:
         kind = f"{mask.kind} {mask.ordinal + 1}" if mask.ordinal else mask.kind
-        never = ", ".join(missing) if mask.seen else "reached"
-        rows.append((str(mask.line), mask.kernel, kind, never, because or mask.text))
+        outcomes = ", ".join(missing) if mask.seen else "not reached"
+        rows.append((str(mask.line), mask.kernel, kind, outcomes, because or mask.text))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, *words, source in rows:
         cells = (word.ljust(width) for word, width in zip(words, widths[1:], strict=False))

@@ -1,4 +1,4 @@
-"""A failure as a person reads it: why, the minimal case, the worst elements, and one command to paste."""
+"""The report of one failure: the reason, the minimal case, the worst elements and the command that replays it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from fuzz_attn.report.plain_text import text_of, whole
 
 
 def render(found: Counterexample, path: Path | None = None, also_seen: tuple[str, ...] = ()) -> RenderableType:
-    """Return the failure as something that rich can print."""
-    parts: list[RenderableType] = [why(found), case_table(found)]
+    """Return the report of a failure, for rich to print."""
+    parts: list[RenderableType] = [reason(found), case_table(found)]
     if found.verdict.worst:
         parts.append(elements_table(found.verdict.worst))
     if also_seen:
-        parts.append(Text(f"Also met while shrinking, and not followed: {', '.join(also_seen)}"))
+        parts.append(Text(f"Other failures seen while shrinking: {', '.join(also_seen)}"))
     if path is not None:
         parts += [Text("Replay it"), whole(f" {replay_command(path)}", style="bold")]
     return Group(*parts)
 
 
 def plain_text(found: Counterexample, path: Path | None = None, also_seen: tuple[str, ...] = ()) -> str:
-    """Return the failure as text without colours, 110 columns wide where it can be wrapped."""
+    """Return the report of a failure as text without colours, wrapped to 110 columns."""
     return text_of(render(found, path, also_seen))
 
 
 def replay_command(path: Path) -> str:
-    """Return the command that replays the failure, to be pasted where it was found."""
+    """Return the command that replays the failure, for the current folder."""
     return f"{program()} replay {shlex.quote(str(path))}"
 
 
 def program() -> str:
-    """Return how to call the command line here: by its name, by its path, or as a module."""
+    """Return the command ``fuzz-attn`` as the shell finds it: its name, its path, or a call of the module."""
     script = Path(sys.executable).with_name("fuzz-attn")
     found = shutil.which("fuzz-attn")
     if found and Path(found).resolve() == script.resolve():
@@ -51,16 +51,16 @@ def program() -> str:
     return f"{shlex.quote(sys.executable)} -m fuzz_attn.cli.main"
 
 
-def why(found: Counterexample) -> RenderableType:
-    """Return on which target it failed, by which property, and what is wrong."""
+def reason(found: Counterexample) -> RenderableType:
+    """Return the target and the backend, then the property that failed and its message."""
     verdict = found.verdict
     headline = whole("")
     headline.append("FAILED ", "bold red").append(found.target, "bold")
     headline.append(f" on {found.environment.backend}" if found.environment.backend else "")
-    reason = Text(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}")
+    message = Text(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}")
     if verdict.where:
-        reason.append(f" [{verdict.where.replace('_', ' ')}]")
-    return Group(headline, reason)
+        message.append(f" [{verdict.where.replace('_', ' ')}]")
+    return Group(headline, message)
 
 
 def case_table(found: Counterexample) -> Table:
@@ -71,12 +71,12 @@ def case_table(found: Counterexample) -> Table:
     for what, words in describe(found.case):
         table.add_row(what, words)
     if found.relation:
-        table.add_row("then", found.relation.replace("_", " "))
+        table.add_row("relation", found.relation.replace("_", " "))
     return table
 
 
 def elements_table(worst: tuple[Element, ...]) -> Table:
-    """Return the worst elements with what is there, what should be, and how far off a correct kernel may be."""
+    """Return the worst elements: their places, actual and expected values, and the bound on the error."""
     table = Table(box=None, padding=(0, 1), title="Worst elements", title_justify="left")
     for heading in ("sequence", "query", "head", "column", "actual", "expected", "bound"):
         table.add_column(heading, justify="right")

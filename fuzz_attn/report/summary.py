@@ -1,4 +1,4 @@
-"""The summary of a run: one table for each target, and the live line while it runs."""
+"""The summary of a run, one table for each target, and its progress in one line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.statistics import Statistics
 from fuzz_attn.report.plain_text import count, whole
 
-WORTH_TELLING: Final = 1.0
-"""Seconds after which a launch that the end of the time cuts off may be a hang."""
+POSSIBLE_HANG: Final = 1.0
+"""A launch that has run for so many seconds when the time limit ends it may be a hang, so the summary lists it."""
 
 Row: TypeAlias = tuple[str, str | Text]
 
 
-def live_line(shards: list[Statistics], seconds: float, time_left: float | None) -> str:
-    """Return the line that a run shows while it goes: cases, rate, compile keys, failures, time left."""
+def progress_line(shards: list[Statistics], seconds: float, time_left: float | None) -> str:
+    """Return the progress of a run: cases, rate, compile keys, failures, time left."""
     if not shards:
         return "starting"
     cases = sum(shard.cases for shard in shards)
@@ -29,14 +29,14 @@ def live_line(shards: list[Statistics], seconds: float, time_left: float | None)
     rate = cases / seconds if seconds > 0 else 0.0
     words = [count(cases, "case"), f"{rate:.1f} cases/s", count(keys, "compile key"), count(failures, "failure")]
     if any(shard.state == "shrinking" for shard in shards):
-        words.append(f"shrinking ({sum(shard.shrinking for shard in shards)} tries)")
+        words.append(f"shrinking ({sum(shard.shrinking for shard in shards)} attempts)")
     if time_left is not None:
         words.append(f"{max(0.0, time_left):.0f} s left")
     return ", ".join(words)
 
 
 def render(statistics: Statistics) -> RenderableType:
-    """Return the summary of all shards of one target."""
+    """Return the summary of one target, all shards together."""
     table = Table(show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
@@ -51,48 +51,48 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     keys = len(statistics.compile_keys)
     yield "backend", f"{statistics.backend}{shims}"
     if statistics.fallback:
-        yield "fell back", statistics.fallback
+        yield "fallback", statistics.fallback
     yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
     yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
     yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
     if statistics.kernels_compiled or statistics.kernels_loaded:
         yield "kernels compiled", _kernels(statistics)
     if statistics.shrinking:
-        yield "shrinking", count(statistics.shrinking, "more case")
+        yield "shrinking", count(statistics.shrinking, "attempt")
     if statistics.deaths:
         yield "worker deaths", str(statistics.deaths)
-    if statistics.unfinished_seconds >= WORTH_TELLING:
-        yield "cut off", _cut_off(statistics)
+    if statistics.unfinished_seconds >= POSSIBLE_HANG:
+        yield "unfinished", _unfinished(statistics)
     failures = len(statistics.counterexamples)
     yield "failures", Text(str(failures), style="bold red" if failures else "bold green")
 
 
 def _kernels(statistics: Statistics) -> str:
-    """Return how many kernels there were, and for how many cases each had to do."""
+    """Return the number of kernels, compiled and from the cache, and of cases for each."""
     kernels = statistics.kernels_compiled + statistics.kernels_loaded
     cases = statistics.cases + statistics.shrinking
-    kept = f", {statistics.kernels_loaded} more were in Triton's cache" if statistics.kernels_loaded else ""
-    return f"{statistics.kernels_compiled}{kept}, {cases / kernels:.1f} cases each"
+    cached = f", {statistics.kernels_loaded} more from Triton's cache" if statistics.kernels_loaded else ""
+    return f"{statistics.kernels_compiled}{cached}, {cases / kernels:.1f} cases each"
 
 
-def _cut_off(statistics: Statistics) -> str:
-    launches = "1 launch was" if statistics.unfinished == 1 else f"{statistics.unfinished} launches were"
-    longest = f"after {statistics.unfinished_seconds:.0f} s when the time was up"
-    return f"{launches} still running {longest}: no verdict, the case is left in journal-*.json of the run"
+def _unfinished(statistics: Statistics) -> str:
+    launches = count(statistics.unfinished, "launch", "launches")
+    ran = f"had run for {statistics.unfinished_seconds:.0f} s at the time limit"
+    return f"{launches} {ran}; journal-*.json holds the cases"
 
 
 def _covered(statistics: Statistics) -> str:
     if not statistics.masks:
-        return "none: the simulator alone sees masks, and only those of Triton kernels"
-    until = ", before the simulator was given up" * bool(statistics.fallback)
+        return "none: only the simulator records masks, and only those of Triton kernels"
+    until = ", until the run left the simulator" * bool(statistics.fallback)
     return f"{explanations.in_short(statistics.masks, statistics.target)}{until}"
 
 
-def _relations(asked: dict[str, int]) -> str:
-    """Return how many cases were asked each relation, the rarest last."""
-    most_first = sorted(asked.items(), key=lambda item: (-item[1], item[0]))
+def _relations(counts: dict[str, int]) -> str:
+    """Return the number of cases of each relation, the rarest last."""
+    most_first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in most_first)
-    return f"{count(sum(asked.values()), 'case')}: {listed}"
+    return f"{count(sum(counts.values()), 'case')}: {listed}"
 
 
 def _shares(statistics: Statistics) -> Iterator[Row]:
@@ -104,7 +104,7 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
     if statistics.relations:
         yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"
-    yield "semantic coverage", _covered(statistics)
+    yield "mask coverage", _covered(statistics)
     if not statistics.counterexamples:
-        limit = f"at most {3 / statistics.cases:.2g} failures a case with 95% confidence (3/n)"
+        limit = f"at most {3 / statistics.cases:.2g} failures per case with 95% confidence (3/n)"
         yield "no failure in", f"{count(statistics.cases, 'case')}: {limit}"

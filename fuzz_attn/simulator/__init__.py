@@ -9,7 +9,7 @@ A launch goes through `launch` (caught), `binding` (arguments, key), `lowering` 
 access, `memory` and `checks`.
 """
 
-from fuzz_attn.simulator.errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOperation
+from fuzz_attn.errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Finding, FindingKind, Location
 from fuzz_attn.simulator.launch import simulate
 from fuzz_attn.simulator.sanitizers.mask_coverage import MASKS, Masks

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 
 class FindingKind(StrEnum):
@@ -56,3 +59,21 @@ class Finding:
     def signature(self) -> tuple[str, str, str, int, str]:
         """What makes two findings the same defect: kind, kernel, file, line and tensor."""
         return (self.kind.value, self.kernel, self.location.file, self.location.line, self.tensor)
+
+
+class Reporter(Protocol):
+    """What the sanitizers report to while a launch runs."""
+
+    def report(
+        self,
+        kind: FindingKind,
+        site: int,
+        lanes: npt.NDArray[Any],
+        row: int,
+        tensor: str,
+        index: int,
+        bounds: tuple[int, int],
+        message: str,
+        count: int,
+    ) -> None:
+        """Record a finding of the source line numbered `site`, seen in the program `lanes[row]`."""

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.program import Program, generate
-from fuzz_attn.simulator.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Finding
 from fuzz_attn.simulator.frontend.binding import Binder, Bound, grid_of, told
 from fuzz_attn.simulator.frontend.ir import Function
@@ -20,9 +20,9 @@ from fuzz_attn.simulator.frontend.parser import parse_module
 from fuzz_attn.simulator.frontend.rewrites import Rewrite, rewritten
 from fuzz_attn.simulator.run import Run
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
-from fuzz_attn.simulator.runtime.layout import Layout
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.runtime.program_cache import DiskCache, key_of
+from fuzz_attn.simulator.sanitizers.layout import Layout
 from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
 
@@ -79,8 +79,8 @@ class Session:
         plan = program.plan((extents, _scalar_key(bound)), lambda: _scalars(bound))
         with torch._C._DisableTorchDispatch():  # or each view would pass through the watcher
             passed = [
-                self._memory(name, bound.values[name]) if scalar is None else scalar
-                for (name, _), scalar in zip(bound.form.passed, plan.scalars, strict=True)
+                self._memory(name, value) if scalar is None else scalar
+                for (name, _), value, scalar in zip(bound.form.passed, bound.passed, plan.scalars, strict=True)
             ]
         memories = [memory for memory in passed if isinstance(memory, Memory)]
         _watch(program, passed, memories)
@@ -115,7 +115,7 @@ class Session:
             kernel.cache_key,
             kernel.fn.__code__.co_filename,  # findings and coverage name it
             sorted(bound.signature.items()),
-            sorted((name, told(value)) for name, value in bound.constants().items()),
+            [(path, told(value)) for path, value in bound.constants().items()],
             self.options.coverage,
         )
         program = disk.get(key)
@@ -156,13 +156,14 @@ def _binder(kernel: Any) -> Binder:
 
 def _scalar_key(bound: Bound) -> tuple[object, ...]:
     """Return the scalars of a launch; floats by their text, for 0.0 equals -0.0 and NaN not even itself."""
-    values = [bound.values[name] for name, type_ in bound.form.passed if type_[0] != "*"]
+    values = [value for (_, type_), value in zip(bound.form.passed, bound.passed, strict=True) if type_[0] != "*"]
     return tuple([value if value.__class__ is int else repr(value) for value in values])
 
 
 def _scalars(bound: Bound) -> list[Any]:
     """Return an array for each scalar argument and None for each tensor."""
-    return [None if type_[0] == "*" else _scalar(bound.values[name], type_) for name, type_ in bound.form.passed]
+    arguments = zip(bound.form.passed, bound.passed, strict=True)
+    return [None if type_[0] == "*" else _scalar(value, type_) for (_, type_), value in arguments]
 
 
 def _scalar(value: Any, type_: str) -> Any:

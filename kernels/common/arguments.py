@@ -1,4 +1,4 @@
-"""Kernel arguments that every family computes alike from what its launcher was given."""
+"""Kernel arguments that every family computes in the same way."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ Arguments = dict[str, Any]
 
 
 def kernel_window(window: int) -> int:
-    """Return a window that fits int32: wider than any sequence is as good as unlimited, and must not overflow."""
+    """Return the window, clipped to int32: no sequence is longer, so the mask is the same."""
     return min(window, MAX_POSITION)
 
 
 def output_arguments(out: torch.Tensor, output_scale: torch.Tensor | None) -> Arguments:
-    """Return the arguments about the output, for whichever kernel writes it."""
+    """Return the arguments about the output, for the kernel that writes it."""
     return {
         "out_ptr": out,
         "out_stride_token": out.stride(0),

@@ -1,7 +1,7 @@
-"""What a launcher refuses before it launches: one exception, and the checks that every family shares.
+"""The checks of a launcher's arguments that all families share, and the exception that they raise.
 
-A check reads shapes, dtypes, strides and host numbers only. Lengths, page numbers and scales live on the device, where
-a look would cost a synchronisation: for them the caller's promise stands.
+A check reads shapes, dtypes, strides and host numbers only. Lengths, page numbers and scales are on the device, and
+reading them would cost a synchronisation: the caller promises that they are valid.
 """
 
 import math
@@ -19,29 +19,29 @@ MAX_QUERIES_PER_KV = 64
 
 
 class ContractError(ValueError):
-    """An argument that a kernel of this project does not promise to handle."""
+    """An argument is outside of a launcher's contract."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name as people write it, `float16` for `torch.float16`."""
+    """Return a dtype's short name, `float16` for `torch.float16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def require_tensor(name: str, value: object) -> None:
-    """Refuse anything but a tensor."""
+    """Raise ContractError unless `value` is a tensor."""
     if not isinstance(value, torch.Tensor):
         raise ContractError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
 
 
 def require_dtype(name: str, tensor: torch.Tensor, allowed: Collection[torch.dtype]) -> None:
-    """Refuse a tensor whose dtype is not among `allowed`."""
+    """Raise ContractError unless the tensor's dtype is in `allowed`."""
     if tensor.dtype not in allowed:
         names = ", ".join(dtype_name(dtype) for dtype in allowed)
         raise ContractError(f"{name} has dtype {dtype_name(tensor.dtype)}, must be one of {names}")
 
 
 def require_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | None]) -> None:
-    """Refuse a tensor of another shape; None leaves a dimension free."""
+    """Raise ContractError unless the tensor has this shape; None allows any size of a dimension."""
     actual = tuple(tensor.shape)
     if len(actual) == len(shape) and all(want in (None, have) for have, want in zip(actual, shape, strict=True)):
         return
@@ -50,19 +50,19 @@ def require_shape(name: str, tensor: torch.Tensor, shape: Sequence[int | None]) 
 
 
 def require_unit_stride(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose neighbours along the last dimension are not neighbours in memory."""
+    """Raise ContractError unless the last dimension has stride 1; with one element any stride is allowed."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ContractError(f"{name} has stride {tensor.stride(-1)} in its last dimension, must be 1")
 
 
 def require_device(name: str, tensor: torch.Tensor, device: torch.device, other: str) -> None:
-    """Refuse a tensor that lives elsewhere than the tensor called `other`."""
+    """Raise ContractError unless the tensor is on `device`, where the tensor called `other` is."""
     if tensor.device != device:
         raise ContractError(f"{name} is on {tensor.device}, must be on {device} like {other}")
 
 
 def require_range(name: str, value: int, low: int, high: int | None = None) -> None:
-    """Refuse an integer outside of [low, high]."""
+    """Raise ContractError unless low <= value <= high."""
     if value < low:
         raise ContractError(f"{name}={value} must be at least {low}")
     if high is not None and value > high:
@@ -70,13 +70,13 @@ def require_range(name: str, value: int, low: int, high: int | None = None) -> N
 
 
 def require_finite(name: str, value: object) -> None:
-    """Refuse NaN, the infinities, and what is no number."""
+    """Raise ContractError unless `value` is a finite number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ContractError(f"{name}={value} must be a finite number")
 
 
 def require_one_element(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a scale that is not one float32 element, which may be expanded (stride 0) to any shape."""
+    """Raise ContractError unless the tensor is one float32 element, possibly expanded (stride 0) to any shape."""
     require_dtype(name, tensor, (torch.float32,))
     repeated = all(size == 1 or stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or not repeated:
@@ -84,7 +84,7 @@ def require_one_element(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_tensors(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> None:
-    """Refuse what is no tensor, or lives on another device than the first one, the queries."""
+    """Check that all arguments are tensors on the device of the first one, the queries; optional ones may be None."""
     given = required | {name: tensor for name, tensor in optional.items() if tensor is not None}
     first = next(iter(given))
     for name, tensor in given.items():
@@ -93,7 +93,7 @@ def check_tensors(required: dict[str, torch.Tensor], optional: dict[str, torch.T
 
 
 def check_heads(*, num_query_heads: int, num_kv_heads: int) -> None:
-    """Refuse head counts of which some query heads would have no KV head, or more than 64 the same."""
+    """Check that each KV head serves the same number of query heads, from 1 to 64."""
     require_range("num_kv_heads", num_kv_heads, 1)
     require_range("num_query_heads", num_query_heads, 1)
     if num_query_heads % num_kv_heads:
@@ -102,7 +102,7 @@ def check_heads(*, num_query_heads: int, num_kv_heads: int) -> None:
 
 
 def check_head_vector(name: str, tensor: torch.Tensor | None, num_query_heads: int) -> None:
-    """Refuse slopes or sinks that are not one float for each query head."""
+    """Check that slopes or sinks are one float for each query head."""
     if tensor is not None:
         require_dtype(name, tensor, BIAS_DTYPES)
         require_shape(name, tensor, (num_query_heads,))
@@ -110,7 +110,7 @@ def check_head_vector(name: str, tensor: torch.Tensor | None, num_query_heads: i
 
 
 def check_tile_size(tile_size: int | None, q_dtype: torch.dtype) -> None:
-    """Refuse a number of keys in a tile that no dot product of q's dtype takes; None is a heuristic's choice."""
+    """Check that the tile size, if given, is a power of two that dot products of q's dtype support."""
     if tile_size is not None:
         require_range("tile_size", tile_size, smallest_dot_size(q_dtype), MAX_TILE_SIZE)
         if tile_size & (tile_size - 1):
@@ -120,9 +120,9 @@ def check_tile_size(tile_size: int | None, q_dtype: torch.dtype) -> None:
 def check_queries(
     names: tuple[str, str], q: torch.Tensor, out: torch.Tensor, q_dtypes: Collection[torch.dtype]
 ) -> None:
-    """Refuse queries `[num_tokens, num_query_heads, head_size]`, and an output unless it has that shape or more rows.
+    """Check queries `[num_tokens, num_query_heads, head_size]` and an output of that shape or with more rows.
 
-    `names` are what the caller calls the two.
+    `names` are the two argument names in messages.
     """
     q_name, out_name = names
     require_dtype(q_name, q, q_dtypes)
@@ -141,9 +141,9 @@ def check_batch(
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
 ) -> None:
-    """Refuse int32 metadata `[num_seqs + 1]`, `[num_seqs]`, `[num_seqs or more, max_blocks]` that does not fit.
+    """Check int32 metadata of shapes `[num_seqs + 1]`, `[num_seqs]` and `[num_seqs or more, max_blocks]`.
 
-    `names` are what the caller calls the three; one that needs no `query_start_loc` may have None.
+    `names` are the three argument names in messages. `query_start_loc` may be None where it is not needed.
     """
     start_name, lens_name, table_name = names
     if query_start_loc is not None:
@@ -161,9 +161,9 @@ def check_batch(
 
 
 def check_output_scale(names: tuple[str, str], output_scale: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Refuse a scale that is not one float32, is missing for an fp8 output, or would be ignored for another.
+    """Check that the scale is one float32 element for an fp8 output, and None for any other.
 
-    `names` are what the caller calls the two.
+    `names` are the two argument names in messages.
     """
     scale_name, out_name = names
     if output_scale is not None:

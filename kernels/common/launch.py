@@ -1,6 +1,6 @@
-"""The sizes of blocks and tiles that all families have in common: pure functions of host numbers, as tests may ask.
+"""Sizes of blocks and tiles for all families: pure functions of host numbers.
 
-Everything here trades speed only. Any answer within the documented ranges gives the same result up to rounding.
+These sizes affect speed only. Every size within the documented ranges gives the same result up to rounding.
 """
 
 import torch
@@ -8,12 +8,12 @@ import torch
 MIN_BLOCK_M = 16
 PREFILL_BLOCK_M = 64
 MAX_TILE_SIZE = 128
-# What a kernel may keep in flight in shared memory, well under Hopper's 227 KiB so that two programs fit.
+# Shared memory for the tiles in flight of one program; two programs fit into Hopper's 227 KiB.
 PIPELINE_BYTES = 96 * 1024
 
 
 def next_power_of_two(number: int) -> int:
-    """Return the smallest power of two that is not below `number` (at least 1)."""
+    """Return the smallest power of two >= `number`, at least 1."""
     return 1 << max(number - 1, 0).bit_length()
 
 
@@ -23,9 +23,9 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def block_m_for(num_queries_per_kv: int, max_seqlen_q: int = 1) -> int:
-    """Return the rows of a q-block: a power of two, at least 16 and at least one token's whole group.
+    """Return the rows of a q-block: a power of two, at least 16 and at least the group of one token.
 
-    Prefill takes 64, so that the tensor cores have rows enough; decode and short chunks would leave most of them empty.
+    Prefill takes 64, to give the tensor cores enough rows; in decode and short chunks most of 64 rows would be empty.
     """
     smallest = max(MIN_BLOCK_M, next_power_of_two(num_queries_per_kv))
     if max_seqlen_q * num_queries_per_kv >= PREFILL_BLOCK_M:
@@ -39,15 +39,15 @@ def head_size_padded_for(head_size: int, q_dtype: torch.dtype) -> int:
 
 
 def smallest_dot_size(q_dtype: torch.dtype) -> int:
-    """Return the least head dimension and tile size: tensor cores take 16 two-byte or 32 one-byte elements at once."""
+    """Return the smallest head dimension and tile size: tensor cores take 16 two-byte or 32 one-byte elements."""
     return 32 if q_dtype.itemsize == 1 else 16
 
 
 def dot_dtypes_for(q_dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     """Return the operand dtypes of the two dot products, (query and key, weight and value).
 
-    fp8 values are exact in float16 and in bfloat16. Multiplied there, they are summed in full float32, which Hopper's
-    fp8 tensor cores do not do; and weights have bfloat16's range, so that small ones do not vanish from the sum.
+    fp8 values are exact in float16 and in bfloat16. Their products are then summed in full float32; Hopper's fp8 tensor
+    cores keep fewer bits. Weights are bfloat16 because its range keeps small weights in the sum.
     """
     if q_dtype.itemsize == 1:
         return torch.float16, torch.bfloat16

@@ -6,12 +6,13 @@
 import triton
 import triton.language as tl
 
+from .rows import row_offsets
 from .softmax import normalize
 
 
 @triton.jit
 def convert_output(output, out_ptr, output_scale_ptr, OUTPUT_LIMIT: tl.constexpr, USE_FP8_OUTPUT: tl.constexpr):
-    """Return float32 `output` in the element type of `out_ptr`; OUTPUT_LIMIT is that type's largest finite value."""
+    """Return float32 `output` in the element type of `out_ptr`; OUTPUT_LIMIT is its largest finite value."""
     if USE_FP8_OUTPUT:
         output = output * (1.0 / tl.load(output_scale_ptr))
         output = tl.clamp(output, -OUTPUT_LIMIT, OUTPUT_LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -20,26 +21,20 @@ def convert_output(output, out_ptr, output_scale_ptr, OUTPUT_LIMIT: tl.constexpr
 
 @triton.jit
 def store_rows(
-    out_ptr,  # [num_tokens, num_query_heads, head_size]
-    stride_token,
-    stride_head,
-    output,  # [rows, dims], not yet normalised
-    row_sum,  # [rows]
-    token,  # [rows]
-    head,  # [rows]
-    row_mask,  # [rows]
-    dim,  # [dims]
-    dim_mask,  # [dims]
+    out,  # Tokens
+    softmax,  # Softmax over all keys
+    rows,  # Rows
+    dims,  # Dims
     output_scale_ptr,  # [1] or None
     OUTPUT_LIMIT: tl.constexpr,
     USE_FP8_OUTPUT: tl.constexpr,
 ):
-    """Return nothing; write the normalised rows where both masks are true."""
-    # [rows, dims]
-    output = normalize(output, row_sum[:, None])
-    output = convert_output(output, out_ptr, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)
+    """Write the normalised rows where both masks are true."""
+    # [BLOCK_M, HEAD_SIZE_PADDED]
+    output = normalize(softmax.output, softmax.row_sum[:, None])
+    output = convert_output(output, out.ptr, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)
     tl.store(
-        out_ptr + (token * stride_token + head * stride_head)[:, None] + dim[None, :],
+        out.ptr + row_offsets(out, rows)[:, None] + dims.offset[None, :],
         output,
-        mask=row_mask[:, None] & dim_mask[None, :],
+        mask=rows.mask[:, None] & dims.mask[None, :],
     )

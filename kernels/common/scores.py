@@ -1,18 +1,40 @@
-"""What happens to a score between the dot product and the softmax: soft cap, ALiBi, query-query bias."""
+"""The score between the dot product and the softmax: soft cap, ALiBi, query-query bias."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 
+class QQBias(NamedTuple):
+    """The query-query bias; one matrix for all sequences of the batch."""
+
+    ptr: tl.tensor  # [qq_bias_rows, qq_bias_cols] or None
+    stride_row: tl.tensor  # scalar
+    stride_col: tl.tensor  # scalar
+    num_cols: tl.tensor  # scalar
+
+
+class Scores(NamedTuple):
+    """What changes a score between the dot product and the softmax."""
+
+    softcap: tl.tensor  # scalar
+    alibi_slopes_ptr: tl.tensor  # [num_query_heads] or None
+    qq_bias: QQBias | None
+    USE_SOFTCAP: tl.constexpr
+    USE_ALIBI: tl.constexpr
+    USE_QQ_BIAS: tl.constexpr
+
+
 @triton.jit
 def tanh(x):
-    """Return the hyperbolic tangent in float32, to a few units in the last place, for every x including the infinities.
+    """Return the hyperbolic tangent in float32, to a few units in the last place, for every x and both infinities.
 
-    `exp` sees only arguments <= 0, so nothing overflows. Below 1/4 the quotient would cancel, which a large soft cap
-    turns into lost scores; there the series up to x^9 is exact to float32.
+    `exp` gets only arguments <= 0, so nothing overflows. Below 1/4 the quotient would cancel, and a large soft cap
+    would turn that into wrong scores; there the series up to x^9 is exact to float32.
     """
     magnitude = tl.abs(x)
     decay = tl.exp(-2.0 * magnitude)
@@ -26,7 +48,7 @@ def tanh(x):
 
 @triton.jit
 def apply_softcap(scores, softcap):
-    """Return the scores squeezed into (-softcap, softcap)."""
+    """Return softcap * tanh(scores / softcap), which is in (-softcap, softcap)."""
     return softcap * tanh(scores / softcap)
 
 
@@ -37,13 +59,13 @@ def alibi_bias(slope, key, context_len):
 
 
 @triton.jit
-def load_qq_bias(qq_bias_ptr, stride_row, stride_col, num_cols, query, relative_key, mask):
-    """Return the query-query bias [rows, keys] in float32, 0 where the matrix says nothing.
+def load_qq_bias(qq_bias, query, relative_key, mask):
+    """Return the query-query bias [rows, keys] in float32, 0 outside of the matrix.
 
-    `query` [rows] and `relative_key` [keys] both count from the first new token of the sequence; context keys are
-    negative. Where `mask` [rows, keys] is false nothing is read.
+    `query` [rows] and `relative_key` [keys] both count from the first new token of the sequence, so keys of the context
+    are negative. Where `mask` [rows, keys] is false nothing is read.
     """
-    inside = (relative_key >= 0) & (relative_key < num_cols)
+    inside = (relative_key >= 0) & (relative_key < qq_bias.num_cols)
     # [rows, keys]
-    offset = query.to(tl.int64)[:, None] * stride_row + relative_key.to(tl.int64)[None, :] * stride_col
-    return tl.load(qq_bias_ptr + offset, mask=mask & inside[None, :], other=0.0).to(tl.float32)
+    offset = query.to(tl.int64)[:, None] * qq_bias.stride_row + relative_key.to(tl.int64)[None, :] * qq_bias.stride_col
+    return tl.load(qq_bias.ptr + offset, mask=mask & inside[None, :], other=0.0).to(tl.float32)

@@ -1,10 +1,20 @@
-"""Where one sequence of a ragged batch begins, how long it is, and which sequence a program serves."""
+"""Sequences of a ragged batch: which sequence a program serves, where it begins, how long it is."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Sequence(NamedTuple):
+    """The position of one sequence in the batch, in tokens."""
+
+    query_start: tl.tensor  # scalar, the first query token
+    query_len: tl.tensor  # scalar
+    context_len: tl.tensor  # scalar
 
 
 @triton.jit
@@ -15,20 +25,21 @@ def cdiv_fn(x, y):
 
 @triton.jit
 def first_q_block(query_start, seq_idx, BLOCK_Q: tl.constexpr):
-    """Return the number of q-blocks set aside for the sequences before `seq_idx`.
+    """Return the number of q-blocks reserved for the sequences before `seq_idx`.
 
-    Rounding down leaves one block too few for a sequence with a rest; `+ seq_idx` grants each sequence one more. So the
-    whole batch needs `num_tokens // BLOCK_Q + num_seqs` blocks at most, and the host need not read the device.
+    Rounding down leaves one block too few for a sequence with a remainder; `+ seq_idx` adds one block for each
+    sequence. The whole batch therefore needs at most `num_tokens // BLOCK_Q + num_seqs` blocks, and the host computes
+    the grid without reading the device.
     """
     return query_start // BLOCK_Q + seq_idx
 
 
 @triton.jit
 def find_seq_idx(query_start_loc_ptr, target_idx, num_seqs, BLOCK_Q: tl.constexpr, USE_Q_BLOCKS: tl.constexpr):
-    """Return the sequence that q-block (or, without USE_Q_BLOCKS, query token) `target_idx` falls to.
+    """Return the sequence that contains q-block (or, without USE_Q_BLOCKS, query token) `target_idx`.
 
-    That is the last one that starts at or before the target, so a target past the end falls to the last sequence and
-    an empty sequence owns no token. `num_seqs` must be at least 1.
+    This is the last sequence that starts at or before the target. A target past the end belongs to the last sequence;
+    an empty sequence contains no token. `num_seqs` must be at least 1.
     """
     low = 0
     high = num_seqs
@@ -46,18 +57,18 @@ def find_seq_idx(query_start_loc_ptr, target_idx, num_seqs, BLOCK_Q: tl.constexp
 
 @triton.jit
 def load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx):
-    """Return (query_start, query_len, context_len) of a sequence."""
+    """Return the Sequence `seq_idx`."""
     query_start = tl.load(query_start_loc_ptr + seq_idx)
     query_len = tl.load(query_start_loc_ptr + seq_idx + 1) - query_start
     context_len = tl.load(seq_lens_ptr + seq_idx) - query_len
-    return query_start, query_len, context_len
+    return Sequence(query_start, query_len, context_len)
 
 
 @triton.jit
 def load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN: tl.constexpr):
-    """Return (query_start, query_len, context_len) of a sequence in a batch of decodes.
+    """Return the Sequence `seq_idx` of a batch of decodes.
 
-    Without FILTER_BY_QUERY_LEN, token i is the one of sequence i, unless that one is empty.
+    Without FILTER_BY_QUERY_LEN, token i belongs to sequence i, and sequence i is empty if its length is 0.
     """
     if FILTER_BY_QUERY_LEN:
         query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
@@ -66,4 +77,4 @@ def load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN:
         query_start = seq_idx
         query_len = tl.minimum(seq_len, 1)
         context_len = seq_len - query_len
-    return query_start, query_len, context_len
+    return Sequence(query_start, query_len, context_len)

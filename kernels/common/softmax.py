@@ -1,28 +1,38 @@
-"""The online softmax: a running maximum, a running denominator, and how partial sums are rescaled and ended.
+"""The online softmax: a running maximum, a running denominator, and their update, start and end.
 
-The running maximum of a row is -inf until the row has seen a key (or its sink). No finite number stands in for it, and
-the difference of two infinities is never formed: `finite_shift` supplies 0 where there is nothing to shift by yet.
+The running maximum of a row is -inf until the row has seen a key or its sink. No finite number replaces it, and the
+difference of two infinities is never computed: `finite_shift` returns 0 where there is no maximum yet.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 
+class Softmax(NamedTuple):
+    """The attention of a block of rows over the keys seen so far."""
+
+    row_max: tl.tensor  # [BLOCK_M], the largest score, -inf where no key was seen
+    row_sum: tl.tensor  # [BLOCK_M], the denominator relative to row_max
+    output: tl.tensor  # [BLOCK_M, HEAD_SIZE_PADDED], the weighted sum of values, not yet divided by row_sum
+
+
 @triton.jit
 def finite_shift(row_max):
-    """Return what to subtract before `exp`: the maximum, or 0 where nothing has been seen, so that exp(-inf) = 0."""
+    """Return what to subtract before `exp`: the maximum, or 0 where no key was seen, so that exp(-inf) = 0."""
     return tl.where(row_max == float("-inf"), 0.0, row_max)
 
 
 @triton.jit
 def online_softmax_update(scores, row_max, row_sum):
-    """Return (row_max, row_sum, weights, alpha) after one more tile of `scores` [rows, keys], masked ones -inf.
+    """Return (row_max, row_sum, weights, alpha) after one more tile of `scores` [rows, keys], -inf where masked.
 
-    `weights` [rows, keys] are relative to the new maximum; `alpha` [rows] is the factor that brings whatever was
-    accumulated under the old maximum under the new one.
+    `weights` [rows, keys] are relative to the new maximum; `alpha` [rows] is the factor that rescales sums from the
+    old maximum to the new one.
     """
     new_max = tl.maximum(row_max, tl.max(scores, axis=1))
     shift = finite_shift(new_max)
@@ -47,5 +57,5 @@ def start_with_sinks(sinks_ptr, head, row_mask):
 
 @triton.jit
 def normalize(weighted_sum, denominator):
-    """Return weighted_sum / denominator, and 0 where nothing was summed. The shapes must broadcast."""
+    """Return weighted_sum / denominator, and 0 where the denominator is 0. The shapes must broadcast."""
     return weighted_sum / tl.where(denominator > 0.0, denominator, 1.0)

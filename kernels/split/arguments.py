@@ -1,4 +1,4 @@
-"""Kernel arguments and sizes that paged decode and context attention compute alike."""
+"""Kernel arguments of paged decode and context attention, by kernel parameter name."""
 
 from ..common.arguments import TRITON_DTYPES, Arguments, kernel_window, output_arguments
 from ..common.contract import FP8_DTYPES
@@ -7,7 +7,7 @@ from .call import SplitCall
 
 
 def split_arguments(call: SplitCall, *, block_m: int, is_decode: bool) -> Arguments:
-    """Return what both kernels take, compiler options included, for blocks of `block_m` rows."""
+    """Return the arguments that both kernels take, compiler options included, for blocks of `block_m` rows."""
     qk_dtype, pv_dtype = dot_dtypes_for(call.query.dtype)
     head_size_padded = head_size_padded_for(call.head_size, call.query.dtype)
     tile_size = call.tile_size or tile_size_for(call.head_size, call.query.dtype, is_decode)

@@ -1,4 +1,4 @@
-"""One call of a family whose caches are split: what paged decode, context attention and both together are given."""
+"""One call of a launcher over split caches: paged decode, context attention, or both for a mixed batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ KV_CACHE_DTYPES = ("auto", *FP8_OF_NAME)
 
 @dataclass(frozen=True)
 class SplitCall:
-    """The arguments of one call in the glossary's words; `names` says what the caller calls some of them instead.
+    """The arguments of one call; `names` maps them to the launcher's own argument names where those differ.
 
     Shapes: num_seqs B, num_query_heads Hq, num_kv_heads Hkv, head_size D; x divides D.
     """
@@ -44,7 +44,7 @@ class SplitCall:
     output_scale: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     new_keys: torch.Tensor | None = None
-    """`[T or more, Hkv, D]`, where the family reads new tokens from them"""
+    """`[T or more, Hkv, D]`, None for a launcher that reads new tokens from the cache"""
     new_values: torch.Tensor | None = None
     max_query_len: int = 1
     max_seq_len: int = 0
@@ -52,7 +52,7 @@ class SplitCall:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, argument: str) -> str:
-        """Return what the caller calls an argument."""
+        """Return the launcher's own name of an argument."""
         return self.names.get(argument, argument)
 
     @property
@@ -87,12 +87,12 @@ class SplitCall:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a token that could be answered."""
+        """Whether there is a token that may need an answer."""
         return self.query.shape[0] > 0 and self.num_seqs > 0 and self.max_query_len > 0
 
     @cached_property
     def stored_caches(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The two caches in the dtype of their elements: bytes seen as the fp8 type that `kv_cache_dtype` names."""
+        """The two caches in the dtype of their elements: bytes become the fp8 type that `kv_cache_dtype` names."""
         if self.key_cache.dtype is not torch.uint8:
             return self.key_cache, self.value_cache
         dtype = FP8_OF_NAME[self.kv_cache_dtype]

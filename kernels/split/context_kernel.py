@@ -6,10 +6,12 @@
 import triton
 import triton.language as tl
 
-from ..common.masks import tile_range, visible_keys
+from ..common.masks import Visibility, tile_range, visible_keys
 from ..common.outputs import store_rows
-from ..common.paged_cache import split_key_dims, split_value_dims
-from ..common.query_blocks import attend_tiles, load_kv_scales, load_queries, q_block_rows, start_rows
+from ..common.paged_cache import Cache, Pages, load_kv_scales, split_key_dims, split_value_dims
+from ..common.query_blocks import Factors, Tiling, attend_tiles, start_softmax
+from ..common.rows import Tokens, head_dims, load_queries, q_block_rows
+from ..common.scores import Scores
 from ..common.sequences import load_sequence
 
 
@@ -69,138 +71,58 @@ def kernel_context_attention(
     query_head = tl.program_id(1).to(tl.int64)
     first_query = tl.program_id(2) * BLOCK_M
     kv_head = query_head // NUM_QUERIES_PER_KV
-    query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
+    sequence = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
+    context_len = sequence.context_len
     if SKIP_DECODE:  # noqa: SIM102 - one condition is the compiler's, the other the program's
-        if query_len == 1:
+        if sequence.query_len == 1:
             return
-    if first_query >= query_len:
+    if first_query >= sequence.query_len:
         return
 
-    key_begin, key_end = visible_keys(first_query, query_len, context_len, window, BLOCK_M, USE_WINDOW)
-    query, token, head, row_mask = q_block_rows(first_query, query_start, query_len, query_head, BLOCK_M, BLOCK_M, 1)
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
-
+    key_begin, key_end = visible_keys(first_query, sequence, window, BLOCK_M, USE_WINDOW)
+    rows = q_block_rows(first_query, sequence, query_head, BLOCK_M, BLOCK_M, 1)
+    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
     # [BLOCK_M, HEAD_SIZE_PADDED]
-    q_tile = load_queries(q_ptr, q_stride_token, q_stride_head, token, head, row_mask, dim, dim_mask, QK_DTYPE)
+    q_tile = load_queries(Tokens(q_ptr, q_stride_token, q_stride_head), rows, dims, QK_DTYPE)
     k_scale, v_scale = load_kv_scales(k_scale_ptr, v_scale_ptr, USE_FP8_KV)
-    row_max, row_sum = start_rows(sinks_ptr, head, row_mask, 0, BLOCK_M, USE_SINKS)
-    output = tl.zeros([BLOCK_M, HEAD_SIZE_PADDED], tl.float32)
+    softmax = start_softmax(sinks_ptr, rows, 0, BLOCK_M, HEAD_SIZE_PADDED, USE_SINKS)
+    key_dim_offset = split_key_dims(dims.offset, key_stride_chunk, X)
+    value_dim_offset = split_value_dims(dims.offset, value_stride_dim)
 
-    # The context, from the cache: keys [key_begin, context_len), none where the window has left it.
+    # The context, from the cache: keys [key_begin, context_len), none where all of it is outside of the window.
     first_tile, end_tile = tile_range(key_begin, context_len, TILE_SIZE)
-    row_max, row_sum, output = attend_tiles(
-        row_max,
-        row_sum,
-        output,
+    softmax = attend_tiles(
+        softmax,
         q_tile,
-        key_cache_ptr,
-        key_stride_block,
-        key_stride_slot,
-        key_stride_head,
-        split_key_dims(dim, key_stride_chunk, X),
-        value_cache_ptr,
-        value_stride_block,
-        1,
-        value_stride_head,
-        split_value_dims(dim, value_stride_dim),
-        block_table_ptr + seq_idx * block_table_stride,
-        0,
-        0,
-        k_scale,
-        v_scale,
-        alibi_slopes_ptr,
-        None,
-        0,
-        0,
-        0,
-        softmax_scale,
-        0.0,
-        window,
-        query,
-        head,
-        row_mask,
-        dim_mask,
-        context_len,
-        kv_head,
-        key_begin,
-        context_len,
+        Cache(key_cache_ptr, key_stride_block, key_stride_slot, key_stride_head, key_dim_offset),
+        Cache(value_cache_ptr, value_stride_block, 1, value_stride_head, value_dim_offset),
+        Pages(block_table_ptr + seq_idx * block_table_stride, kv_head, 0, 0, BLOCK_SIZE),
+        Factors(softmax_scale, k_scale, v_scale, USE_FP8_KV),
+        Scores(0.0, alibi_slopes_ptr, None, False, USE_ALIBI, False),
+        Visibility(context_len, key_begin, context_len, window, USE_WINDOW),
+        rows,
+        dims,
         first_tile,
         end_tile,
-        BLOCK_SIZE,
-        TILE_SIZE,
-        USE_WINDOW,
-        False,
-        USE_ALIBI,
-        False,
-        USE_FP8_KV,
-        QK_DTYPE,
-        PV_DTYPE,
+        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
     )
 
     # The new tokens, from the dense tensors: keys [max(key_begin, context_len), key_end), tile 0 at context_len.
     first_tile, end_tile = tile_range(tl.maximum(key_begin - context_len, 0), key_end - context_len, TILE_SIZE)
-    row_max, row_sum, output = attend_tiles(
-        row_max,
-        row_sum,
-        output,
+    softmax = attend_tiles(
+        softmax,
         q_tile,
-        new_keys_ptr,
-        0,
-        new_keys_stride_token,
-        new_keys_stride_head,
-        dim,
-        new_values_ptr,
-        0,
-        new_values_stride_token,
-        new_values_stride_head,
-        dim,
-        None,
-        context_len,
-        query_start,
-        1.0,
-        1.0,
-        alibi_slopes_ptr,
-        None,
-        0,
-        0,
-        0,
-        softmax_scale,
-        0.0,
-        window,
-        query,
-        head,
-        row_mask,
-        dim_mask,
-        context_len,
-        kv_head,
-        key_begin,
-        key_end,
+        Cache(new_keys_ptr, 0, new_keys_stride_token, new_keys_stride_head, dims.offset),
+        Cache(new_values_ptr, 0, new_values_stride_token, new_values_stride_head, dims.offset),
+        Pages(None, kv_head, context_len, sequence.query_start, BLOCK_SIZE),
+        Factors(softmax_scale, 1.0, 1.0, False),
+        Scores(0.0, alibi_slopes_ptr, None, False, USE_ALIBI, False),
+        Visibility(context_len, key_begin, key_end, window, USE_WINDOW),
+        rows,
+        dims,
         first_tile,
         end_tile,
-        BLOCK_SIZE,
-        TILE_SIZE,
-        USE_WINDOW,
-        False,
-        USE_ALIBI,
-        False,
-        False,
-        QK_DTYPE,
-        PV_DTYPE,
+        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
     )
-    store_rows(
-        out_ptr,
-        out_stride_token,
-        out_stride_head,
-        output,
-        row_sum,
-        token,
-        head,
-        row_mask,
-        dim,
-        dim_mask,
-        output_scale_ptr,
-        OUTPUT_LIMIT,
-        USE_FP8_OUTPUT,
-    )
+    out = Tokens(out_ptr, out_stride_token, out_stride_head)
+    store_rows(out, softmax, rows, dims, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)

@@ -1,4 +1,4 @@
-"""What the launchers over split caches refuse, checked before a kernel is launched."""
+"""The contract of the launchers over split caches: what is checked before a kernel is launched."""
 
 import torch
 
@@ -28,10 +28,10 @@ _OPTIONAL = ("k_scale", "v_scale", "alibi_slopes", "output_scale", "sinks")
 
 
 def check_split_call(call: SplitCall, *, needs_starts: bool, needs_new_tokens: bool) -> None:
-    """Raise ContractError for the first argument that is outside of what the launchers promise to handle.
+    """Raise ContractError for the first argument that is outside of the contract.
 
-    `needs_starts` asks for `query_start_loc`, without which token i is sequence i, `needs_new_tokens` for dense keys
-    and values of the new tokens.
+    `needs_starts` requires `query_start_loc`; without it token i belongs to sequence i. `needs_new_tokens` requires
+    dense keys and values of the new tokens.
     """
     needed = {"query_start_loc": needs_starts, "new_keys": needs_new_tokens, "new_values": needs_new_tokens}
     required = [*_REQUIRED, *(name for name in _SOMETIMES if needed[name])]
@@ -59,7 +59,7 @@ def check_split_call(call: SplitCall, *, needs_starts: bool, needs_new_tokens: b
 
 
 def check_split_caches(call: SplitCall) -> None:
-    """Refuse caches `[num_blocks, Hkv, D // x, block_size, x]`, `[num_blocks, Hkv, D, block_size]` that do not fit."""
+    """Check caches of shapes `[num_blocks, Hkv, D // x, block_size, x]` and `[num_blocks, Hkv, D, block_size]`."""
     key_name, value_name = call.name("key_cache"), call.name("value_cache")
     require_dtype(key_name, call.key_cache, stored_dtypes(call.kv_cache_dtype, call.query.dtype))
     require_dtype(value_name, call.value_cache, (call.key_cache.dtype,))
@@ -75,7 +75,7 @@ def check_split_caches(call: SplitCall) -> None:
 
 
 def stored_dtypes(kv_cache_dtype: str, q_dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that caches may have. Raises ContractError for a `kv_cache_dtype` that is none."""
+    """Return the dtypes that caches may have. Raises ContractError for an unknown `kv_cache_dtype`."""
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ContractError(f"{kv_cache_dtype=} must be one of {', '.join(KV_CACHE_DTYPES)}")
     if kv_cache_dtype == "auto":
@@ -84,7 +84,7 @@ def stored_dtypes(kv_cache_dtype: str, q_dtype: torch.dtype) -> tuple[torch.dtyp
 
 
 def check_new_tokens(call: SplitCall, argument: str) -> None:
-    """Refuse dense keys or values of the new tokens that are not `[any, Hkv, D]` of the queries' dtype."""
+    """Check that dense keys or values of the new tokens are `[any, Hkv, D]` of the queries' dtype."""
     tensor = getattr(call, argument)
     if tensor is not None:
         name = call.name(argument)
@@ -94,7 +94,7 @@ def check_new_tokens(call: SplitCall, argument: str) -> None:
 
 
 def check_numbers(call: SplitCall) -> None:
-    """Refuse host numbers outside of their ranges."""
+    """Check the ranges of the host numbers."""
     require_range(call.name("max_query_len"), call.max_query_len, 0)
     require_range(call.name("max_seq_len"), call.max_seq_len, 0)
     if call.sliding_window is not None:

@@ -1,4 +1,4 @@
-"""The kernel of paged decode: each program attends the one new token of a sequence over all heads of one KV head."""
+"""The kernel of paged decode: each program attends one new token with all query heads of one KV head."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -6,10 +6,12 @@
 import triton
 import triton.language as tl
 
-from ..common.masks import tile_range, visible_keys
+from ..common.masks import Visibility, tile_range, visible_keys
 from ..common.outputs import store_rows
-from ..common.paged_cache import split_key_dims, split_value_dims
-from ..common.query_blocks import attend_tiles, load_kv_scales, load_queries, q_block_rows, start_rows
+from ..common.paged_cache import Cache, Pages, load_kv_scales, split_key_dims, split_value_dims
+from ..common.query_blocks import Factors, Tiling, attend_tiles, start_softmax
+from ..common.rows import Tokens, head_dims, load_queries, q_block_rows
+from ..common.scores import Scores
 from ..common.sequences import load_decode
 
 
@@ -61,82 +63,35 @@ def kernel_paged_attention_2d(
     """Attend the token of one sequence for one KV head. Grid (num_seqs, num_kv_heads)."""
     seq_idx = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
-    query_start, query_len, context_len = load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN)
-    if query_len != 1:
+    sequence = load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN)
+    if sequence.query_len != 1:
         return
 
-    key_begin, key_end = visible_keys(0, query_len, context_len, window, 1, USE_WINDOW)
+    key_begin, key_end = visible_keys(0, sequence, window, 1, USE_WINDOW)
     first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
-    query, token, head, row_mask = q_block_rows(0, query_start, query_len, kv_head, BLOCK_M, 1, NUM_QUERIES_PER_KV)
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
-
+    rows = q_block_rows(0, sequence, kv_head, BLOCK_M, 1, NUM_QUERIES_PER_KV)
+    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
     # [BLOCK_M, HEAD_SIZE_PADDED]
-    q_tile = load_queries(q_ptr, q_stride_token, q_stride_head, token, head, row_mask, dim, dim_mask, QK_DTYPE)
+    q_tile = load_queries(Tokens(q_ptr, q_stride_token, q_stride_head), rows, dims, QK_DTYPE)
     k_scale, v_scale = load_kv_scales(k_scale_ptr, v_scale_ptr, USE_FP8_KV)
-    row_max, row_sum = start_rows(sinks_ptr, head, row_mask, 0, BLOCK_M, USE_SINKS)
-    output = tl.zeros([BLOCK_M, HEAD_SIZE_PADDED], tl.float32)
-    row_max, row_sum, output = attend_tiles(
-        row_max,
-        row_sum,
-        output,
+    softmax = start_softmax(sinks_ptr, rows, 0, BLOCK_M, HEAD_SIZE_PADDED, USE_SINKS)
+    key_dim_offset = split_key_dims(dims.offset, key_stride_chunk, X)
+    value_dim_offset = split_value_dims(dims.offset, value_stride_dim)
+
+    softmax = attend_tiles(
+        softmax,
         q_tile,
-        key_cache_ptr,
-        key_stride_block,
-        key_stride_slot,
-        key_stride_head,
-        split_key_dims(dim, key_stride_chunk, X),
-        value_cache_ptr,
-        value_stride_block,
-        1,
-        value_stride_head,
-        split_value_dims(dim, value_stride_dim),
-        block_table_ptr + seq_idx * block_table_stride,
-        0,
-        0,
-        k_scale,
-        v_scale,
-        alibi_slopes_ptr,
-        None,
-        0,
-        0,
-        0,
-        softmax_scale,
-        0.0,
-        window,
-        query,
-        head,
-        row_mask,
-        dim_mask,
-        context_len,
-        kv_head,
-        key_begin,
-        key_end,
+        Cache(key_cache_ptr, key_stride_block, key_stride_slot, key_stride_head, key_dim_offset),
+        Cache(value_cache_ptr, value_stride_block, 1, value_stride_head, value_dim_offset),
+        Pages(block_table_ptr + seq_idx * block_table_stride, kv_head, 0, 0, BLOCK_SIZE),
+        Factors(softmax_scale, k_scale, v_scale, USE_FP8_KV),
+        Scores(0.0, alibi_slopes_ptr, None, False, USE_ALIBI, False),
+        Visibility(sequence.context_len, key_begin, key_end, window, USE_WINDOW),
+        rows,
+        dims,
         first_tile,
         end_tile,
-        BLOCK_SIZE,
-        TILE_SIZE,
-        USE_WINDOW,
-        False,
-        USE_ALIBI,
-        False,
-        USE_FP8_KV,
-        QK_DTYPE,
-        PV_DTYPE,
+        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
     )
-    store_rows(
-        out_ptr,
-        out_stride_token,
-        out_stride_head,
-        output,
-        row_sum,
-        token,
-        head,
-        row_mask,
-        dim,
-        dim_mask,
-        output_scale_ptr,
-        OUTPUT_LIMIT,
-        USE_FP8_OUTPUT,
-    )
+    out = Tokens(out_ptr, out_stride_token, out_stride_head)
+    store_rows(out, softmax, rows, dims, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)

@@ -6,10 +6,13 @@
 import triton
 import triton.language as tl
 
-from ..common.masks import tile_range, visible_keys
+from ..common.masks import Visibility, tile_range, visible_keys
 from ..common.outputs import store_rows
-from ..common.query_blocks import q_block_rows
-from .blocks import attend_q_block, locate_q_block
+from ..common.paged_cache import Cache, Pages
+from ..common.query_blocks import Tiling
+from ..common.rows import Tokens, head_dims, q_block_rows
+from ..common.scores import QQBias, Scores
+from .blocks import Scales, attend_q_block, locate_q_block
 
 
 @triton.jit(
@@ -77,84 +80,37 @@ def kernel_unified_attention_2d(
     """Attend one q-block of one KV head. Grid (num_tokens // BLOCK_Q + num_seqs, num_kv_heads)."""
     q_block = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
-    seq_idx, query_start, query_len, context_len, first_query = locate_q_block(
-        query_start_loc_ptr, seq_lens_ptr, q_block, num_seqs, BLOCK_Q
-    )
-    if first_query >= query_len:
+    seq_idx, sequence, first_query = locate_q_block(query_start_loc_ptr, seq_lens_ptr, q_block, num_seqs, BLOCK_Q)
+    if first_query >= sequence.query_len:
         return
 
-    key_begin, key_end = visible_keys(first_query, query_len, context_len, window, BLOCK_Q, USE_WINDOW)
+    key_begin, key_end = visible_keys(first_query, sequence, window, BLOCK_Q, USE_WINDOW)
     first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
-    query, token, head, row_mask = q_block_rows(
-        first_query, query_start, query_len, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV
-    )
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
-    _, row_sum, output = attend_q_block(
-        q_ptr,
-        q_stride_token,
-        q_stride_head,
-        key_cache_ptr,
-        key_stride_block,
-        key_stride_slot,
-        key_stride_head,
-        value_cache_ptr,
-        value_stride_block,
-        value_stride_slot,
-        value_stride_head,
-        block_table_ptr + seq_idx.to(tl.int64) * block_table_stride,
-        alibi_slopes_ptr,
-        qq_bias_ptr,
-        qq_bias_stride_row,
-        qq_bias_stride_col,
-        qq_bias_cols,
+    rows = q_block_rows(first_query, sequence, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV)
+    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
+    softmax = attend_q_block(
+        Tokens(q_ptr, q_stride_token, q_stride_head),
+        Cache(key_cache_ptr, key_stride_block, key_stride_slot, key_stride_head, dims.offset),
+        Cache(value_cache_ptr, value_stride_block, value_stride_slot, value_stride_head, dims.offset),
+        Pages(block_table_ptr + seq_idx.to(tl.int64) * block_table_stride, kv_head, 0, 0, BLOCK_SIZE),
+        Scales(softmax_scale, q_scale_ptr, k_scale_ptr, v_scale_ptr, USE_FP8_Q, USE_FP8_KV),
+        Scores(
+            softcap,
+            alibi_slopes_ptr,
+            QQBias(qq_bias_ptr, qq_bias_stride_row, qq_bias_stride_col, qq_bias_cols),
+            USE_SOFTCAP,
+            USE_ALIBI,
+            USE_QQ_BIAS,
+        ),
+        Visibility(sequence.context_len, key_begin, key_end, window, USE_WINDOW),
+        rows,
+        dims,
         sinks_ptr,
-        q_scale_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        softmax_scale,
-        softcap,
-        window,
-        query,
-        token,
-        head,
-        row_mask,
-        dim,
-        dim_mask,
         0,
-        context_len,
-        kv_head,
-        key_begin,
-        key_end,
         first_tile,
         end_tile,
-        HEAD_SIZE_PADDED,
-        BLOCK_SIZE,
-        BLOCK_M,
-        TILE_SIZE,
-        QK_DTYPE,
-        PV_DTYPE,
-        USE_WINDOW,
-        USE_SOFTCAP,
-        USE_ALIBI,
-        USE_QQ_BIAS,
+        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
         USE_SINKS,
-        USE_FP8_Q,
-        USE_FP8_KV,
     )
-    store_rows(
-        out_ptr,
-        out_stride_token,
-        out_stride_head,
-        output,
-        row_sum,
-        token,
-        head,
-        row_mask,
-        dim,
-        dim_mask,
-        output_scale_ptr,
-        OUTPUT_LIMIT,
-        USE_FP8_OUTPUT,
-    )
+    out = Tokens(out_ptr, out_stride_token, out_stride_head)
+    store_rows(out, softmax, rows, dims, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)

@@ -6,9 +6,12 @@
 import triton
 import triton.language as tl
 
-from ..common.masks import tile_range, visible_keys
-from ..common.query_blocks import q_block_rows
-from .blocks import attend_q_block, locate_q_block
+from ..common.masks import Visibility, tile_range, visible_keys
+from ..common.paged_cache import Cache, Pages
+from ..common.query_blocks import Tiling
+from ..common.rows import Tokens, head_dims, q_block_rows
+from ..common.scores import QQBias, Scores
+from .blocks import Scales, attend_q_block, locate_q_block
 from .segments import partial_index, segment_tiles
 
 
@@ -76,90 +79,56 @@ def kernel_unified_attention_3d(
 ):
     """Attend one segment of one q-block of one KV head.
 
-    Grid (num_tokens // BLOCK_Q + num_seqs, num_kv_heads, NUM_SEGMENTS). A segment without tiles writes nothing;
-    `reduce_segments` knows by the same arithmetic not to read it.
+    Grid (num_tokens // BLOCK_Q + num_seqs, num_kv_heads, NUM_SEGMENTS). A segment without tiles writes nothing, and
+    `reduce_segments` does not read it.
     """
     q_block = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
     segment = tl.program_id(2)
-    seq_idx, query_start, query_len, context_len, first_query = locate_q_block(
-        query_start_loc_ptr, seq_lens_ptr, q_block, num_seqs, BLOCK_Q
-    )
-    if first_query >= query_len:
+    seq_idx, sequence, first_query = locate_q_block(query_start_loc_ptr, seq_lens_ptr, q_block, num_seqs, BLOCK_Q)
+    if first_query >= sequence.query_len:
         return
 
-    key_begin, key_end = visible_keys(first_query, query_len, context_len, window, BLOCK_Q, USE_WINDOW)
+    key_begin, key_end = visible_keys(first_query, sequence, window, BLOCK_Q, USE_WINDOW)
     first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
     segment_begin, segment_end = segment_tiles(first_tile, end_tile, segment, NUM_SEGMENTS)
     if segment_begin >= segment_end:
         return
 
-    query, token, head, row_mask = q_block_rows(
-        first_query, query_start, query_len, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV
-    )
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
+    rows = q_block_rows(first_query, sequence, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV)
+    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
     row_max, row_sum, output = attend_q_block(
-        q_ptr,
-        q_stride_token,
-        q_stride_head,
-        key_cache_ptr,
-        key_stride_block,
-        key_stride_slot,
-        key_stride_head,
-        value_cache_ptr,
-        value_stride_block,
-        value_stride_slot,
-        value_stride_head,
-        block_table_ptr + seq_idx.to(tl.int64) * block_table_stride,
-        alibi_slopes_ptr,
-        qq_bias_ptr,
-        qq_bias_stride_row,
-        qq_bias_stride_col,
-        qq_bias_cols,
+        Tokens(q_ptr, q_stride_token, q_stride_head),
+        Cache(key_cache_ptr, key_stride_block, key_stride_slot, key_stride_head, dims.offset),
+        Cache(value_cache_ptr, value_stride_block, value_stride_slot, value_stride_head, dims.offset),
+        Pages(block_table_ptr + seq_idx.to(tl.int64) * block_table_stride, kv_head, 0, 0, BLOCK_SIZE),
+        Scales(softmax_scale, q_scale_ptr, k_scale_ptr, v_scale_ptr, USE_FP8_Q, USE_FP8_KV),
+        Scores(
+            softcap,
+            alibi_slopes_ptr,
+            QQBias(qq_bias_ptr, qq_bias_stride_row, qq_bias_stride_col, qq_bias_cols),
+            USE_SOFTCAP,
+            USE_ALIBI,
+            USE_QQ_BIAS,
+        ),
+        Visibility(sequence.context_len, key_begin, key_end, window, USE_WINDOW),
+        rows,
+        dims,
         sinks_ptr,
-        q_scale_ptr,
-        k_scale_ptr,
-        v_scale_ptr,
-        softmax_scale,
-        softcap,
-        window,
-        query,
-        token,
-        head,
-        row_mask,
-        dim,
-        dim_mask,
         segment,
-        context_len,
-        kv_head,
-        key_begin,
-        key_end,
         segment_begin,
         segment_end,
-        HEAD_SIZE_PADDED,
-        BLOCK_SIZE,
-        BLOCK_M,
-        TILE_SIZE,
-        QK_DTYPE,
-        PV_DTYPE,
-        USE_WINDOW,
-        USE_SOFTCAP,
-        USE_ALIBI,
-        USE_QQ_BIAS,
+        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
         USE_SINKS,
-        USE_FP8_Q,
-        USE_FP8_KV,
     )
 
     # [BLOCK_M]
-    index = partial_index(token, num_query_heads, head, segment, NUM_SEGMENTS)
-    tl.store(segm_max_ptr + index, row_max, mask=row_mask)
-    tl.store(segm_expsum_ptr + index, row_sum, mask=row_mask)
+    index = partial_index(rows.token, num_query_heads, rows.head, segment, NUM_SEGMENTS)
+    tl.store(segm_max_ptr + index, row_max, mask=rows.mask)
+    tl.store(segm_expsum_ptr + index, row_sum, mask=rows.mask)
     # [BLOCK_M, HEAD_SIZE_PADDED]
     tl.store(
-        segm_output_ptr + index[:, None] * HEAD_SIZE_PADDED + dim[None, :],
+        segm_output_ptr + index[:, None] * HEAD_SIZE_PADDED + dims.offset[None, :],
         output,
-        mask=row_mask[:, None] & dim_mask[None, :],
+        mask=rows.mask[:, None] & dims.mask[None, :],
     )

@@ -1,6 +1,6 @@
-"""How a unified launch is shaped: pure functions of host numbers, which tests and fuzzers may ask as well.
+"""The launch plan of the unified family: pure functions of host numbers.
 
-Everything here trades speed only. Any answer within the documented ranges gives the same result up to rounding.
+A plan affects speed only. Every plan within the documented ranges gives the same result up to rounding.
 """
 
 import functools
@@ -12,7 +12,7 @@ from ..common.launch import block_m_for, ceil_div, head_size_padded_for, next_po
 
 MAX_SEGMENTS = 4096
 MAX_AUTOMATIC_SEGMENTS = 64
-# Stands in for the device where there is none, so that a CPU chooses as an H200 would.
+# On a CPU the heuristics assume the processors of an H200.
 NOMINAL_PROCESSORS = 132
 
 
@@ -29,7 +29,7 @@ class LaunchPlan:
 
 
 def q_blocks_for(num_tokens: int, num_seqs: int, block_q: int) -> int:
-    """Return the number of q-blocks that certainly holds every sequence, without a look at their lengths."""
+    """Return an upper bound of the q-blocks of all sequences, whatever their lengths."""
     return num_tokens // block_q + num_seqs
 
 
@@ -38,8 +38,8 @@ def num_segments_for(
 ) -> int:
     """Return the number of segments, a power of two, or 0 for the 2D kernel.
 
-    Only a pure decode is cut, and only when one program for each sequence and KV head leaves processors idle and there
-    are tiles to share out.
+    Only a pure decode is divided into segments, and only when one program for each sequence and KV head would leave
+    processors idle and there is more than one tile.
     """
     num_programs = num_seqs * num_kv_heads
     num_tiles = ceil_div(max_seqlen_k, tile_size)
@@ -50,13 +50,13 @@ def num_segments_for(
 
 
 def segments_padded_for(num_segments: int) -> int:
-    """Return the width of the block in which the segments are merged, a power of two."""
+    """Return the number of segments rounded up to a power of two, the size of the merge's block."""
     return next_power_of_two(num_segments)
 
 
 @functools.lru_cache
 def processors_of(device: torch.device) -> int:
-    """Return the number of multiprocessors of a device, a nominal number for a CPU."""
+    """Return the number of multiprocessors of a device, NOMINAL_PROCESSORS for a CPU."""
     if device.type != "cuda":
         return NOMINAL_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -76,7 +76,7 @@ def plan_launch(
     num_segments: int | None = None,
     tile_size: int | None = None,
 ) -> LaunchPlan:
-    """Return the shape of a unified launch; `num_segments` and `tile_size` override the heuristics unless None."""
+    """Return the plan of a unified launch; `num_segments` and `tile_size` override the heuristics unless None."""
     num_queries_per_kv = num_query_heads // num_kv_heads
     block_m = block_m_for(num_queries_per_kv, max_seqlen_q)
     block_q = block_m // num_queries_per_kv

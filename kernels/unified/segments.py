@@ -1,7 +1,7 @@
-"""The cut of a q-block's tiles into segments, and the kernel that merges the segments' partial softmaxes.
+"""Segments of a q-block's tiles, and the kernel that merges their partial softmaxes.
 
-`kernel_unified_attention_3d` and `reduce_segments` call the same functions here, so a segment is read exactly when it
-was written: segment s owns tiles [begin, end) of `segment_tiles`, and nothing is written or read where that is empty.
+Segment s owns tiles [begin, end) of `segment_tiles`; a segment without tiles is neither written nor read.
+`kernel_unified_attention_3d` and `reduce_segments` both call these functions, so they agree which segments are empty.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ..common.masks import tile_range, visible_keys
 from ..common.outputs import convert_output
+from ..common.rows import head_dims
 from ..common.sequences import cdiv_fn, find_seq_idx, load_sequence
 from ..common.softmax import finite_shift, normalize
 
@@ -58,14 +59,14 @@ def reduce_segments(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     seq_idx = find_seq_idx(query_start_loc_ptr, token, num_seqs, BLOCK_Q, False)
-    query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
-    query = (token - query_start).to(tl.int32)
-    # Rows past the last sequence are padding of the caller's.
-    if query >= query_len:
+    sequence = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
+    query = (token - sequence.query_start).to(tl.int32)
+    # Tokens past the last sequence are the caller's padding.
+    if query >= sequence.query_len:
         return
 
     first_query = query // BLOCK_Q * BLOCK_Q
-    key_begin, key_end = visible_keys(first_query, query_len, context_len, window, BLOCK_Q, USE_WINDOW)
+    key_begin, key_end = visible_keys(first_query, sequence, window, BLOCK_Q, USE_WINDOW)
     first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
 
     # [NUM_SEGMENTS_PADDED]
@@ -78,15 +79,13 @@ def reduce_segments(
     weight = tl.exp(segm_max - finite_shift(tl.max(segm_max, axis=0)))
     denominator = tl.sum(segm_expsum * weight, axis=0)
 
-    # [HEAD_SIZE_PADDED]
-    dim = tl.arange(0, HEAD_SIZE_PADDED)
-    dim_mask = dim < HEAD_SIZE
+    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
     # [NUM_SEGMENTS_PADDED, HEAD_SIZE_PADDED]
     segm_output = tl.load(
-        segm_output_ptr + index[:, None] * HEAD_SIZE_PADDED + dim[None, :],
-        mask=written[:, None] & dim_mask[None, :],
+        segm_output_ptr + index[:, None] * HEAD_SIZE_PADDED + dims.offset[None, :],
+        mask=written[:, None] & dims.mask[None, :],
         other=0.0,
     )
     output = normalize(tl.sum(segm_output * weight[:, None], axis=0), denominator)
     output = convert_output(output, out_ptr, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)
-    tl.store(out_ptr + token * out_stride_token + head * out_stride_head + dim, output, mask=dim_mask)
+    tl.store(out_ptr + token * out_stride_token + head * out_stride_head + dims.offset, output, mask=dims.mask)

@@ -1,1 +1,1 @@
-"""Strategies of the features of a case: window, slopes, bias, sinks, soft cap, scales."""
+"""Strategies of single features: windows, ALiBi slopes, query-query biases, sinks, soft caps, scales."""

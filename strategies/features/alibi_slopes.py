@@ -17,7 +17,7 @@ ALIBI_RECIPES = (
     AlibiRecipe(kind="arbitrary", scale=4.0),
     AlibiRecipe(kind="zero"),
 )
-"""Scaled up as well, because the standard slopes of one or two heads are too small to be seen over short contexts."""
+"""Some are scaled up, as the standard slopes of one or two heads are too small to show over short contexts."""
 
 
 def alibi_slopes() -> st.SearchStrategy[AlibiRecipe]:

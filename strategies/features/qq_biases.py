@@ -24,15 +24,15 @@ QQ_BIAS_RECIPES = (
     QQBiasRecipe(kind="tree", extra_columns=-1),
     QQBiasRecipe(kind="tree", extra_rows=2),
     QQBiasRecipe(kind="zero", extra_columns=-1),
-    QQBiasRecipe(kind="alone"),
-    QQBiasRecipe(kind="alone"),
-    QQBiasRecipe(kind="alone"),
-    QQBiasRecipe(kind="alone"),
-    QQBiasRecipe(kind="alone", extra_columns=-1),
+    QQBiasRecipe(kind="diagonal"),
+    QQBiasRecipe(kind="diagonal"),
+    QQBiasRecipe(kind="diagonal"),
+    QQBiasRecipe(kind="diagonal"),
+    QQBiasRecipe(kind="diagonal", extra_columns=-1),
 )
-"""Dense and tree masks: square, wider and narrower than the queries, with rows to spare, slices of a wider matrix.
+"""Dense and tree masks: square, wider and narrower than the queries, with extra rows, slices of a wider matrix.
 
-Where tokens see none but themselves, whole tiles and segments hold nothing for any row."""
+With a diagonal mask no token sees another one, so whole tiles and segments have no visible key for any row."""
 
 
 def qq_biases() -> st.SearchStrategy[QQBiasRecipe]:

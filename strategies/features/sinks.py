@@ -1,4 +1,4 @@
-"""Sinks: recipes of one logit for each query head that joins the denominator only."""
+"""Sinks: recipes of one logit for each query head that enters only the denominator."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SINK_RECIPES = (
     SinkRecipe(dtype="bfloat16"),
     SinkRecipe(dtype="float16"),
 )
-"""Among the logits, far above them, far below, and so far below that there is none. Those above 15 stand beside lower
-ones: under such a sink the weights are 0 in a half type, and show nothing of the keys."""
+"""Among the logits, far above them, far below, and so far below that they have no effect. Sinks above 15 stand beside
+lower ones: with such a sink the weights are 0 in a half type and hide the keys."""
 
 
 def sinks() -> st.SearchStrategy[SinkRecipe]:

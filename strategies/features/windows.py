@@ -1,4 +1,4 @@
-"""Windows: how many keys a row may look back, its own included."""
+"""Windows: how many keys a row sees, its own included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import Sequence
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.strategies.sampling.draws import sampled_from
 from fuzz_attn.strategies.sampling.lattices import around
 
@@ -24,9 +24,9 @@ def windows(
 ) -> st.SearchStrategy[int]:
     """Return a strategy of windows of at least 1 key; shrinks towards 1, the row's own key.
 
-    The windows lie on and beside the edges of pages, tiles, contexts and whole sequences; one too long to matter is
-    among them. Where a sequence has several query tokens, many let a later one see nothing of a tile that an earlier
-    one begins with: there a row's softmax has nothing yet, in the midst of a block that has.
+    The windows end at and beside the edges of pages, tiles, contexts and whole sequences; one is too long to matter.
+    Where a sequence has several query tokens, many windows hide a tile from a later token that an earlier token of the
+    same block still sees, so that one row's softmax starts later than the others'.
     """
     if block_size < 1 or min(tile_sizes, default=1) < 1:
         raise InvalidArgument(f"{block_size=} and {tile_sizes=} must be at least 1")
@@ -48,6 +48,6 @@ def _windows(ends: Iterable[Sequence], block_size: int, tile_sizes: tuple[int, .
 
 
 def _crossing(sequence: Sequence, tile: int) -> Iterable[int]:
-    """Yield windows that begin with a tile for the last query token, and in the one before it for the token before."""
+    """Yield windows that begin at a tile's edge for the last query token, and in the tile before for the one before."""
     if sequence.query_len > 1:
         yield from range(sequence.seq_len - sequence.seq_len // tile * tile or tile, sequence.seq_len, tile)

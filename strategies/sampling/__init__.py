@@ -1,1 +1,1 @@
-"""What strategies are made of: draws, tables of sizes, covering arrays, budgets."""
+"""The means of all strategies: ``draws``, tables of sizes (``lattices``), ``covering_arrays``, ``budgets``."""

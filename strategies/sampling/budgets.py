@@ -1,41 +1,42 @@
-"""Budgets: what a case may cost, so that the median one stays small on Triton's interpreter."""
+"""Budgets: what a case may cost, so that the median case stays small in Triton's interpreter."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from fuzz_attn.case.attention_case import CompileKey, Sequence
+from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.parts import Sequence
 
 PROGRAM_MS = 9
 TILE_MS = 5
 SEGMENT_MS = 1
 MERGE_MS = 2
-"""What a program and a tile of it take on the interpreter of Triton 3.9, roughly. A segment and the merging of one row
-take 4 and 7 there, next to nothing in the simulator; so dear, hardly a case would have several query tokens in 3D."""
+"""About what a program and a tile take in the interpreter of Triton 3.9. A segment and the merging of one row take 4
+and 7 there, but hardly anything in the simulator. With those costs few 3D cases would have several query tokens."""
 
 MAX_MS = 420
 MAX_TIMES = 4
 """How many times as much a rare case may take."""
 
 MAX_SHARE = 0.6
-"""What one sequence may take of what is left, so that others follow it."""
+"""The share of the remaining budget that one sequence may take, so that others can follow it."""
 
 MAX_TOKENS = 72
 MAX_QUERY_ELEMENTS = 2**17
 MAX_CACHE_ELEMENTS = 2**18
 TYPICAL_TILE = 32
 MIN_TILES = 4
-"""Below these there would be nothing to merge."""
+"""Fewer tiles would leave nothing to merge."""
 
 
 @dataclass
 class Budget:
-    """What the sequences still to come may use: milliseconds, query tokens, pages.
+    """What the remaining sequences may use: milliseconds, query tokens, pages.
 
-    One sequence may take ``share`` of the milliseconds that are left.
-    ``per_block`` and ``per_tile`` are the costs of a q-block and of one of its tiles in all KV heads, ``per_token``
-    that of merging the segments of a token. A first sequence of one token is always affordable.
+    One sequence may take ``share`` of the remaining milliseconds. ``per_block`` and ``per_tile`` are the costs of a
+    q-block and of one of its tiles in all KV heads, ``per_token`` the cost of merging the segments of a token. A first
+    sequence of one token is always affordable.
     """
 
     ms: float
@@ -60,20 +61,20 @@ class Budget:
         return max(1, bisect_right(range(1, most + 1), self.ms * self.share, key=self._least))
 
     def most_keys(self, query_len: int) -> int:
-        """Return the longest sequence that is affordable with such a query; a few tiles for a short one always are."""
+        """Return the longest sequence that is affordable with such a query; a short query always gets a few tiles."""
         left = self.ms * self.share - self._cost(query_len, 0)
         fewest = MIN_TILES if query_len <= self.block_q else 1
         tiles = max(fewest, int(left / (self.per_tile * self._blocks(query_len))))
         return min(tiles * self.tile, self.pages * self.block_size)
 
     def spend(self, sequence: Sequence) -> None:
-        """Take what a sequence costs."""
+        """Subtract the cost of a sequence."""
         self.ms -= self._cost(sequence.query_len, self._tiles(sequence.seq_len)) if sequence.query_len else 0
         self.tokens -= sequence.query_len
         self.pages -= -(-sequence.seq_len // self.block_size)
 
     def _least(self, query_len: int) -> int:
-        """Return what a query costs with no keys but its own."""
+        """Return what a query without a context costs."""
         return self._cost(query_len, self._tiles(query_len))
 
     def _tiles(self, seq_len: int) -> int:
@@ -87,15 +88,15 @@ class Budget:
 
 
 def smallest_block_q(num_queries_per_kv: int) -> int:
-    """Return the fewest query tokens that a program of the unified family takes: 16 rows, or one token's group."""
+    """Return the fewest query tokens of a program of the unified family: 16 rows, or one token's group."""
     rows = 1 << (num_queries_per_kv - 1).bit_length()
     return max(16, rows) // num_queries_per_kv
 
 
 def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1) -> Budget:
-    """Return the budget of a case. ``merges`` counts the merging of segments; ``times`` multiplies the milliseconds.
+    """Return the budget of a case.
 
-    One sequence may then take them all.
+    ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all.
     """
     row = num_kv_heads * key.head_size
     segments = max(0, key.launch.num_segments - 1)

@@ -13,11 +13,11 @@ Allowed: TypeAlias = Callable[[int, int, int, int], bool]
 def pairwise(weights: Sequence[Sequence[int]], *, allowed: Allowed | None = None, seed: int = 0) -> tuple[Row, ...]:
     """Return rows of value indices, one for each axis, that hold every allowed pair; the first row is all zeros.
 
-    ``weights`` has one positive number for each value of each axis: how often it is taken, relative to the others, in
-    rows that gain nothing by any. ``allowed(axis, value, other_axis, other_value)`` is asked with ``axis <
-    other_axis``; a row must be able to go on with some value of every axis, whatever it holds. Greedy, one row at a
-    time (after AETG, Cohen et al. 1997). The same on every machine: of the generator only ``random()`` is used, which
-    Python guarantees to be stable.
+    ``weights`` has one positive number for each value of each axis: how often it is taken, relative to the others,
+    where no value covers more pairs. ``allowed(axis, value, other_axis, other_value)`` is called with ``axis <
+    other_axis``; every allowed partial row must have an allowed value on every other axis. Greedy, one row at a time
+    (after AETG, Cohen et al. 1997). The rows are the same on every machine: only ``random()`` of the generator is used,
+    which Python guarantees to be stable.
     """
     random = Random(seed)  # noqa: S311 (nothing secret)
     return _CoveringArray(weights, allowed or (lambda *_: True), random).build()

@@ -1,8 +1,8 @@
-"""Draws: the two kinds of strategy that all others are made of, which can be sampled without Hypothesis.
+"""Draws: the two kinds of strategy that all others consist of, which can be sampled without Hypothesis.
 
-Hypothesis takes some 40 microseconds for each choice, since it keeps what a shrinker may need. A campaign looks at
-thousands of cases before one fails. So it samples them, by the very same functions, and keeps no more than the choices
-of the case at hand: Hypothesis can make them again, and shrink what fails.
+Hypothesis takes about 40 microseconds for each choice, since it records what a shrinker may need. A campaign runs
+thousands of cases before one fails. So it samples them with the same functions and keeps only the choices of the
+current case. Hypothesis can repeat those choices and shrink a failing case.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SAMPLED: Final = "fuzz_attn_sampled"
-"""The attribute of a strategy that holds how it is sampled: from a sample, its value."""
+"""The attribute of a strategy that holds a function from a sample to a value."""
 
 
 class Sample:
-    """One value drawn without Hypothesis, and the ``choices`` that were made for it, in Hypothesis' own order."""
+    """One value drawn without Hypothesis, and the ``choices`` made for it, in Hypothesis' order."""
 
     def __init__(self, random: Random) -> None:
         self.choices: list[int] = []
-        self._random = random.random  # the one method that gives the same numbers in every version of Python
+        self._random = random.random  # the only method with the same numbers in every version of Python
 
     def draw(self, strategy: st.SearchStrategy[Ex], label: object = None) -> Ex:
-        """Return a value of a strategy that this module made; raises TypeError for any other."""
+        """Return a value of a strategy of this module; raises TypeError for any other."""
         try:
             sampled: Callable[[Sample], Ex] = getattr(strategy, _SAMPLED)
         except AttributeError:
-            raise TypeError(f"{strategy} cannot be sampled: it is made by no function of {__name__}") from None
+            raise TypeError(f"{strategy} cannot be sampled: no function of {__name__} made it") from None
         return sampled(self)
 
     def index(self, size: int) -> int:
-        """Return the index of a table of a size, all alike; of one is no choice, as to Hypothesis."""
+        """Return an index into a table of a size, each as likely; a size of 1 makes no choice, as in Hypothesis."""
         if size == 1:
             return 0
         chosen = int(self._random() * size)
@@ -48,7 +48,7 @@ class Sample:
 
 
 def sampled_from(values: Sequence[T]) -> st.SearchStrategy[T]:
-    """Return ``st.sampled_from(values)``: each value alike, shrinks towards the first."""
+    """Return ``st.sampled_from(values)``: each value as likely; shrinks towards the first."""
     table = values if isinstance(values, range) else tuple(values)
     size = len(table)
     strategy = cast(st.SearchStrategy[T], st.sampled_from(table))
@@ -57,11 +57,11 @@ def sampled_from(values: Sequence[T]) -> st.SearchStrategy[T]:
 
 
 def composite(function: Callable[Concatenate[st.DrawFn, P], T]) -> Callable[P, st.SearchStrategy[T]]:
-    """Return ``st.composite(function)``, each of its draws under a label of its own.
+    """Return ``st.composite(function)`` with a different label for each of its draws; shrinks as its draws do.
 
-    After each new example Hypothesis tries up to five that copy one draw over another with the same label, which by
-    default all draws of equal strategies share. Here that is nearly all of them, and so five cases of six would be
-    near copies of the one before, or the same case again.
+    After each new example Hypothesis tries up to five that copy one draw over another with the same label. By default
+    all draws of equal strategies share a label. Here nearly all draws would, so that five of six cases would be near
+    copies of the one before, or the same case again.
     """
     first = int.from_bytes(f"{function.__module__}.{function.__qualname__}".encode()) << 16
 

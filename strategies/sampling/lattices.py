@@ -1,4 +1,4 @@
-"""Lattices: the sizes worth trying, as tables from which one draw takes one value."""
+"""Lattices: tables of the sizes worth trying, from which one draw takes one value."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from fuzz_attn.strategies.sampling.draws import sampled_from
 
 DENSE = 18
-"""Lengths below this stand in every table once each, so that small lengths mean the same under every compile key."""
+"""Every table holds each length below this once, so that small lengths have the same index under every compile key."""
 
 EVEN = 256
-"""Hypothesis draws integers of a range of this width evenly."""
+"""Hypothesis draws integers from a range of this width evenly."""
 
 
 def lattice(values: Iterable[int], *, bounds: tuple[int, ...], simplest: int) -> tuple[int, ...]:
-    """Return the values within a domain's bounds, the bounds themselves included: the simplest one, then ascending.
+    """Return the values within a domain's bounds and the bounds themselves: the simplest one, then ascending.
 
-    ``bounds`` is read as in :class:`fuzz_attn.case.domain.Domain`: two values are an inclusive range, any other
-    number of values stands for itself. Where ``simplest`` lies outside, the smallest value takes its place.
+    ``bounds`` is as in :class:`fuzz_attn.case.domain.Domain`: two values are an inclusive range, any other number of
+    values is a list. Where ``simplest`` lies outside, the smallest value comes first.
     """
     chosen = set(bounds)
     if len(bounds) == 2:
@@ -33,7 +33,7 @@ def lattice(values: Iterable[int], *, bounds: tuple[int, ...], simplest: int) ->
 
 
 def around(*edges: int) -> set[int]:
-    """Return each edge with its two neighbours, as far as they are not negative."""
+    """Return each edge with its two neighbours, without negative ones."""
     return {edge + step for edge in edges for step in (-1, 0, 1) if edge + step >= 0}
 
 
@@ -58,9 +58,9 @@ def indices(size: int) -> st.SearchStrategy[int]:
 
 
 def draw_index(draw: st.DrawFn, size: int) -> int:
-    """Draw the index of a table of any size, evenly; shrinks towards 0.
+    """Draw an index into a table of any size, evenly; shrinks towards 0.
 
-    In two digits, because Hypothesis favours integers up to 256 within any wider range.
+    It is drawn as two digits, because Hypothesis favours integers up to 256 within any wider range.
     """
     digits = -(-size // EVEN)
     width = -(-size // digits)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.campaign import Outcome
@@ -43,7 +44,7 @@ def test_the_summary_says_so(campaign: Callable[..., Outcome]) -> None:
     assert outcome.failure is None
     printed = text_of(render(outcome.statistics))
     assert "interpreter" in printed
-    assert "fell back" in printed
+    assert "fallback" in printed
 
 
 def test_a_sanitizers_finding_is_not_called_fixed_by_a_backend_without_them() -> None:

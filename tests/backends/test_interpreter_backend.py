@@ -25,7 +25,8 @@ from triton.runtime import interpreter
 
 from fuzz_attn.backends import backend_named, preflight, shims
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, LaunchHints, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.errors import BackendError
 from fuzz_attn.inputs.tensors import materialise, storage_bytes

@@ -10,9 +10,10 @@ from typing import get_args
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, LaunchHints, PageLayout, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Sequence
 from fuzz_attn.engine.campaign import Outcome
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup

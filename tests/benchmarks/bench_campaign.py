@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fuzz_attn.case.families import FEATURES
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
@@ -199,5 +199,5 @@ def _print(name: str, cases: int, cost: Cost) -> None:
 
 
 if __name__ == "__main__":
-    chosen = tuple(sys.argv[2:]) or tuple(FEATURES)
+    chosen = tuple(sys.argv[2:]) or tuple(FAMILIES)
     main(int(sys.argv[1]) // schedule.ON_CPU.cases * schedule.ON_CPU.cases if len(sys.argv) > 1 else CASES, chosen)

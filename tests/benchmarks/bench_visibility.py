@@ -13,7 +13,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.case_stream import CaseStream
 from fuzz_attn.oracle.visibility import Visibility, visible_share
@@ -38,7 +38,8 @@ def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
 def _rows(case: AttentionCase) -> Iterator[Row]:
     yield "scores", _words(case.scores)
     yield "values", _words(case.values)
-    yield "calm rows, marks", f"{'calm' if case.calm else 'lively'}, {'marks' if case.marks else 'recipe alone'}"
+    uniform, marks = "near-uniform" if case.near_uniform else "not", "marks" if case.key_marks else "no marks"
+    yield "near-uniform rows, key marks", f"{uniform}, {marks}"
     yield "alibi", _words(case.alibi)
     yield "sinks", _words(case.sinks)
     yield "q, cache, out", f"{case.dtypes.q}, {case.dtypes.kv}, {case.dtypes.out}"

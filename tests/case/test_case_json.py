@@ -1,4 +1,4 @@
-"""Cases as JSON: lossless, short, and pinned, because saved counterexamples must mean the same years later."""
+"""Cases as JSON: lossless, short and pinned, because saved counterexamples must keep their meaning for years."""
 
 from __future__ import annotations
 
@@ -10,28 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import attention_case as case_module
-from fuzz_attn.case import recipes
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    CompileKey,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case import attention_case, compile_key, parts, recipes
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
     NeedleScores,
     OutlierValues,
     Override,
-    Plain,
     PoisonRecipe,
     QQBiasRecipe,
     SinkRecipe,
@@ -44,9 +35,9 @@ ANY = st.sampled_from((WIDE, Domain(family="paged"), Domain(family="context"), D
 STRUCTS = sorted(
     {
         member
-        for module in (case_module, recipes)
+        for module in (attention_case, compile_key, parts, recipes)
         for member in vars(module).values()
-        if inspect.isclass(member) and issubclass(member, Plain) and member is not Plain
+        if inspect.isclass(member) and issubclass(member, Plain) and member not in (Plain, CaseFields)
     },
     key=lambda struct: struct.__name__,
 )
@@ -68,8 +59,8 @@ FULL = AttentionCase(
     scales=Scales(k=0.5, v=1.7, out=0.3),
     scores=NeedleScores(place="outside_left", strength=9.0),
     values=OutlierValues(factor=32.0),
-    calm=True,
-    marks=True,
+    near_uniform=True,
+    key_marks=True,
     overrides=(Override(tensor="v", sequence=1, position=2, head=1, column=4, value=-16.0),),
     strides=Strides(
         q_token=1,
@@ -101,7 +92,7 @@ GOLDEN = (
     '"scales":{"k":0.5,"v":1.7,"out":0.3},'
     '"scores":{"type":"needle","place":"outside_left","strength":9.0},'
     '"values":{"type":"outlier","factor":32.0},'
-    '"calm":true,"marks":true,'
+    '"near_uniform":true,"key_marks":true,'
     '"overrides":[{"tensor":"v","sequence":1,"position":2,"head":1,"column":4,"value":-16.0}],'
     '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9},'
     '"padded_tokens":2,'
@@ -122,7 +113,7 @@ SPLIT_GOLDEN = (
     '{"sequences":[{"query_len":3,"context_len":5}],"family":"context","dtypes":{"kv":"float8_e5m2"},'
     '"filter_by_query_len":true,"uint8_cache":true,"stale_cache":true}'
 )
-"""Schema version 1. Where it must change, files saved before would mean something else: raise ``SCHEMA``."""
+"""Schema version 2. A change here changes what saved files mean: raise ``SCHEMA``."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "AlibiRecipe": {"kind": "standard", "scale": 1.0},
@@ -148,8 +139,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "scales": {"q": 1.0, "k": 1.0, "v": 1.0, "out": 1.0},
         "scores": {"type": "normal", "spread": 1.0},
         "values": {"type": "normal"},
-        "calm": False,
-        "marks": False,
+        "near_uniform": False,
+        "key_marks": False,
         "overrides": [],
         "strides": {
             "q_token": 0,
@@ -190,7 +181,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SinkRecipe": {"level": 0.0, "spread": 1.0, "dtype": "float32"},
     "UniformScores": {"type": "uniform"},
 }
-"""What a field means that a file of schema version 1 leaves out."""
+"""What a field means that a file of schema version 2 leaves out."""
 
 REQUIRED: dict[str, dict[str, Any]] = {
     "AttentionCase": {"sequences": []},
@@ -198,7 +189,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Sequence": {"query_len": 1},
 }
 PARTS = ("CompileKey", "DTypes", "HeadLayout", "LaunchHints", "PageLayout", "PoisonRecipe", "Scales", "Strides")
-"""Pinned as parts of a case; the key is in no file."""
+"""Pinned as parts of a case; no file holds the compile key."""
 
 
 def decode(text: str | bytes) -> AttentionCase:
@@ -233,7 +224,7 @@ def test_json_with_every_default_written_out_is_the_same_case(case: AttentionCas
 
 @QUIET
 @given(st.floats(-1e30, 1e30), st.floats(2.0**-126, 2.0**126), st.integers(0, 2**53 - 1))
-def test_numbers_keep_every_bit(value: float, scale: float, seed: int) -> None:
+def test_json_keeps_every_bit_of_numbers(value: float, scale: float, seed: int) -> None:
     override = Override(tensor="k", value=value)
     case = AttentionCase(sequences=(), softmax_scale=scale, softcap=scale, overrides=(override,), seed=seed)
     again = decode(msgspec.json.encode(case))
@@ -259,7 +250,7 @@ def test_case_without_features_is_short() -> None:
     assert msgspec.json.encode(case) == b'{"sequences":[{"query_len":1}],"scores":{"type":"level"}}'
 
 
-def test_golden_text_of_schema_version_1() -> None:
+def test_golden_text_of_schema_version_2() -> None:
     assert msgspec.json.encode(FULL).decode() == GOLDEN
     assert decode(GOLDEN) == FULL
     assert msgspec.json.encode(SPLIT).decode() == SPLIT_GOLDEN
@@ -267,7 +258,7 @@ def test_golden_text_of_schema_version_1() -> None:
 
 
 def test_golden_text_sets_every_field() -> None:
-    # q's scale and family have one legal value here, and so has what split caches alone can have.
+    # q's scale, the family and the features of split caches have only one legal value here.
     def unset(value: object, path: str) -> list[str]:
         if isinstance(value, tuple):
             return [name for part in value[:1] for name in unset(part, path)]
@@ -313,13 +304,13 @@ def test_equal_cases_make_equal_keys_and_texts() -> None:
         {"launch": LaunchHints()},
     ],
 )
-def test_what_compiles_anew_changes_the_key(changes: dict[str, Any]) -> None:
+def test_fields_that_recompile_change_the_key(changes: dict[str, Any]) -> None:
     assert replace(FULL, **changes).compile_key != FULL.compile_key
 
 
 @QUIET
 @given(cases(WIDE))
-def test_key_says_which_features_are_on(case: AttentionCase) -> None:
+def test_key_holds_the_compiled_features(case: AttentionCase) -> None:
     key = case.compile_key
     assert (key.window, key.softcap) == (case.window != 0, case.softcap != 0.0)
     assert (key.alibi, key.qq_bias, key.sinks) == tuple(x is not None for x in (case.alibi, case.qq_bias, case.sinks))

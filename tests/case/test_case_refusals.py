@@ -1,4 +1,4 @@
-"""What no case can be is refused, in words that name field, value and bound, and before any memory is taken."""
+"""Impossible cases raise errors that name field, value and bound, before any memory is allocated."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import attention_case as case_module
-from fuzz_attn.case.attention_case import (
-    MAX_TOTAL_ELEMENTS,
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-)
+from fuzz_attn.case import checks
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import GUARD_BYTES
@@ -127,7 +119,7 @@ TOO_LARGE: list[tuple[str, dict[str, Any]]] = [
     ("qq_bias", {"sequences": (Sequence(65),), "qq_bias": QQBiasRecipe(row_padding=HUGE)}),
     ("qq_bias", {"sequences": (), "qq_bias": QQBiasRecipe(extra_rows=HUGE, row_padding=HUGE)}),
 ]
-"""One case for each field that sizes a tensor, every number by itself within its field's bounds."""
+"""One case for each field that sizes a tensor; every number is within the bounds of its own field."""
 
 
 @pytest.mark.parametrize(("text", "message"), UNREADABLE)
@@ -192,7 +184,7 @@ CACHES: st.SearchStrategy[Literal["separate", "kv_first", "blocks_first", "heads
 
 @st.composite
 def sized_cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw the fields of a case, all that sizes a tensor up to sizes that are too large for it."""
+    """Draw the fields of a case, with sizes up to ones that are too large."""
     three = draw(st.booleans())
     return {
         "sequences": tuple(draw(st.lists(st.builds(Sequence, query_len=SIZES, context_len=SIZES), max_size=4))),
@@ -231,7 +223,7 @@ def sized_cases(draw: st.DrawFn) -> dict[str, Any]:
 def test_no_tensor_of_an_accepted_case_is_larger_than_the_limit(fields: dict[str, Any]) -> None:
     limit = 1000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(case_module, "MAX_TOTAL_ELEMENTS", limit)
+        patch.setattr(checks, "MAX_TOTAL_ELEMENTS", limit)
         try:
             case = AttentionCase(**fields)
         except CaseError:

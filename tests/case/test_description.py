@@ -1,4 +1,4 @@
-"""Descriptions: a case in words that leave nothing out."""
+"""Descriptions: every difference between cases shows in the words."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -56,18 +47,18 @@ padding: 2 more rows in q and out than tokens
 heads: 6 query heads on 2 KV heads (group of 3), head size 64
 types: q bfloat16, cache float8_e4m3fn with k_scale 0.5 and v_scale 1.7, output float8_e5m2 with scale 0.3
 pages: 8 slots each, in a random order, one used twice by each sequence, the first shared by all sequences, \
-2 more that nobody owns, a table 1 column wider than needed
+2 spare pages, a table 1 column wider than needed
 scale: softmax_scale 0.125, 1 / sqrt(head size)
 soft cap: 30
 mask: causal, window of 7 keys
 ALiBi: negative slopes times 2
 qq-bias: tree times 0.5, 1 row more than the longest query, 2 columns fewer than the longest query, \
 a slice of a matrix 4 columns wider
-sinks: -4 give or take 0.25, bfloat16
+sinks: -4 with spread 0.25, bfloat16
 numbers: scores needle (place outside left, strength 9), values one-hot, seed 12
-calm: the queries of most rows divided by 64, the slopes of most heads by 16
-marks: every other column of V marks the keys
-v: -16 set by hand at sequence 1, position 2, head 1, column 4
+near-uniform: the queries of most rows divided by 64, the slopes of most heads by 16
+key marks: every other column of V marks the keys
+v: -16 set at sequence 1, position 2, head 1, column 4
 memory: K and V in one allocation [num_blocks, 2, ...], gap of 1 after each q token, gap of 2 after each q head, \
 gap of 3 after each out token, gap of 4 after each out head, gap of 5 after each cache row, \
 gap of 6 after each table row
@@ -98,8 +89,8 @@ def test_richest_case() -> None:
         sinks=SinkRecipe(-4.0, 0.25, "bfloat16"),
         scores=NeedleScores("outside_left", 9.0),
         values=OneHotValues(),
-        calm=True,
-        marks=True,
+        near_uniform=True,
+        key_marks=True,
         overrides=(Override("v", 1, 2, 1, 4, -16.0),),
         strides=Strides(1, 2, 3, 4, "blocks_first", 5, 6),
         padded_tokens=2,
@@ -118,7 +109,7 @@ def test_richest_case() -> None:
         ({"alibi": AlibiRecipe()}, ("ALiBi", "standard slopes")),
         ({"qq_bias": QQBiasRecipe()}, ("qq-bias", "dense")),
         ({"qq_bias": QQBiasRecipe(extra_columns=1)}, ("qq-bias", "dense, 1 column more than the longest query")),
-        ({"sinks": SinkRecipe()}, ("sinks", "0 give or take 1, float32")),
+        ({"sinks": SinkRecipe()}, ("sinks", "0 with spread 1, float32")),
         ({"softmax_scale": 0.1000001}, ("scale", "softmax_scale 0.1000001")),
         ({"softmax_scale": 0.25}, ("scale", "softmax_scale 0.25, 1 / sqrt(head size)")),
         (
@@ -155,7 +146,7 @@ def test_different_cases_have_different_descriptions(left: AttentionCase, right:
 @given(
     cases(WIDE), cases(WIDE), st.sampled_from([name for name in AttentionCase.__struct_fields__ if name != "family"])
 )
-def test_every_field_is_told(left: AttentionCase, right: AttentionCase, field: str) -> None:
+def test_every_field_is_described(left: AttentionCase, right: AttentionCase, field: str) -> None:
     try:
         changed = replace(left, **{field: getattr(right, field)})
     except CaseError:
@@ -221,7 +212,7 @@ FIELDS: list[tuple[str, Any]] = [
 ]
 
 
-def test_every_part_of_a_field_is_told() -> None:
+def test_every_part_of_a_field_is_described() -> None:
     plain = AttentionCase((Sequence(1),))
     texts = [text_of(replace(plain, **{name: value})) for name, value in FIELDS]
     assert len({text_of(plain), *texts}) == len(FIELDS) + 1
@@ -229,7 +220,7 @@ def test_every_part_of_a_field_is_told() -> None:
 
 @QUIET
 @given(cases(WIDE))
-def test_lines_are_one_line_each(case: AttentionCase) -> None:
+def test_each_description_is_one_line(case: AttentionCase) -> None:
     for what, words in describe(case):
         assert words == words.strip() != ""
         assert "\n" not in what + words

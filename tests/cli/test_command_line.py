@@ -1,4 +1,4 @@
-"""The command line: what each command prints, where it writes, and its exit status: 0, 1 or 2."""
+"""The command line: output, files and exit status of each command."""
 
 import dataclasses
 import json
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
+from xml.etree import ElementTree
 
 import click
 import msgspec
@@ -21,8 +22,9 @@ from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli import run
+from fuzz_attn.cli.campaign import parts
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.pytest_call import Request
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -35,7 +37,7 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh folder with the targets in it, which is the current one."""
+    """Return the current folder: a new one, which contains the targets."""
     for name in ("torch_attention.py", "misbehaving.py", "broken_import.py"):
         shutil.copy(TARGETS / name, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -45,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def call(folder: Path) -> Call:
-    """Return a function that calls the command line in this process."""
+    """Return a function that runs the command line in this process."""
 
     def called(*arguments: str) -> Result:
         return CliRunner().invoke(main, arguments)
@@ -55,7 +57,7 @@ def call(folder: Path) -> Call:
 
 @pytest.fixture
 def save(folder: Path, case: AttentionCase) -> Save:
-    """Return a function that saves a counterexample on a target; its case fails on any that leaves rows unwritten."""
+    """Return a function that saves a counterexample, whose case fails on a target that leaves rows unwritten."""
 
     def saved(target: str = "torch_attention.py:last_row_unwritten", kind: str = "mismatch", where: str = "a") -> Path:
         verdict = msgspec.convert({"property_name": "oracle", "kind": kind, "message": "as it was"}, Verdict)
@@ -66,16 +68,16 @@ def save(folder: Path, case: AttentionCase) -> Save:
 
 
 def one_line(result: Result) -> str:
-    """Return the one line on standard error, which is all that is said of a mistake."""
+    """Return the one line on standard error, and check that nothing else was printed."""
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     return str(line)
 
 
-def test_run_on_a_right_target(folder: Path) -> None:
+def test_run_on_a_correct_target(folder: Path) -> None:
     command = [SCRIPT, "run", "--target", "torch_attention.py:unified_attention", "--max-cases", "40", "--workers", "2"]
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
-    (folder / "conftest.py").write_text("raise RuntimeError('somebody else lives here')\n")
+    (folder / "conftest.py").write_text("raise RuntimeError('this file must not be loaded')\n")
     environment = {**os.environ, "PYTEST_ADDOPTS": "--no-such-option", "COLUMNS": "80"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,14 +87,14 @@ def test_run_on_a_right_target(folder: Path) -> None:
     assert re.search(rf"^ seed +{seed}, split over 2 shards$", done.stdout, re.MULTILINE)
     assert re.search(r"^ cases +40 in \d+ s, \d+\.\d cases/s$", done.stdout, re.MULTILINE)
     assert re.search(r"^ failures +0$", done.stdout, re.MULTILINE)
-    assert re.search(r"^ no failure in +40 cases: at most 0\.075 failures a case", done.stdout, re.MULTILINE)
+    assert re.search(r"^ no failure in +40 cases: at most 0\.075 failures per case", done.stdout, re.MULTILINE)
     (summary,) = re.findall(r"^Written  (reports/runs/\S+/summary\.json)$", done.stdout, re.MULTILINE)
     assert json.loads((folder / summary).read_text())["cases"] == 40
     assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["reports"]
 
 
-def test_several_targets_share_the_budget(folder: Path) -> None:
+def test_several_targets_share_the_limits(folder: Path) -> None:
     right, wrong = (f"torch_attention.py:{name}" for name in ("unified_attention", "last_row_unwritten"))
     command = [SCRIPT, "run", "--target", wrong, "--target", right, "--max-cases", "61", "--workers", "1", "--out", "o"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -104,20 +106,23 @@ def test_several_targets_share_the_budget(folder: Path) -> None:
         "torch_attention.py-unified_attention": right,
     }
     assert files["torch_attention.py-unified_attention"]["cases"] == 30
+    (run_folder,) = re.findall(r"^Run folder  (.*)$", done.stdout, re.MULTILINE)
+    listed = CliRunner().invoke(main, ["coverage", run_folder])
+    assert re.findall(r"^Mask coverage of (\S+),", listed.stdout, re.MULTILINE) == [wrong, right]
 
 
-def test_without_a_target_all_families_are_fuzzed() -> None:
+def test_run_without_a_target_fuzzes_all_families() -> None:
     names = get_args(Family)
-    asked = run.Request(names, None, "auto", 60.0, 10, 1, 2, None)
-    parts = list(run.parts(asked))
-    assert [part.targets for part in parts] == [(name,) for name in names]
-    assert sum(part.max_cases or 0 for part in parts) == 10
-    assert [part.max_time for part in parts] == [15.0] * 4
-    few = list(run.parts(dataclasses.replace(asked, max_cases=2)))
+    request = Request(names, None, "auto", 60.0, 10, 1, 2, None)
+    shares = list(parts(request))
+    assert [part.targets for part in shares] == [(name,) for name in names]
+    assert sum(part.max_cases or 0 for part in shares) == 10
+    assert [part.max_time for part in shares] == [15.0] * 4
+    few = list(parts(dataclasses.replace(request, max_cases=2)))
     assert [part.max_cases for part in few] == [1, 1]
 
 
-def test_run_on_a_wrong_target_puts_everything_below_out(folder: Path) -> None:
+def test_run_on_a_wrong_target_writes_below_out(folder: Path) -> None:
     arguments = [
         "--target",
         "torch_attention.py:last_row_unwritten",
@@ -142,17 +147,17 @@ def test_run_on_a_wrong_target_puts_everything_below_out(folder: Path) -> None:
     assert replayed.stdout.startswith(f"FAILED  {file.relative_to(folder)}\n")
 
 
-def test_an_interrupted_run_saves_what_it_has(folder: Path) -> None:
+def test_interrupted_run_saves_its_failure(folder: Path) -> None:
     command = [SCRIPT, "run", "--target", "misbehaving.py:slower_and_wrong", "--max-time", "300", "--workers", "2"]
-    # A shell that starts the tests in the background lets all its children ignore interrupts.
-    hearing = ["env", "--default-signal=INT", *command]
-    process = subprocess.Popen(hearing, stdout=subprocess.PIPE, text=True)
+    # A shell that starts the tests in the background makes its children ignore interrupts.
+    interruptible = ["env", "--default-signal=INT", *command]
+    process = subprocess.Popen(interruptible, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: '"state":"shrinking"' in "".join(path.read_text() for path in folder.rglob("shard-*.json")))
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, told
-    assert "Interrupted. What was found so far:" in told
-    assert "FAILED misbehaving.py:slower_and_wrong" in told
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "Interrupted. Results so far:" in output
+    assert "FAILED misbehaving.py:slower_and_wrong" in output
     assert list((folder / "tests" / "counterexamples").rglob("*.json"))
 
 
@@ -175,7 +180,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ),
     ],
 )
-def test_run_on_a_bad_target_is_told_in_one_line(target: str, message: str, call: Call) -> None:
+def test_run_reports_a_bad_target_in_one_line(target: str, message: str, call: Call) -> None:
     result = call("run", "--target", target)
     assert result.exit_code == 2
     assert one_line(result).startswith(f"fuzz-attn: {message}")
@@ -207,19 +212,19 @@ def test_run_on_a_bad_target_is_told_in_one_line(target: str, message: str, call
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_misuse_of_the_command_line(arguments: list[str], message: str, call: Call) -> None:
+def test_wrong_arguments(arguments: list[str], message: str, call: Call) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def spoiled(save: Save, how: Callable[[str], str]) -> Path:
+def damaged(save: Save, how: Callable[[str], str]) -> Path:
     path = save()
     path.write_text(how(path.read_text()))
     return path
 
 
-SPOILED = {
+DAMAGED = {
     "truncated": (lambda text: text[: len(text) // 2], r"is cut off or not JSON: "),
     "empty": (lambda text: "", r"is cut off or not JSON: "),
     "not JSON": (lambda text: "hello", r"is cut off or not JSON: "),
@@ -241,10 +246,10 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("command", ["replay", "show"])
-@pytest.mark.parametrize("name", SPOILED)
-def test_a_spoiled_file_is_told_in_one_line(name: str, command: str, call: Call, save: Save) -> None:
-    how, message = SPOILED[name]
-    path = spoiled(save, how)
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_file_is_reported_in_one_line(name: str, command: str, call: Call, save: Save) -> None:
+    how, message = DAMAGED[name]
+    path = damaged(save, how)
     result = call(command, str(path))
     assert result.exit_code == 2
     line = one_line(result)
@@ -253,7 +258,7 @@ def test_a_spoiled_file_is_told_in_one_line(name: str, command: str, call: Call,
 
 
 @pytest.mark.parametrize("command", ["replay", "show"])
-def test_a_missing_file_is_told_in_one_line(command: str, call: Call) -> None:
+def test_missing_file_is_reported_in_one_line(command: str, call: Call) -> None:
     result = call(command, "gone.json")
     assert result.exit_code == 2
     assert one_line(result) in (
@@ -262,7 +267,7 @@ def test_a_missing_file_is_told_in_one_line(command: str, call: Call) -> None:
     )
 
 
-def test_replay_of_files_folders_and_by_default(call: Call, save: Save) -> None:
+def test_replay_of_files_and_folders(call: Call, save: Save) -> None:
     paths = [save(), save(kind="nan"), save(where="b")]
     expected = {"a file": (str(paths[0]), 1), "a folder": ("tests/counterexamples/a", 2), "by default": (None, 3)}
     for place, number in expected.values():
@@ -282,20 +287,20 @@ def test_replay_on_another_target(call: Call, save: Save) -> None:
     assert one_line(result).endswith("torch_attention has no 'that_is_gone'")
 
 
-def test_replay_tells_tensors_that_drifted(call: Call, save: Save) -> None:
+def test_replay_reports_changed_tensors(call: Call, save: Save) -> None:
     path = save("torch_attention.py:unified_attention")
     path.write_text(path.read_text().replace('"digest": ""', '"digest": "0123456789abcdef"'))
     result = call("replay", str(path))
     assert result.exit_code == 0
-    assert "its tensors are no longer the bits that it was saved with" in result.stdout
+    assert "the tensors differ from those that the case was saved with" in result.stdout
 
 
-def test_replay_of_nothing(call: Call) -> None:
+def test_replay_without_counterexamples(call: Call) -> None:
     result = call("replay")
     assert (result.exit_code, result.stdout) == (0, "no counterexamples: tests/counterexamples does not exist\n")
 
 
-def test_show_tells_the_case_and_how_to_rerun_it(call: Call, save: Save) -> None:
+def test_show_prints_the_case_and_the_replay_command(call: Call, save: Save) -> None:
     path = save("some.module:attend")
     result = call("show", str(path))
     assert result.exit_code == 0
@@ -307,25 +312,41 @@ def test_show_tells_the_case_and_how_to_rerun_it(call: Call, save: Save) -> None
     ):
         assert words in result.stdout
     assert f"replay {path}\n" in result.stdout
-    assert re.search(r"Status open\. Seen with python 3\.\d+", result.stdout)
+    assert re.search(r"Status open\. Found with python 3\.\d+", result.stdout)
 
 
-def test_targets_lists_what_can_be_fuzzed(call: Call) -> None:
+def test_show_saves_a_picture(call: Call, save: Save, folder: Path) -> None:
+    path = save("some.module:attend")
+    result = call("show", str(path), "--svg", "failure.svg")
+    picture = ElementTree.parse(folder / "failure.svg").getroot()
+    words = " ".join("".join(picture.itertext()).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert f"fuzz-attn show {path}" in words, "the title"
+    for word in set(result.stdout.split()):
+        assert word in words
+
+
+def test_targets_lists_names_and_domains(call: Call) -> None:
     result = call("targets")
     assert result.exit_code == 0
     assert result.stdout.startswith("unified (family unified)\n")
-    for words in ("types of q    float32, float16, bfloat16", "head sizes    1 to 256", "features", "never", "2d, 3d"):
+    for words in (
+        "types of q    float32, float16, bfloat16",
+        "head sizes    1 to 256",
+        "features",
+        "never drawn",
+        "2d, 3d",
+    ):
         assert words in result.stdout
-    assert "Besides: module:function and path.py:function" in result.stdout
+    assert "Other targets: module:function and path.py:function" in result.stdout
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in main.commands)], ids=str)
-def test_help_fits_and_says_what_it_does(command: tuple[str, ...], call: Call) -> None:
+def test_help_has_a_sentence_and_fits_into_80_columns(command: tuple[str, ...], call: Call) -> None:
     result = call(*command, "--help")
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
-    assert re.search(r"^  [A-Z].*\.", result.stdout, re.MULTILINE), "a sentence"
+    assert re.search(r"^  [A-Z].*\.", result.stdout, re.MULTILINE)
 
 
 def test_every_option_has_a_help_text() -> None:
@@ -338,5 +359,5 @@ def test_every_option_has_a_help_text() -> None:
     assert bare == []
 
 
-def test_the_version_is_told(call: Call) -> None:
+def test_version(call: Call) -> None:
     assert re.fullmatch(r"fuzz-attn, version \d+\.\d+\.\d+\n", call("--version").stdout)

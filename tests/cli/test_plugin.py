@@ -1,4 +1,4 @@
-"""The pytest plugin in somebody else's folder: two lines make a fuzz test, and all that pytest offers still works."""
+"""The pytest plugin in a user's folder: fuzz tests of two lines, options, and xdist."""
 
 import os
 import re
@@ -24,16 +24,16 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A fresh folder with nothing but a kernel."""
+    """Return a new folder that contains a kernel and nothing else."""
     shutil.copy(TORCH, tmp_path / "attention.py")
     return tmp_path
 
 
 def call_pytest(folder: Path, test: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Run pytest in the folder on one file, in an environment that says nothing of Triton or of pytest."""
+    """Run pytest in the folder on one file, without any settings of Triton and pytest in the environment."""
     (folder / "test_attention.py").write_text(test)
-    leaking = ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "COLUMNS")
-    environment = {name: value for name, value in os.environ.items() if name not in leaking}
+    settings = ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "COLUMNS")
+    environment = {name: value for name, value in os.environ.items() if name not in settings}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_attention.py"],
         cwd=folder,
@@ -50,21 +50,29 @@ def statistics_in(folder: Path) -> list[Statistics]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_two_lines_are_a_fuzz_test(workers: int, folder: Path) -> None:
+def test_fuzz_test_of_two_lines(workers: int, folder: Path) -> None:
     strict = ("--strict-markers", "--strict-config", "-W", "error")
     done = call_pytest(folder, TWO_LINES, *strict, *(["-n", str(workers)] if workers else []))
     assert done.returncode == 0, done.stdout
     shards = statistics_in(folder)
     assert len(shards) == max(1, workers)
     assert sum(shard.cases for shard in shards) == 30
-    assert len({shard.seed for shard in shards}) == 1, "one campaign has one seed"
+    assert len({shard.seed for shard in shards}) == 1
     assert f"{max(1, workers)} passed" in done.stdout
     assert done.stdout.count("Summary of attention.py:unified_attention") == 1
     assert re.search(rf"seed +{shards[0].seed}, split over {max(1, workers)} shard", done.stdout)
     assert not (folder / "tests").exists()
 
 
-def test_options_win_over_arguments(folder: Path) -> None:
+@pytest.mark.parametrize(("workers", "shards"), [("0", 1), ("2", 2), ("auto", os.cpu_count() or 1)])
+def test_collection_lists_a_shard_for_each_worker(workers: str, shards: int, folder: Path) -> None:
+    done = call_pytest(folder, TWO_LINES, "-n", workers, "--collect-only", "-q")
+    assert re.findall(r"^test_attention.py::test_attention\[shard(\d+)\]$", done.stdout, re.MULTILINE) == [
+        str(shard) for shard in range(shards)
+    ]
+
+
+def test_options_replace_arguments(folder: Path) -> None:
     options = ("--fuzz-max-cases=5", "--fuzz-seed=7", "--fuzz-workers=3", "--fuzz-out=elsewhere", "-v")
     done = call_pytest(folder, TWO_LINES, *options, "--fuzz-target=attention.py:last_row_unwritten")
     assert done.returncode == 1, done.stdout
@@ -79,16 +87,16 @@ def test_options_win_over_arguments(folder: Path) -> None:
     assert list((folder / "elsewhere" / "counterexamples").rglob("*.json"))
 
 
-def test_a_failure_is_told_in_full_with_a_command_that_can_be_pasted(folder: Path) -> None:
+def test_failure_is_printed_with_a_command_that_replays_it(folder: Path) -> None:
     done = call_pytest(folder, TWO_LINES.replace("unified_attention", "last_row_unwritten"))
     assert done.returncode == 1
-    told = done.stdout
+    output = done.stdout
     parts = ["FAILED attention.py:last_row_unwritten on ", "oracle (unwritten): ", " never written"]
     parts += ["The case\n", "sequence 0 ", "Worst elements\n", "expected", "Replay it\n"]
-    assert sorted(parts, key=told.index) == parts
-    assert "Traceback" not in told
-    assert "fuzz_attn/pytest_plugin.py" not in told
-    (command,) = set(re.findall(r"Replay it\n +(.*)", told))  # with CI=true, pytest tells it again in its summary
+    assert sorted(parts, key=output.index) == parts
+    assert "Traceback" not in output
+    assert "fuzz_attn/pytest_plugin.py" not in output
+    (command,) = set(re.findall(r"Replay it\n +(.*)", output))  # with CI=true, pytest repeats it in its summary
     assert "tests/counterexamples/attention.py-last_row_unwritten/oracle-unwritten-" in command
     replayed = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
     assert replayed.returncode == 1, replayed.stderr
@@ -114,7 +122,7 @@ def test_of_another_kind():
 """
 
 
-def test_functions_are_targets_beside_other_tests(folder: Path) -> None:
+def test_functions_are_targets(folder: Path) -> None:
     done = call_pytest(folder, OWN_FUNCTIONS)
     assert "4 passed" in done.stdout, done.stdout
     counts = sorted((shard.target, shard.cases) for shard in statistics_in(folder))
@@ -124,10 +132,10 @@ def test_functions_are_targets_beside_other_tests(folder: Path) -> None:
         ("test_attention.py:my_attention", 5),
     ]
     assert done.stdout.count("Summary of attention.py:unified_attention") == 1
-    assert re.search(r"cases +13 in ", done.stdout), "both tests of one target are summed up"
+    assert re.search(r"cases +13 in ", done.stdout)
 
 
-def test_nothing_is_left_and_nothing_printed_where_nothing_is_fuzzed(folder: Path) -> None:
+def test_other_tests_print_and_write_nothing(folder: Path) -> None:
     done = call_pytest(folder, "def test_of_another_kind(): pass\n")
     assert "1 passed" in done.stdout
     assert "Summary" not in done.stdout
@@ -147,7 +155,7 @@ def test_nothing_is_left_and_nothing_printed_where_nothing_is_fuzzed(folder: Pat
         ("--fuzz-backend=gpu", "argument --fuzz-backend: invalid choice: 'gpu' (choose from "),
     ],
 )
-def test_a_wrong_option_is_an_error_of_usage(option: str, message: str, folder: Path) -> None:
+def test_wrong_option_is_a_usage_error(option: str, message: str, folder: Path) -> None:
     done = call_pytest(folder, TWO_LINES, option)
     assert done.returncode == 4
     assert message in done.stderr
@@ -167,7 +175,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes_in_a_test_are_told_in_a_line(folder: Path) -> None:
+def test_mistakes_in_a_test_are_reported_in_one_line(folder: Path) -> None:
     for name, (call, _) in MISTAKES.items():
         file = folder / f"test_{name.replace(' ', '_')}.py"
         file.write_text(f"from fuzz_attn import fuzz\ntest_it = {call}\n")
@@ -179,15 +187,15 @@ def test_mistakes_in_a_test_are_told_in_a_line(folder: Path) -> None:
 
 
 def test_help_lists_the_options_of_the_command_line() -> None:
-    told = subprocess.run([sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True).stdout
     for name in ("target", "family", "backend", "max-time", "max-cases", "seed", "workers", "out"):
-        assert f"--fuzz-{name}" in told
+        assert f"--fuzz-{name}" in text
 
 
-def test_the_plugin_is_light(folder: Path) -> None:
+def test_plugin_imports_little(folder: Path) -> None:
     code = (
         "import sys, fuzz_attn.pytest_plugin; "
         "print(sorted({'torch', 'triton', 'hypothesis', 'rich'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told == "[]\n"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"

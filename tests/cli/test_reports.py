@@ -1,4 +1,4 @@
-"""What a person reads: the failure, the summary, the live line."""
+"""The reports: a failure, a summary, the progress of a run."""
 
 import io
 import os
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, PageLayout, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.statistics import PLAIN, Statistics, merged, read_all, write
@@ -51,12 +52,12 @@ The case
  mask        causal, window of 2 keys
  numbers     scores normal (spread 1), values normal, seed 0
  launch      the launcher's choice
- then        determinism
+ relation    determinism
 Worst elements
  sequence  query  head  column    actual      expected     bound
         0      1     0       2       nan  -0.181808084  1.52e-07
         0      1     0       3  0.546875   0.541697741    0.0005
-Also met while shrinking, and not followed: oracle (nan)
+Other failures seen while shrinking: oracle (nan)
 Replay it
  {program} replay 'tests/counter examples/x.json'"""
 
@@ -66,9 +67,9 @@ def found() -> Counterexample:
     return counterexample.signed("some.package.attention:unified_attention", "unified", "determinism", SMALL, WRONG)
 
 
-def test_a_failure_reads_why_case_elements_command(found: Counterexample) -> None:
-    told = failure.plain_text(found, Path("tests/counter examples/x.json"), ("oracle (nan)",))
-    assert told == REPORT.format(program=failure.program())
+def test_failure_report(found: Counterexample) -> None:
+    text = failure.plain_text(found, Path("tests/counter examples/x.json"), ("oracle (nan)",))
+    assert text == REPORT.format(program=failure.program())
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
@@ -80,7 +81,7 @@ def test_paths_and_commands_are_never_wrapped(width: int, found: Counterexample)
     assert all(len(line) <= width or "replay" in line or "FAILED" in line for line in lines)
 
 
-def test_the_command_is_one_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_replay_command_is_found_by_the_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("fuzz-attn")
     monkeypatch.setenv("PATH", str(script.parent))
     assert failure.program() == "fuzz-attn"
@@ -109,16 +110,16 @@ def shard(**changes: object) -> Statistics:
     return Statistics(**{**fields, **changes})  # type: ignore[arg-type] # a table of any fields
 
 
-def test_kernels_are_told_where_some_were_compiled() -> None:
+def test_summary_counts_compiled_kernels() -> None:
     assert "kernels compiled" not in text_of(summary.render(shard()))
     compiled = text_of(summary.render(shard(cases=100, shrinking=20, kernels_compiled=10)))
     assert "kernels compiled     10, 12.0 cases each" in compiled
     together = merged([shard(cases=100, kernels_compiled=10, kernels_loaded=5), shard(cases=50, kernels_loaded=10)])
     assert together is not None
-    assert "10, 15 more were in Triton's cache, 6.0 cases each" in text_of(summary.render(together))
+    assert "10, 15 more from Triton's cache, 6.0 cases each" in text_of(summary.render(together))
 
 
-def test_shards_merge_into_one() -> None:
+def test_statistics_of_shards_merge() -> None:
     other = shard(
         cases=50, seconds=12.0, compile_keys={2: 50}, ratios={"float32": 0.75}, deaths=2, counterexamples=("b",)
     )
@@ -132,7 +133,7 @@ def test_shards_merge_into_one() -> None:
     assert merged([]) is None
 
 
-def test_a_summary_without_failures() -> None:
+def test_summary_without_failures() -> None:
     assert text_of(summary.render(shard(shards=2, shims=("a_shim",)))).splitlines() == [
         "Summary of unified",
         " backend              interpreter (shims: a_shim)",
@@ -143,29 +144,29 @@ def test_a_summary_without_failures() -> None:
         " features             sinks 40%, window 30%, none of these 20%",
         " relations            12 cases: page permutation 7, determinism 5",
         " largest err / bound  bfloat16 0.500, float32 0.250",
-        " semantic coverage    none: the simulator alone sees masks, and only those of Triton kernels",
-        " no failure in        100 cases: at most 0.03 failures a case with 95% confidence (3/n)",
+        " mask coverage        none: only the simulator records masks, and only those of Triton kernels",
+        " no failure in        100 cases: at most 0.03 failures per case with 95% confidence (3/n)",
     ]
 
 
-def test_a_summary_with_everything_that_can_go_wrong() -> None:
-    told = text_of(
+def test_summary_with_everything_that_can_go_wrong() -> None:
+    text = text_of(
         summary.render(
             shard(shrinking=1, deaths=3, unfinished=2, unfinished_seconds=14.2, counterexamples=("x",), ratios={})
         )
     )
     for line in (
-        " shrinking            1 more case",
+        " shrinking            1 attempt",
         " worker deaths        3",
-        " cut off              2 launches were still running after 14 s when the time was up: no verdict, the case is",
+        " unfinished           2 launches had run for 14 s at the time limit; journal-*.json holds the cases",
         " failures             1",
         " largest err / bound  none measured",
     ):
-        assert line in told.splitlines()
-    assert "confidence" not in told
+        assert line in text.splitlines()
+    assert "confidence" not in text
 
 
-def test_a_summary_of_nothing_has_no_shares() -> None:
+def test_summary_of_no_cases() -> None:
     assert text_of(summary.render(shard(cases=0))).splitlines()[-1] == " failures      0"
 
 
@@ -185,15 +186,15 @@ def test_a_summary_of_nothing_has_no_shares() -> None:
             [shard(state="shrinking", shrinking=7), shard(counterexamples=("x",))],
             10.0,
             None,
-            "200 cases, 20.0 cases/s, 2 compile keys, 2 failures, shrinking (7 tries)",
+            "200 cases, 20.0 cases/s, 2 compile keys, 2 failures, shrinking (7 attempts)",
         ),
     ],
 )
-def test_the_live_line(shards: list[Statistics], seconds: float, time_left: float | None, line: str) -> None:
-    assert summary.live_line(shards, seconds, time_left) == line
+def test_progress_line(shards: list[Statistics], seconds: float, time_left: float | None, line: str) -> None:
+    assert summary.progress_line(shards, seconds, time_left) == line
 
 
-def test_statistics_are_read_back_from_all_folders_of_a_run(tmp_path: Path) -> None:
+def test_statistics_are_read_from_all_folders_of_a_run(tmp_path: Path) -> None:
     write(shard(), tmp_path / "one" / "shard-unified-0.json")
     write(shard(cases=3), tmp_path / "other" / "shard-unified-0.json")
     assert [entry.cases for entry in read_all(tmp_path)] == [100, 3]
@@ -208,6 +209,7 @@ def test_colours_are_for_terminals(terminal: bool, found: Counterexample) -> Non
     assert terminal or all(line == line.rstrip() for line in out.getvalue().splitlines())
 
 
-def test_words_are_counted() -> None:
+def test_nouns_are_counted() -> None:
     assert [count(number, "case") for number in (0, 1, 2)] == ["0 cases", "1 case", "2 cases"]
+    assert count(2, "launch", "launches") == "2 launches"
     assert text_of(whole("x" * 300), 80) == "x" * 300

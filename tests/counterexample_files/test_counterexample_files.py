@@ -1,4 +1,4 @@
-"""Counterexamples as files: they come back as they were, and every bad file is refused in one line that names it."""
+"""Counterexample files: what is saved is loaded again, and every bad file raises an error of one line that names it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, LaunchHints, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import LevelScores, SinkRecipe
 from fuzz_attn.counterexamples.counterexample import (
     SCHEMA,
@@ -43,7 +44,7 @@ FOUND = msgspec.structs.replace(
 )
 
 GOLDEN = """{
- "schema": 1,
+ "schema": 2,
  "status": "open",
  "target": "unified",
  "family": "unified",
@@ -92,19 +93,19 @@ GOLDEN = """{
  }
 }
 """
-"""Schema version 1."""
+"""Schema version 2."""
 
 
 def found_in(case: AttentionCase) -> Counterexample:
     return msgspec.structs.replace(FOUND, case=case)
 
 
-def test_golden_file_of_schema_version_1(tmp_path: Path) -> None:
+def test_golden_file_of_schema_version_2(tmp_path: Path) -> None:
     path = save(FOUND, tmp_path / "unified")
     assert path == tmp_path / "unified" / "oracle-nan-auto-window+sinks-tail_rows.json"
     assert path.read_text() == GOLDEN
     assert load(path) == FOUND
-    assert SCHEMA == 1
+    assert FOUND.schema == SCHEMA
 
 
 @QUIET
@@ -114,7 +115,7 @@ def test_golden_file_of_schema_version_1(tmp_path: Path) -> None:
     relation=st.none() | st.sampled_from(("determinism", "poison_independence")),
     text=st.text(max_size=30),
 )
-def test_file_gives_back_what_was_saved(
+def test_saved_file_loads_unchanged(
     tmp_path: Path, case: AttentionCase, ratio: float | None, relation: str | None, text: str
 ) -> None:
     verdict = Verdict("oracle", "mismatch", text, ratio, "everywhere", 7, 9, (ELEMENT, ELEMENT))
@@ -126,7 +127,7 @@ def test_file_gives_back_what_was_saved(
 
 
 def test_new_counterexample_is_open_and_signed() -> None:
-    assert (FOUND.schema, FOUND.status, FOUND.signature) == (1, "open", "oracle-nan-auto-window+sinks-tail_rows")
+    assert (FOUND.schema, FOUND.status, FOUND.signature) == (SCHEMA, "open", "oracle-nan-auto-window+sinks-tail_rows")
 
 
 def test_environment_names_the_versions_that_matter() -> None:
@@ -160,7 +161,7 @@ def test_equally_small_counterexample_changes_nothing(tmp_path: Path) -> None:
     assert load(path) == FOUND
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 2}', "nonsense"])
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 1}', '{"schema": 2}', "nonsense"])
 def test_broken_file_is_replaced(tmp_path: Path, text: str) -> None:
     path = tmp_path / f"{FOUND.signature}.json"
     path.write_text(text)
@@ -179,7 +180,7 @@ def test_file_can_be_read_by_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(save(FOUND, tmp_path).stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-def test_nothing_is_left_behind_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> int:
         path.touch()
         raise OSError(28, f"No space left on device for {len(data)} bytes")
@@ -195,7 +196,7 @@ def save_many(folder: Path, first: int) -> None:
         save(found_in(replace(CASE, sequences=(Sequence(size, 3),))), folder)
 
 
-def test_two_savers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+def test_concurrent_saves_leave_one_whole_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as savers:
         list(savers.map(save_many, (tmp_path, tmp_path), (60, 61)))
     (path,) = tmp_path.iterdir()
@@ -225,15 +226,15 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
     (b"\xff\xfe\x00", r"is cut off or not JSON: JSON is malformed"),
     (GOLDEN.encode().replace(b"element is", b"\xff"), r"is cut off or not JSON: "),
     (b"\x80\x04\x95", r"is cut off or not JSON: JSON is malformed"),
-    ('{"schema": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", r"is cut off or not JSON: "),
+    ('{"schema": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", r"is cut off or not JSON: "),
     ("[]", r"is not a counterexample: Expected `object`, got `array`"),
     ("null", r"is not a counterexample: Expected `object`, got `null`"),
     ("{}", r"is not a counterexample: Object missing required field `schema`"),
-    (edited(schema=2), r"schema=2 is newer than 1, which this version reads"),
-    ('{"schema": 3, "everything": "else"}', r"schema=3 is newer than 1, which this version reads"),
-    (edited(schema=0), r"is not a counterexample: Expected `int` >= 1 - at `\$\.schema`"),
+    (edited(schema=1), r"schema=1 is older than 2, the only one that can be read"),
+    ('{"schema": 3, "everything": "else"}', r"schema=3 is newer than 2, the only one that can be read"),
+    (edited(schema=0), r"schema=0 is older than 2, the only one that can be read"),
     (edited(schema="1"), r"is not a counterexample: Expected `int`, got `str` - at `\$\.schema`"),
-    (edited(schema=10**40), r"schema=10{40} is newer than 1, which this version reads"),
+    (edited(schema=10**40), r"schema=10{40} is newer than 2, the only one that can be read"),
     (edited(colour="red"), r"is not a counterexample: Object contains unknown field `colour`"),
     (edited(status="closed"), r"is not a counterexample: Invalid enum value 'closed' - at `\$\.status`"),
     (edited(family="split"), r"is not a counterexample: Invalid enum value 'split' - at `\$\.family`"),
@@ -272,7 +273,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 def rubbish(value: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy of copies of plain JSON with one part, somewhere, replaced by something else."""
+    """Return a strategy of copies of plain JSON with one part replaced by something else."""
     other: st.SearchStrategy[Any] = st.sampled_from((None, -1, 2**60, 1e300, "x", [], {}, True, [[]], float("inf")))
     if isinstance(value, dict) and value:
         names = st.sampled_from(sorted(value))
@@ -331,7 +332,7 @@ def test_place_that_does_not_exist(tmp_path: Path) -> None:
         list(files_in((tmp_path, tmp_path / "nowhere")))
 
 
-def test_a_fixed_file_is_kept_beside_a_new_failure(tmp_path: Path) -> None:
+def test_fixed_file_is_kept_beside_a_new_failure(tmp_path: Path) -> None:
     fixed = msgspec.structs.replace(FOUND, status="fixed")
     kept = save(fixed, tmp_path)
     again = save(FOUND, tmp_path)

@@ -1,4 +1,4 @@
-"""Signatures: the name of a bug, equal for failures that are one bug."""
+"""Signatures: failures of one bug have the same name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, LaunchHints, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.features import features_of
+from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.counterexamples.signature import features_of, signature_of
+from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.strategies.cases import cases
 
@@ -91,7 +93,7 @@ def test_decades_of_a_mismatch(ratio: float | None, ending: str) -> None:
 
 @QUIET
 @given(cases(Domain()), st.sampled_from(("mismatch", "inf", "input_changed")), st.floats(1, 1e300))
-def test_signature_is_the_name_of_a_file(case: AttentionCase, kind: Any, ratio: float) -> None:
+def test_signature_is_a_valid_file_name(case: AttentionCase, kind: Any, ratio: float) -> None:
     verdict = Verdict("nothing_else_written", kind, where="padded_head", ratio=ratio)
     signature = signature_of(case, verdict)
     assert re.fullmatch(r"[a-z0-9_+-]+", signature)
@@ -100,8 +102,8 @@ def test_signature_is_the_name_of_a_file(case: AttentionCase, kind: Any, ratio: 
 
 @QUIET
 @given(cases(Domain()), cases(Domain()))
-def test_size_and_numbers_are_no_part_of_a_bug(left: AttentionCase, right: AttentionCase) -> None:
-    # Everything from one case but its features and what is drawn with them: shrinking must not rename the bug.
+def test_size_and_numbers_do_not_change_the_signature(left: AttentionCase, right: AttentionCase) -> None:
+    # The features and what is drawn with them stay, everything else changes: shrinking must not rename the bug.
     kept = ("dtypes", "window", "softcap", "alibi", "qq_bias", "sinks", "launch", "scales", "pages", "heads", "strides")
     changed = replace(right, **{name: getattr(left, name) for name in kept})
     element = Element(0, 0, 0, 0, 0, "1.0", "2.0", "0.1")

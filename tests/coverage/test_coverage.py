@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask, TargetCoverage
@@ -104,9 +105,9 @@ def test_a_death_loses_nothing_that_was_seen_before(tmp_path: Path) -> None:
 
 def test_a_fallback_is_said(campaign: Callable[..., Outcome]) -> None:
     statistics = campaign("unified_attention", setup=Setup(f"{BEYOND}:unified_attention"), max_cases=3).statistics
-    assert "none: the simulator alone sees masks" in text_of(render(statistics))
+    assert "none: only the simulator records masks" in text_of(render(statistics))
     partly = msgspec.structs.replace(statistics, masks=(STORE,))
-    assert "1 lacking (1 never mixed), before the simulator was given up" in text_of(render(partly), 200)
+    assert "1 lacking (1 never mixed), until the run left the simulator" in text_of(render(partly), 200)
 
 
 def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_a_run_writes_it_and_the_command_lists_what_is_missing(tmp_path: Path, m
     ]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
-    assert "semantic coverage" in done.output
+    assert "mask coverage" in done.output
     (file,) = tmp_path.rglob("coverage.json")
     assert file.name in done.output
     found = json.loads(file.read_text())
@@ -148,20 +149,20 @@ def test_a_listing_reads_line_kernel_kind_gap_source(tmp_path: Path) -> None:
     complete = changed(STORE, line=9, seen=OUTCOMES)
     place = mask_coverage.save([TargetCoverage("mine", "simulator", "no `f`", 1, (STORE, second, complete))], tmp_path)
     assert CliRunner().invoke(main, ["coverage", str(place)]).output == (
-        "Semantic coverage of mine, 1 case\n"
+        "Mask coverage of mine, 1 case\n"
         "1 of 3 masks seen all true, all false and mixed; 2 lacking (2 never mixed)\n"
-        "Incomplete: the simulator, which alone sees masks, was given up on the way (no `f`).\n"
+        "Incomplete: the run left the simulator, which records the masks (no `f`).\n"
         "\n"
         "k.py\n"
-        "line  kernel  kind     never             source\n"
+        "line  kernel  kind     missing           source\n"
         "   7  kernel  store    all false, mixed  tl.store(x, y, mask=z)\n"
-        "   7  kernel  store 2  reached           tl.store(x, y, mask=z)\n"
+        "   7  kernel  store 2  not reached       tl.store(x, y, mask=z)\n"
     )
 
 
 def test_a_backend_that_sees_no_masks_is_named(tmp_path: Path) -> None:
     place = mask_coverage.save([TargetCoverage("mine", "interpreter", "", 5, ())], tmp_path)
-    assert "No mask was seen on interpreter" in CliRunner().invoke(main, ["coverage", str(place)]).output
+    assert "No masks from interpreter" in CliRunner().invoke(main, ["coverage", str(place)]).output
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 
-STORED = Mask("k/outputs.py", 41, "kernel_unified_attention_2d", "store", 0, "tl.store(", True, ("all true", "mixed"))
+STORED = Mask(
+    "z/common/outputs.py", 41, "kernel_unified_attention_2d", "store", 0, "tl.store(", True, ("all true", "mixed")
+)
 NEWS = Mask("k/mine.py", 7, "kernel_unified_attention_2d", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",))
 VISITOR = msgspec.structs.replace(STORED, kernel="kernel_paged_attention_2d", seen=())
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.backends.gpus import gpu_environment, visible_gpus
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, TargetError

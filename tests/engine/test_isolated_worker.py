@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.worker_process import KEPT_BYTES, WorkerProcess
@@ -193,7 +194,8 @@ def test_a_target_that_dies_while_it_loads_is_an_error(tmp_path: Path) -> None:
 
 ORPHANING = """
 import sys, threading, time
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 

@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
-from fuzz_attn.case.attention_case import AttentionCase, CompileKey, Strides
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,

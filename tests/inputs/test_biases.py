@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.biases import alibi_slopes, qq_bias, sinks, standard_slopes
 from fuzz_attn.inputs.tensors import materialise
@@ -58,11 +59,11 @@ def test_kinds_of_slopes(scale: float) -> None:
     assert len(np.unique(arbitrary)) == 40
 
 
-def test_calm_divides_the_slopes_of_most_heads() -> None:
+def test_near_uniform_divides_the_slopes_of_most_heads() -> None:
     case = case_of(heads=200)
-    slopes, calm = (alibi_slopes(AlibiRecipe("arbitrary"), replace(case, calm=on)) for on in (False, True))
-    divided = calm == slopes / 16  # the next power of two above the longest sequence, of 10 keys
-    assert (divided | (calm == slopes)).all()
+    slopes, scaled = (alibi_slopes(AlibiRecipe("arbitrary"), replace(case, near_uniform=on)) for on in (False, True))
+    divided = scaled == slopes / 16  # the next power of two above the longest sequence, of 10 keys
+    assert (divided | (scaled == slopes)).all()
     assert 0.85 < divided.mean() < 1.0
 
 
@@ -76,7 +77,7 @@ def test_one_float32_slope_for_each_query_head(heads: int, kind: str) -> None:
 
 RECIPES = st.builds(
     QQBiasRecipe,
-    kind=st.sampled_from(("dense", "tree", "zero", "alone")),
+    kind=st.sampled_from(("dense", "tree", "zero", "diagonal")),
     extra_rows=st.integers(0, 4),
     extra_columns=st.integers(-8, 8),
     row_padding=st.integers(0, 4),
@@ -108,7 +109,7 @@ def test_diagonal_is_finite_and_nothing_is_plus_infinity(recipe: QQBiasRecipe, q
 
 @QUIET
 @given(st.integers(1, 12), st.integers(0, 1000), st.integers(-6, 6))
-def test_tree_lets_through_own_token_and_ancestors(query_len: int, seed: int, extra_columns: int) -> None:
+def test_tree_shows_the_own_token_and_its_ancestors(query_len: int, seed: int, extra_columns: int) -> None:
     case = AttentionCase((Sequence(query_len),), seed=seed)
     whole = qq_bias(QQBiasRecipe("tree"), case).padded
     assert set(np.unique(whole).tolist()) <= {0.0, -np.inf}
@@ -127,8 +128,8 @@ def test_tree_lets_through_own_token_and_ancestors(query_len: int, seed: int, ex
     assert (other[:, query_len:] == -np.inf).all()
 
 
-def test_tokens_alone_see_nothing_but_themselves() -> None:
-    bias = qq_bias(QQBiasRecipe("alone"), case_of(query_len=5)).padded
+def test_diagonal_bias_lets_tokens_see_only_themselves() -> None:
+    bias = qq_bias(QQBiasRecipe("diagonal"), case_of(query_len=5)).padded
     np.testing.assert_array_equal(bias == 0.0, np.eye(5, dtype=np.bool_))
     assert set(np.unique(bias).tolist()) == {0.0, -np.inf}
 

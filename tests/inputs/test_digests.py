@@ -1,4 +1,4 @@
-"""Digests: the tensors of a case are the same bits on every machine, and a drift of their making is noticed."""
+"""Digests: the tensors of a case are the same bits on every machine, and a change of their generation is found."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,
@@ -141,7 +132,7 @@ GOLDEN: dict[str, tuple[AttentionCase, str]] = {
         "ee8992d082c14df2",
     ),
 }
-"""Every recipe once. A digest that changes makes every saved counterexample lie: raise ``counterexample.SCHEMA``."""
+"""Every recipe once. A changed digest changes what saved counterexamples hold: raise ``counterexample.SCHEMA``."""
 
 PRINT_DIGESTS = """
 import sys, msgspec
@@ -168,7 +159,7 @@ def test_digests_are_the_same_in_a_fresh_process() -> None:
 
 @settings(QUIET, max_examples=60)
 @given(cases(Domain()))
-def test_digest_survives_the_journey_through_a_file(case: AttentionCase) -> None:
+def test_json_round_trip_keeps_the_digest(case: AttentionCase) -> None:
     again = msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase)
     digest = digest_of(materialise(case))
     assert digest_of(materialise(again)) == digest
@@ -196,12 +187,12 @@ def test_another_seed_gives_another_digest(name: str) -> None:
         {"pages": PageLayout(block_size=8)},
     ],
 )
-def test_digest_sees_every_tensor(changes: dict[str, object]) -> None:
+def test_digest_depends_on_every_tensor(changes: dict[str, object]) -> None:
     case = AttentionCase(sequences=BATCH, heads=HeadLayout(2, 1, 4))
     assert digest_of(materialise(replace(case, **changes))) != digest_of(materialise(case))
 
 
-def test_digest_does_not_see_the_launch() -> None:
+def test_digest_ignores_launch_hints() -> None:
     case = AttentionCase(sequences=BATCH)
     hinted = replace(case, launch=LaunchHints(path="3d", num_segments=4))
     assert digest_of(materialise(hinted)) == digest_of(materialise(case))

@@ -1,4 +1,4 @@
-"""Far pages: caches that stretch over many gigabytes of addresses, of which a few kilobytes exist."""
+"""Large offsets: caches that span many gigabytes of addresses, of which only kilobytes have memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ import pytest
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.attention_case import (
-    MAX_OFFSET_ELEMENTS,
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Sequence,
-    Strides,
-    page_elements,
-)
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
 from fuzz_attn.case.description import describe
-from fuzz_attn.case.families import SPLIT_CACHES, Family
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.features import features_of
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.translation import translated
-from fuzz_attn.counterexamples.signature import features_of
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
 from fuzz_attn.inputs.transforms import with_pages_reversed
@@ -39,7 +32,7 @@ LAYOUTS = [
     for family in ("unified", "paged", "context", "chunked")
     for cache in ("separate", "blocks_first", "heads_first")
     for dtype in ("float32", "bfloat16", "float8_e4m3fn")
-    if not (family in SPLIT_CACHES and cache == "heads_first")
+    if cache in FAMILIES[family].cache.arrangements
 ]
 
 
@@ -62,40 +55,40 @@ def resident_bytes() -> int:
 
 
 def held_keys(tensors: AttentionTensors) -> torch.Tensor:
-    """Return the keys of the first sequence, as floats, wherever their pages lie."""
+    """Return the keys of the first sequence as floats."""
     pages = tensors.block_table[0, :10].long()
     return tensors.keys_at(pages, torch.zeros_like(pages)).float()
 
 
 @pytest.mark.parametrize(("family", "cache", "dtype"), LAYOUTS)
-def test_the_same_keys_lie_further_on_and_cost_no_memory(family: Family, cache: str, dtype: str) -> None:
+def test_large_offsets_keep_the_keys_and_cost_no_memory(family: Family, cache: str, dtype: str) -> None:
     near, before = materialise(case_of(0, family, cache, dtype)), resident_bytes()
     case = case_of(FIRST, family, cache, dtype)
     tensors = materialise(case)
     assert torch.equal(held_keys(near), held_keys(tensors))
     assert not held_keys(tensors).eq(0).all()
     assert tensors.block_table[0, :10].min() >= FIRST
-    pages = page_elements(family, case.heads, 1, case.strides)
+    page_strides = case.cache_layout.page_strides
     pairs = ((near.key_cache, tensors.key_cache), (near.value_cache, tensors.value_cache))
-    for (of_near, of_far), page in zip(pairs, pages, strict=True):
-        assert of_far.shape == (FIRST + of_near.shape[0], *of_near.shape[1:])
-        assert of_far.stride() == of_near.stride()
-        assert of_far.stride(0) == page
-        assert of_far.data_ptr() % 16 == of_near.data_ptr() % 16
-        assert of_far.untyped_storage().nbytes() > 2**31
-        assert torch.equal(tensors.memory_of(of_far), near.memory_of(of_near))
+    for (near_cache, far_cache), page in zip(pairs, page_strides, strict=True):
+        assert far_cache.shape == (FIRST + near_cache.shape[0], *near_cache.shape[1:])
+        assert far_cache.stride() == near_cache.stride()
+        assert far_cache.stride(0) == page
+        assert far_cache.data_ptr() % 16 == near_cache.data_ptr() % 16
+        assert far_cache.untyped_storage().nbytes() > 2**31
+        assert torch.equal(tensors.memory_of(far_cache), near.memory_of(near_cache))
     assert resident_bytes() - before < 2**26
 
 
-def test_digests_tell_how_far_and_what() -> None:
+def test_digest_depends_on_offset_and_numbers() -> None:
     cases = case_of(FIRST), case_of(FIRST + 1), msgspec.structs.replace(case_of(FIRST), seed=6), case_of(0)
     digests = [digest_of(materialise(case)) for case in cases]
     assert len(set(digests)) == len(cases)
     assert digests[0] == digest_of(materialise(cases[0]))
 
 
-def test_a_case_says_so() -> None:
-    assert f"numbered from {FIRST} on" in dict(describe(case_of(FIRST)))["pages"]
+def test_description_and_features_name_large_offsets() -> None:
+    assert f"numbered from {FIRST}" in dict(describe(case_of(FIRST)))["pages"]
     assert "large_offsets" in features_of(case_of(FIRST))
     assert "large_offsets" not in features_of(case_of(0))
 
@@ -108,18 +101,18 @@ def test_a_case_says_so() -> None:
         ({"pages": PageLayout(first_block=2**30)}, "would stretch a cache over"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_offsets_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CaseError, match=message):
         msgspec.structs.replace(case_of(FIRST), **changes)
 
 
-def test_the_largest_reach_is_allowed() -> None:
-    page = page_elements("unified", HeadLayout(), 16, Strides())[1]
+def test_largest_offset_is_allowed() -> None:
+    page = AttentionCase(sequences=(Sequence(1),)).cache_layout.page_strides[1]
     pages = PageLayout(first_block=MAX_OFFSET_ELEMENTS // page - 10)
     assert materialise(AttentionCase(sequences=(Sequence(1),), pages=pages)).key_cache.numel() > 2**32
 
 
-def test_pages_without_memory_stay_where_they_are() -> None:
+def test_reversing_pages_keeps_pages_without_memory() -> None:
     tensors = materialise(case_of(FIRST))
     before, table = held_keys(tensors), tensors.block_table.clone()
     moved = with_pages_reversed(tensors)
@@ -129,7 +122,7 @@ def test_pages_without_memory_stay_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 0, 5000])
-def test_a_change_in_a_far_cache_is_seen(place: int) -> None:
+def test_changed_cache_with_large_offsets_is_found(place: int) -> None:
     def changes(k: torch.Tensor, out: torch.Tensor, **_: Any) -> None:
         torch.empty(0, dtype=torch.uint8).set_(k.untyped_storage())[FIRST * k.stride(0) * 4 :][place] ^= 1
 
@@ -139,7 +132,7 @@ def test_a_change_in_a_far_cache_is_seen(place: int) -> None:
 
 @pytest.mark.parametrize("slot", [0, 3, 16, 19])
 @pytest.mark.parametrize("first_block", [2**27, 2**31 - 2**22])
-def test_other_strides_leave_large_offsets_about_as_far(slot: int, first_block: int) -> None:
+def test_other_strides_keep_large_offsets(slot: int, first_block: int) -> None:
     case = AttentionCase(
         sequences=(Sequence(1, 2),),
         heads=HeadLayout(head_size=1),
@@ -148,23 +141,21 @@ def test_other_strides_leave_large_offsets_about_as_far(slot: int, first_block: 
     )
     changed = with_other_strides(case)
     assert changed.strides.cache_slot != slot
-    before, after = (
-        each.pages.first_block * page_elements(each.family, each.heads, 1, each.strides)[1] for each in (case, changed)
-    )
+    before, after = (each.pages.first_block * each.cache_layout.page_strides[1] for each in (case, changed))
     assert before <= after < before + 2 * (1 + 35)
 
 
 @pytest.mark.parametrize("family", ["paged", "context", "chunked"])
-def test_a_translation_keeps_large_offsets(family: Family) -> None:
+def test_translation_keeps_large_offsets(family: Family) -> None:
     case = case_of(FIRST, family)
     there = translated(case, "unified")
     assert there is not None
-    assert there.pages.first_block * page_elements("unified", there.heads, 1, there.strides)[1] >= 2**31
+    assert there.pages.first_block * there.cache_layout.page_strides[1] >= 2**31
     assert translated(there, family) == case
 
 
 @pytest.mark.parametrize("family", ["unified", "paged", "context", "chunked"])
-def test_every_relation_leaves_alone_what_has_no_memory(family: Family) -> None:
+def test_relations_never_touch_pages_without_memory(family: Family) -> None:
     target, before = built_in(family), resident_bytes()
     assert target is not None
     experiment = Experiment(case_of(FIRST, family), target, InterpreterBackend())

@@ -1,4 +1,4 @@
-"""Pages: where keys lie, and which slots somebody may read."""
+"""Page map: where keys lie, and which slots kernels may read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import AttentionCase, PageLayout, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, TablePoison
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import table_poison
@@ -28,7 +29,7 @@ LAYOUTS = st.builds(
 
 @st.composite
 def paged_cases(draw: st.DrawFn) -> AttentionCase:
-    """Draw cases whose pages are less tame than those of ``cases``."""
+    """Draw cases with more unusual pages than those of ``cases``."""
     return replace(draw(cases(Domain())), pages=draw(LAYOUTS))
 
 
@@ -40,7 +41,7 @@ def used_pages(case: AttentionCase, pages: PageMap) -> list[list[int]]:
 
 @QUIET
 @given(paged_cases())
-def test_every_key_lies_in_its_page(case: AttentionCase) -> None:
+def test_every_key_is_in_its_page(case: AttentionCase) -> None:
     pages, size, key = page_map(case), case.pages.block_size, 0
     for number, sequence in enumerate(case.sequences):
         for position in range(sequence.seq_len):
@@ -53,7 +54,7 @@ def test_every_key_lies_in_its_page(case: AttentionCase) -> None:
 
 @QUIET
 @given(paged_cases())
-def test_sequences_own_their_pages_unless_shared(case: AttentionCase) -> None:
+def test_sequences_share_only_the_prefix(case: AttentionCase) -> None:
     used = used_pages(case, page_map(case))
     shared = case.pages.shared_prefix
     prefix = {page for row in used for page in row[:shared]}
@@ -63,7 +64,7 @@ def test_sequences_own_their_pages_unless_shared(case: AttentionCase) -> None:
 
 @QUIET
 @given(paged_cases())
-def test_pages_repeat_only_when_asked(case: AttentionCase) -> None:
+def test_pages_repeat_only_in_repeated_layouts(case: AttentionCase) -> None:
     for row in used_pages(case, page_map(case)):
         twice = len(row) - len(set(row))
         assert twice == (1 if case.pages.repeated and len(row) > 1 else 0)
@@ -82,10 +83,10 @@ def test_shared_prefix_is_the_same_in_all(case: AttentionCase) -> None:
 
 @QUIET
 @given(paged_cases())
-def test_spare_blocks_belong_to_nobody(case: AttentionCase) -> None:
+def test_spare_blocks_are_in_no_sequence(case: AttentionCase) -> None:
     pages = page_map(case)
     used = {page for row in used_pages(case, pages) for page in row}
-    # A page that a repetition took the place of is left over, too.
+    # A page replaced by a repeated one is left over, too.
     repeated = sum(len(row) > 1 for row in used_pages(case, pages)) if case.pages.repeated else 0
     left_over = pages.num_blocks - len(used)
     assert left_over >= case.pages.spare_blocks
@@ -135,7 +136,7 @@ def test_pages_in_order_by_hand() -> None:
     assert pages.slots.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3, 12]
 
 
-def test_order_of_pages_depends_on_the_seed_alone() -> None:
+def test_order_of_pages_depends_only_on_the_seed() -> None:
     layout = PageLayout(block_size=1, permuted=True)
     case = AttentionCase(sequences=(Sequence(0, 30),), pages=layout)
     table = page_map(case).block_table.tolist()

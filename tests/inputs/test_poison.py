@@ -1,4 +1,4 @@
-"""Poison: every pattern is what it says in its type."""
+"""Poison: every pattern has the value that its name says."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import DTypeName
+from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.recipes import SlotPoison, TablePoison
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
+from fuzz_attn.inputs.poison import output_poison, slot_poison, table_poison
 
 DTYPES = tuple(TORCH_DTYPES)
 
 
 def element(dtype: DTypeName, bits: int) -> torch.Tensor:
     size = TORCH_DTYPES[dtype].itemsize
-    memory = np.array([bits], dtype=BIT_DTYPES[size]).view(np.uint8)
+    memory = np.array([bits], dtype=UNSIGNED[size]).view(np.uint8)
     return torch.from_numpy(memory).view(TORCH_DTYPES[dtype]).float()
 
 
@@ -48,7 +49,7 @@ def test_output_patterns_are_no_nan_that_arithmetic_makes(dtype: DTypeName) -> N
     size = TORCH_DTYPES[dtype].itemsize
     infinity = torch.full((1,), torch.inf, dtype=TORCH_DTYPES[dtype])
     made = {(infinity - infinity), -(infinity - infinity), (infinity * 0), torch.full_like(infinity, torch.nan)}
-    bits = {int(nan.view(torch.uint8).numpy().view(BIT_DTYPES[size])[0]) for nan in made}
+    bits = {int(nan.view(torch.uint8).numpy().view(UNSIGNED[size])[0]) for nan in made}
     bits |= {slot_poison(dtype, "nan")}
     assert not bits & {output_poison(dtype, variant) for variant in (0, 1)}
 

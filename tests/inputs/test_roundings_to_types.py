@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import DTypeName
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.storage import rounded
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -22,14 +22,14 @@ def numbers_and_bits(dtype: DTypeName) -> tuple[npt.NDArray[np.float64], npt.NDA
     """Return all finite numbers from 0 on of a type in ascending order, and their bits."""
     size = TORCH_DTYPES[dtype].itemsize
     bits = np.arange(2 ** (8 * size - 1))
-    memory = bits.astype(BIT_DTYPES[size]).view(np.uint8)
+    memory = bits.astype(UNSIGNED[size]).view(np.uint8)
     numbers = torch.from_numpy(memory).view(TORCH_DTYPES[dtype]).double().numpy()
     finite = np.isfinite(numbers)
     return numbers[finite], bits[finite]
 
 
 def nearest(exact: npt.NDArray[np.float64], dtype: DTypeName) -> npt.NDArray[np.int64]:
-    """Return the bits of the nearest finite number, of two the one with even bits, by search through all of them."""
+    """Return the bits of the nearest finite number, on a tie the one with even bits, by search through all numbers."""
     numbers, bits = numbers_and_bits(dtype)
     size = np.minimum(np.abs(exact), numbers[-1])
     above = np.clip(np.searchsorted(numbers, size), 1, len(numbers) - 1)
@@ -42,7 +42,7 @@ def nearest(exact: npt.NDArray[np.float64], dtype: DTypeName) -> npt.NDArray[np.
 
 
 def awkward_numbers(seed: int, dtype: DTypeName) -> npt.NDArray[np.float32]:
-    """Return float32 numbers of all sizes, and the ties between neighbours of the type with both their neighbours."""
+    """Return float32 numbers of all sizes, and ties between neighbours of the type with both of their neighbours."""
     generator = np.random.default_rng(seed)
     any_size = generator.integers(0, 2**32, 2000, dtype=np.uint64).astype(np.uint32).view(np.float32)
     numbers, _ = numbers_and_bits(dtype)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.inputs.rows import rows_of
 from fuzz_attn.strategies.cases import cases
 

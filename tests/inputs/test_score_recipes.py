@@ -1,4 +1,4 @@
-"""Score recipes: what the logits of a case are, computed from the queries and keys that the recipe made."""
+"""Score recipes: the logits of a case, computed from its queries and keys."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     DenormalScores,
     LevelScores,
@@ -31,8 +24,8 @@ from fuzz_attn.case.recipes import (
     ScoreRecipe,
     UniformScores,
 )
-from fuzz_attn.inputs.numbers import CALM, LIMIT, numbers_of
-from fuzz_attn.inputs.poison import TORCH_DTYPES
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES
+from fuzz_attn.inputs.numbers import LIMIT, NEAR_UNIFORM, numbers_of
 from fuzz_attn.inputs.storage import rounded
 from fuzz_attn.inputs.tensors import materialise
 
@@ -47,7 +40,7 @@ ROUNDINGS = 2.0**-20
 
 @dataclass(frozen=True)
 class RowLogits:
-    """The logits ``[seq_len]`` of one (token, head), future keys included, and what the row may see of them."""
+    """The logits ``[seq_len]`` of one (token, head), future keys included, and the range that the row sees."""
 
     logits: Doubles
     first: int
@@ -104,7 +97,7 @@ def test_needle_has_the_largest_logit(head_size: int, scale: float, window: int)
 
 
 @pytest.mark.parametrize("place", ["own", "first", "outside_left", "outside_right"])
-def test_needle_of_a_large_head_stands_alone(place: Place) -> None:
+def test_needle_of_a_large_head_has_no_rival(place: Place) -> None:
     # +-1 codes of 256 columns: another key within half of the peak would be eight standard deviations off.
     for row in rows_of_logits(case_of(NeedleScores(place), 256, 0.0625, window=5)):
         others = np.delete(row.logits, needle_of(place, row))
@@ -202,7 +195,7 @@ SMALLEST |= {"float8_e4m3fn": 2.0**-6, "float8_e5m2": 2.0**-14}
 
 
 def sizes_of(numbers: npt.NDArray[np.float32], dtype: DTypeName, scale: float) -> Doubles:
-    """Return the sizes of the stored numbers, in units of the type's smallest normal one."""
+    """Return the magnitudes of the stored numbers, in units of the type's smallest normal one."""
     bits = np.ascontiguousarray(rounded(numbers, dtype, scale)).reshape(-1)
     stored = torch_doubles(bits.view(np.uint8), dtype)
     return np.abs(stored) / SMALLEST[dtype]
@@ -226,7 +219,7 @@ def torch_doubles(memory: npt.NDArray[np.uint8], dtype: DTypeName) -> Doubles:
         (DTypes("float8_e4m3fn", "float8_e4m3fn"), Scales(q=2.0, k=2.0**-8)),
     ],
 )
-def test_denormals_lie_on_both_sides_of_the_smallest_normal(dtypes: DTypes, scales: Scales) -> None:
+def test_denormals_are_on_both_sides_of_the_smallest_normal(dtypes: DTypes, scales: Scales) -> None:
     numbers = numbers_of(case_of(DenormalScores(), dtypes=dtypes, scales=scales))
     for array, dtype, scale in ((numbers.queries, dtypes.q, scales.q), (numbers.keys, dtypes.kv, scales.k)):
         sizes = sizes_of(array, dtype, scale)
@@ -253,7 +246,7 @@ def test_scale_of_zero_makes_all_logits_zero(recipe: ScoreRecipe) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
 @pytest.mark.parametrize("sequences", [(), (Sequence(0, 5),), (Sequence(0, 0), Sequence(1))])
-def test_batches_with_little_in_them(recipe: ScoreRecipe, sequences: tuple[Sequence, ...]) -> None:
+def test_empty_and_tiny_batches(recipe: ScoreRecipe, sequences: tuple[Sequence, ...]) -> None:
     case = case_of(recipe, sequences=sequences)
     numbers = numbers_of(case)
     assert numbers.queries.shape == (case.num_tokens, 6, 16)
@@ -300,12 +293,14 @@ def test_dequantised_keys_are_finite_in_float16(recipe: ScoreRecipe, kv: DTypeNa
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES, NormalScores(64.0)], ids=repr)
-def test_calm_divides_the_queries_of_most_rows_and_nothing_else(recipe: ScoreRecipe) -> None:
-    lively, calm = (numbers_of(case_of(recipe, 16, sequences=(Sequence(90, 3),), calm=on)) for on in (False, True))
-    divided = (calm.queries == lively.queries * CALM).all(-1)
-    kept = (calm.queries == lively.queries).all(-1)
+def test_near_uniform_divides_only_the_queries_of_most_rows(recipe: ScoreRecipe) -> None:
+    plain, uniform = (
+        numbers_of(case_of(recipe, 16, sequences=(Sequence(90, 3),), near_uniform=on)) for on in (False, True)
+    )
+    divided = (uniform.queries == plain.queries * NEAR_UNIFORM).all(-1)
+    kept = (uniform.queries == plain.queries).all(-1)
     assert (divided | kept).all()
-    assert np.array_equal(calm.keys, lively.keys)
-    assert np.array_equal(calm.values, lively.values)
-    if lively.queries.any():
+    assert np.array_equal(uniform.keys, plain.keys)
+    assert np.array_equal(uniform.values, plain.values)
+    if plain.queries.any():
         assert 0.8 < divided.mean() < 0.95

@@ -1,4 +1,4 @@
-"""Split caches and densely packed new tokens: every element where the families' layouts say, poison everywhere else."""
+"""Split caches and packed new tokens: every element is where the layout puts it, and everything else is poison."""
 
 from __future__ import annotations
 
@@ -8,23 +8,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    is_fp8,
-    piece_size,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES, Family
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, slot_poison
+from fuzz_attn.inputs.poison import slot_poison
 from fuzz_attn.inputs.storage import rounded
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
@@ -32,7 +24,7 @@ from fuzz_attn.strategies.cases import cases
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=120)
 SPLIT: tuple[Family, ...] = ("paged", "context", "chunked")
 DENSE: tuple[Family, ...] = ("context", "chunked")
-# Caches with far pages have gigabytes of addresses and tests of their own.
+# Caches with large offsets have gigabytes of addresses and tests of their own.
 NEAR = ALL_FEATURES - {"large_offsets"}
 split_cases = st.sampled_from(SPLIT).flatmap(lambda family: cases(Domain(family=family, features=NEAR)))
 dense_cases = st.sampled_from(DENSE).flatmap(lambda family: cases(Domain(family=family, features=NEAR)))
@@ -40,19 +32,19 @@ dense_cases = st.sampled_from(DENSE).flatmap(lambda family: cases(Domain(family=
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray:
     size = tensor.element_size()
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().view(BIT_DTYPES[size]).reshape(tensor.shape)
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().view(UNSIGNED[size]).reshape(tensor.shape)
 
 
 def expected_slots(case: AttentionCase) -> dict[int, int]:
-    """Return the key in each slot ``block * block_size + offset`` that holds one; of several, the last."""
+    """Return the key that each slot ``block * block_size + offset`` holds; of several, the last."""
     pages = page_map(case)
     return {int(slot): key for key, slot in enumerate(pages.slots) if pages.held[key]}
 
 
 @QUIET
 @given(split_cases)
-def test_each_element_lies_where_the_layout_says(case: AttentionCase) -> None:
-    tensors, numbers, piece = materialise(case), numbers_of(case), piece_size(case.dtypes.kv)
+def test_each_element_is_where_the_layout_puts_it(case: AttentionCase) -> None:
+    tensors, numbers, piece = materialise(case), numbers_of(case), FAMILIES[case.family].cache.piece(case.dtypes.kv)
     heads, size, slots = case.heads.num_kv_heads, case.heads.head_size, case.pages.block_size
     blocks = page_map(case).num_blocks
     assert tensors.key_cache.shape == (blocks, heads, size // piece, slots, piece)
@@ -73,10 +65,10 @@ def test_each_element_lies_where_the_layout_says(case: AttentionCase) -> None:
 
 @QUIET
 @given(split_cases)
-def test_what_surrounds_the_pages_is_poison(case: AttentionCase) -> None:
+def test_memory_around_the_pages_is_poison(case: AttentionCase) -> None:
     tensors = materialise(case)
     poisons = {slot_poison(case.dtypes.kv, case.poison.keys), slot_poison(case.dtypes.kv, case.poison.values)}
-    memory = storage_bytes(tensors.key_cache).numpy().view(BIT_DTYPES[tensors.key_cache.element_size()]).copy()
+    memory = storage_bytes(tensors.key_cache).numpy().view(UNSIGNED[tensors.key_cache.element_size()]).copy()
     caches = [tensors.key_cache]
     if tensors.value_cache.untyped_storage().data_ptr() == tensors.key_cache.untyped_storage().data_ptr():
         caches.append(tensors.value_cache)
@@ -149,13 +141,13 @@ def held(family: Family, sequence: Sequence, **changes: object) -> str:
         ("paged", Sequence(0, 3), {"filter_by_query_len": True}, "000"),
     ],
 )
-def test_the_cache_holds_what_may_be_read(
+def test_the_cache_holds_only_readable_keys(
     family: Family, sequence: Sequence, changes: dict[str, object], expected: str
 ) -> None:
     assert held(family, sequence, **changes) == expected
 
 
-def test_bytes_stand_for_the_type() -> None:
+def test_uint8_caches_hold_the_same_bytes() -> None:
     case = AttentionCase(
         (Sequence(2, 3),),
         family="context",
@@ -182,7 +174,7 @@ def test_gaps_pad_the_pages(cache: str) -> None:
     assert tensors.value_cache.stride()[1:] == (16 * 16, 16, 1)
 
 
-def test_sizes_are_those_of_the_family() -> None:
+def test_head_and_slot_counts_of_each_family() -> None:
     def sizes(tensors: AttentionTensors) -> tuple[int, int]:
         return tensors.num_kv_heads, tensors.block_size
 
@@ -192,7 +184,7 @@ def test_sizes_are_those_of_the_family() -> None:
 
 @QUIET
 @given(split_cases)
-def test_drawn_cases_have_only_their_family_s_features(case: AttentionCase) -> None:
+def test_drawn_cases_have_only_features_of_their_family(case: AttentionCase) -> None:
     assert not any((case.softcap, case.qq_bias, is_fp8(case.dtypes.q)))
-    assert case.heads.head_size % piece_size(case.dtypes.kv) == 0
+    assert case.heads.head_size % FAMILIES[case.family].cache.piece(case.dtypes.kv) == 0
     assert case.family != "paged" or case.filter_by_query_len or {s.query_len for s in case.sequences} <= {1}

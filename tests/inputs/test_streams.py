@@ -1,4 +1,4 @@
-"""Streams: seeded numbers that never change, spread as they say."""
+"""Streams: seeded numbers that never change, with the documented distributions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_neighbours_in_a_stream_are_independent() -> None:
     assert abs(correlation(normals[1:], normals[:-1])) < 5 / math.sqrt(MANY)
 
 
-def test_stream_goes_on_where_it_stopped() -> None:
+def test_stream_continues_where_it_stopped() -> None:
     parts = Stream(6, 1)
     assert [*parts.raw(3).tolist(), *parts.raw(2).tolist()] == Stream(6, 1).raw(5).tolist()
 

@@ -1,4 +1,4 @@
-"""Tensors: numbers where somebody may read, poison in every other byte, strides as the case asks for them."""
+"""Tensors: numbers where kernels may read, poison in every other byte, and the strides of the case."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import ALL_FEATURES
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NeedleScores,
@@ -34,9 +26,10 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.poison import BIT_DTYPES, TORCH_DTYPES, output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.poison import output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.storage import GUARD_BYTES, rounded
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
@@ -44,7 +37,7 @@ from fuzz_attn.strategies.cases import cases
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 PADDING = st.sampled_from((0, 0, 1, 3, 8))
 NEAR = Domain(features=ALL_FEATURES - {"large_offsets"})
-"""Caches with far pages have gigabytes of addresses and tests of their own."""
+"""Caches with large offsets have gigabytes of addresses and tests of their own."""
 STRIDES = st.builds(
     Strides,
     q_token=PADDING,
@@ -67,7 +60,7 @@ def strided_cases(draw: st.DrawFn) -> AttentionCase:
 
 def memory_of(tensor: torch.Tensor) -> Bits:
     """Return the bits of each element of the tensor's whole memory."""
-    return storage_bytes(tensor).numpy().view(BIT_DTYPES[tensor.element_size()]).astype(np.int64)
+    return storage_bytes(tensor).numpy().view(UNSIGNED[tensor.element_size()]).astype(np.int64)
 
 
 def places(tensor: torch.Tensor) -> Bits:
@@ -162,14 +155,14 @@ def test_block_table_is_surrounded_by_garbage(case: AttentionCase) -> None:
 
 def expected_strides(case: AttentionCase) -> dict[str, tuple[int, ...]]:
     heads, strides, size = case.heads, case.strides, case.heads.head_size
-    slots, apart = case.pages.block_size, strides.cache in ("separate", "heads_first")
+    slots, two = case.pages.block_size, strides.cache in ("separate", "heads_first")
     table = -(-case.max_seq_len // slots) + case.pages.extra_columns
     return {
         "block_table": (table + strides.block_table, 1),
         "query": (heads.num_query_heads * (size + strides.q_head) + strides.q_token, size + strides.q_head, 1),
         "output": (heads.num_query_heads * (size + strides.out_head) + strides.out_token, size + strides.out_head, 1),
         "key_cache": cache_strides(case, size + strides.cache_slot),
-        "value_cache": cache_strides(case, size + strides.cache_slot + (strides.value_slot if apart else 0)),
+        "value_cache": cache_strides(case, size + strides.cache_slot + (strides.value_slot if two else 0)),
     }
 
 
@@ -192,7 +185,7 @@ def expected_offset(case: AttentionCase, num_blocks: int) -> int:
 
 @settings(QUIET, max_examples=150)
 @given(strided_cases())
-def test_strides_and_offsets_are_as_asked(case: AttentionCase) -> None:
+def test_strides_and_offsets_are_those_of_the_case(case: AttentionCase) -> None:
     tensors, num_blocks = materialise(case), page_map(case).num_blocks
     for name, strides in expected_strides(case).items():
         assert getattr(tensors, name).stride() == strides, name
@@ -234,7 +227,7 @@ def test_lengths_on_device_and_host_agree(case: AttentionCase) -> None:
 
 @settings(QUIET, max_examples=100)
 @given(cases(Domain()))
-def test_scales_are_there_for_one_byte_types_alone(case: AttentionCase) -> None:
+def test_only_one_byte_types_have_scales(case: AttentionCase) -> None:
     tensors = materialise(case)
     for name, dtype in (("q", case.dtypes.q), ("k", case.dtypes.kv), ("v", case.dtypes.kv), ("out", case.dtypes.out)):
         scale = getattr(tensors, f"{name}_scale")

@@ -1,4 +1,4 @@
-"""Variants change a problem as they say and no more: the oracle's answers to both follow from each other."""
+"""Transforms change a problem only as documented: the exact output of one follows from that of the other."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.inputs.transforms import (
     Shift,
     arranged,
-    bits_of,
     coarse,
     constant,
     grid,
@@ -28,11 +28,11 @@ from fuzz_attn.properties.bounded import CANCELLED
 from fuzz_attn.properties.catalogue import RELATIONS
 from fuzz_attn.strategies.cases import cases
 
-FAMILIES: tuple[Family, ...] = tuple(FEATURES)
-ANY_CASE = st.sampled_from(FAMILIES).flatmap(lambda family: cases(Domain(family=family)))
+NAMES: tuple[Family, ...] = tuple(FAMILIES)
+ANY_CASE = st.sampled_from(NAMES).flatmap(lambda family: cases(Domain(family=family)))
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 CLOSE = 2.0**-10
-"""How near two float64 answers to one problem must be, as a share of the error bound."""
+"""How close two float64 answers to one problem must be, as a share of the error bound."""
 
 drawn = settings(max_examples=100, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -49,7 +49,7 @@ def agree(
     tensors: AttentionTensors,
     slack: torch.Tensor | float = 0.0,
 ) -> bool:
-    """Return whether an answer is the expected one, as far as both are known and the rows are answered."""
+    """Return whether an answer is the expected one, where both are known and the rows are answered."""
     certain = answer.bound.isfinite() & known.bound.isfinite()
     if tensors.answered_tokens is not None:
         certain &= tensors.answered_tokens[:, None, None]
@@ -59,7 +59,7 @@ def agree(
 
 @drawn
 @given(case=ANY_CASE)
-def test_moved_pages_hold_what_they_held(case: AttentionCase) -> None:
+def test_reversed_pages_give_the_same_answers(case: AttentionCase) -> None:
     tensors, changed = both(case)
     moved = attend(with_pages_reversed(changed))
     assert moved.expected.equal(attend(tensors).expected)
@@ -67,7 +67,7 @@ def test_moved_pages_hold_what_they_held(case: AttentionCase) -> None:
 
 @drawn
 @given(case=ANY_CASE, data=st.data())
-def test_an_arranged_batch_has_the_rows_of_the_old_one(case: AttentionCase, data: st.DataObject) -> None:
+def test_arranged_batch_has_the_rows_of_the_old_one(case: AttentionCase, data: st.DataObject) -> None:
     tensors, changed = both(case)
     kept = data.draw(
         st.lists(st.sampled_from(range(len(case.sequences))), unique=True) if case.sequences else st.just([])
@@ -82,7 +82,7 @@ def test_an_arranged_batch_has_the_rows_of_the_old_one(case: AttentionCase, data
 
 @drawn
 @given(case=ANY_CASE)
-def test_reversed_heads_have_each_others_answers(case: AttentionCase) -> None:
+def test_reversed_heads_reverse_the_answers(case: AttentionCase) -> None:
     tensors, changed = both(case)
     known = attend(tensors)
     known = Reference(known.expected.flip(1), known.bound.flip(1), known.ill_conditioned.flip(1))
@@ -134,7 +134,7 @@ def test_sums_of_coarse_numbers_are_exact(dtype: torch.dtype, scale: float, seed
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_coarse_numbers_keep_what_the_type_can_tell_apart(dtype: torch.dtype) -> None:
+def test_coarse_numbers_stay_distinct(dtype: torch.dtype) -> None:
     numbers = torch.tensor([1.0, -0.75, 0.5, 0.0], dtype=torch.float64)
     step, half = grid(numbers, dtype)
     assert step * half == 1.0
@@ -143,12 +143,12 @@ def test_coarse_numbers_keep_what_the_type_can_tell_apart(dtype: torch.dtype) ->
 
 
 def guards_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory before and behind a tensor, in its type."""
+    """Return the memory before and after a tensor, in its type."""
     memory = storage_bytes(tensor)
     return torch.cat([memory[:GUARD_BYTES], memory[-GUARD_BYTES:]]).view(tensor.dtype)
 
 
-def test_rows_lie_as_those_that_they_are_like(case: AttentionCase) -> None:
+def test_with_rows_keeps_strides_and_guards(case: AttentionCase) -> None:
     like = materialise(case).query
     rows = with_rows(like, bits_of(like)[:2], 3)
     assert rows.stride() == like.stride()
@@ -157,7 +157,7 @@ def test_rows_lie_as_those_that_they_are_like(case: AttentionCase) -> None:
     assert guards_of(rows).isnan().all()
 
 
-def test_a_constant_is_guarded(case: AttentionCase) -> None:
+def test_constant_is_guarded(case: AttentionCase) -> None:
     made = constant(materialise(case), (2, 3), 0.5)
     assert made.equal(torch.full((2, 3), 0.5))
     assert guards_of(made).isnan().all()

@@ -1,4 +1,4 @@
-"""Value recipes and overrides: what the cached values of a case are."""
+"""Value recipes and overrides: the cached values of a case."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Scales,
-    Sequence,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalValues,
@@ -31,8 +24,8 @@ from fuzz_attn.case.recipes import (
     PositionValues,
     ValueRecipe,
 )
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 from fuzz_attn.inputs.numbers import LIMIT, MARK, numbers_of
-from fuzz_attn.inputs.poison import TORCH_DTYPES
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import rounded
 
@@ -66,7 +59,7 @@ def test_constant_values_are_constant(value: float) -> None:
     assert set(values_of(ConstantValues(value)).reshape(-1).tolist()) == {float(np.float32(value))}
 
 
-def test_position_values_tell_31_neighbours_apart_in_every_column() -> None:
+def test_position_values_of_31_neighbours_differ_in_every_column() -> None:
     values = values_of(PositionValues())[59:]  # the last sequence
     for head in range(2):
         for column in range(40):
@@ -84,7 +77,7 @@ def test_position_values_differ_between_columns_heads_and_sequences() -> None:
 @pytest.mark.parametrize(
     ("dtype", "apart"), [("float16", 31), ("bfloat16", 31), ("float8_e4m3fn", 31), ("float8_e5m2", 25)]
 )
-def test_position_values_stay_apart_when_rounded(dtype: DTypeName, apart: int) -> None:
+def test_rounded_position_values_stay_distinct(dtype: DTypeName, apart: int) -> None:
     # e5m2 has no eighths above 1, which leaves 12 of 15 sizes.
     assert len(set(stored(values_of(PositionValues())[59:90, 0, 0], dtype).tolist())) == apart
 
@@ -125,7 +118,7 @@ def test_outlier_values_are_a_sixteenth(factor: float) -> None:
         ("float8_e5m2", 2.0**-14, 11.0),
     ],
 )
-def test_denormal_values_lie_on_both_sides_of_the_smallest_normal(kv: DTypeName, smallest: float, scale: float) -> None:
+def test_denormal_values_are_on_both_sides_of_the_smallest_normal(kv: DTypeName, smallest: float, scale: float) -> None:
     q: DTypeName = "float16" if kv.startswith("float8") else kv
     values = values_of(DenormalValues(), dtypes=DTypes(q=q, kv=kv), scales=Scales(v=scale))
     sizes = stored(values, kv, scale).abs() / smallest
@@ -159,7 +152,7 @@ def test_dequantised_values_are_finite_in_float16(recipe: ValueRecipe, kv: DType
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=repr)
 @pytest.mark.parametrize("sequences", [(), (Sequence(0, 5),), (Sequence(0, 0), Sequence(1))])
-def test_batches_with_little_in_them(recipe: ValueRecipe, sequences: tuple[Sequence, ...]) -> None:
+def test_empty_and_tiny_batches(recipe: ValueRecipe, sequences: tuple[Sequence, ...]) -> None:
     case = case_of(recipe, sequences=sequences)
     assert numbers_of(case).values.shape == (case.total_keys, 2, 40)
 
@@ -207,22 +200,22 @@ def test_later_override_wins() -> None:
 
 
 @pytest.mark.parametrize("out", [1.0, 0.3, 32.0])
-def test_marks_give_each_key_a_column_and_leave_the_others_to_the_recipe(out: float) -> None:
+def test_each_key_has_one_mark_and_other_columns_keep_the_recipe(out: float) -> None:
     changes = {"dtypes": DTypes(out="float8_e4m3fn"), "scales": Scales(out=out)}
-    alone, marked = (values_of(NormalValues(), marks=marks, **changes) for marks in (False, True))
-    assert np.array_equal(marked[..., 0::2], alone[..., 0::2])
+    unmarked, marked = (values_of(NormalValues(), key_marks=marks, **changes) for marks in (False, True))
+    assert np.array_equal(marked[..., 0::2], unmarked[..., 0::2])
     marks = marked[..., 1::2]
     assert set(np.abs(marks[marks != 0]).tolist()) == {float(MARK * np.float32(out))}
     assert (np.count_nonzero(marks, axis=-1) == 1).all()
 
 
 @pytest.mark.parametrize("head_size", [2, 3, 16, 40])
-def test_marks_that_share_a_column_cancel_wherever_a_row_begins_and_ends(head_size: int) -> None:
-    values = values_of(NormalValues(), marks=True, heads=HeadLayout(2, 3, head_size))[-131:, :, 1::2]
+def test_marks_in_one_column_cancel_over_any_range_of_keys(head_size: int) -> None:
+    values = values_of(NormalValues(), key_marks=True, heads=HeadLayout(2, 3, head_size))[-131:, :, 1::2]
     sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
     assert np.ptp(sums, axis=0).max() == MARK
 
 
-def test_a_head_of_one_column_has_no_room_for_marks() -> None:
+def test_heads_of_one_column_have_no_marks() -> None:
     changes = {"heads": HeadLayout(2, 3, 1)}
-    assert np.array_equal(values_of(NormalValues(), marks=True, **changes), values_of(NormalValues(), **changes))
+    assert np.array_equal(values_of(NormalValues(), key_marks=True, **changes), values_of(NormalValues(), **changes))

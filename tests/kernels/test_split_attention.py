@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.inputs.storage import pushed_far
+from fuzz_attn.inputs.storage import with_large_offsets
 from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
 from fuzz_attn.kernels.common.contract import FP8_DTYPES
 from fuzz_attn.kernels.context_attention import context_attention_fwd
@@ -516,7 +516,7 @@ def test_pages_past_2_to_the_31_elements_give_the_same_bits(dtype: str, family: 
     moved = 2**31 // near.value_cache[0].numel() + 1
     for name in ("key_cache", "value_cache"):
         cache = getattr(near, name).contiguous()
-        setattr(far, name, *pushed_far((cache,), moved, cache[0].numel(), "cpu"))
+        setattr(far, name, *with_large_offsets((cache,), moved, cache[0].numel(), "cpu"))
     far.block_table += moved
     assert far.key_cache.stride(0) * moved > 2**31
     for inputs in (near, far):

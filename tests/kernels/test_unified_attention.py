@@ -23,6 +23,8 @@ from fuzz_attn.kernels.unified_attention import unified_attention
 
 GUARD_PAGES = 3
 NO_WINDOW = 0
+TANH_UNITS = 24
+"""What the soft cap's tanh may lose, as `fuzz_attn/targets.py` derives it."""
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
@@ -256,6 +258,7 @@ def attend_head(
         delta = (problem.head_size + 4) * fine * problem.scale * keys.abs() @ q[i].abs()
         if problem.softcap:
             logits = problem.softcap * torch.tanh(logits / problem.softcap)
+            delta = delta + TANH_UNITS * fine * logits.abs()
         size = logits.abs()
         relative = visible - context_len
         if inputs.alibi_slopes is not None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fuzz_attn.kernels.common.contract import ContractError
+from fuzz_attn.kernels.unified.call import UnifiedCall
 from fuzz_attn.kernels.unified.contract import check_unified
 from fuzz_attn.kernels.unified_attention import unified_attention
 
@@ -169,13 +170,13 @@ ACCEPTED: dict[str, Arguments] = {
 @pytest.mark.parametrize(("changes", "message"), REFUSALS, ids=[message[:60] for _, message in REFUSALS])
 def test_refusal_names_argument_value_and_bound(changes: Arguments, message: str) -> None:
     with pytest.raises(ContractError) as refusal:
-        check_unified(**(valid() | changes))
+        check_unified(UnifiedCall(**(valid() | changes)))
     assert str(refusal.value).startswith(message)
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_legal_arguments_are_accepted(name: str) -> None:
-    check_unified(**(valid() | ACCEPTED[name]))
+    check_unified(UnifiedCall(**(valid() | ACCEPTED[name])))
 
 
 def test_launcher_refuses_before_anything_is_written() -> None:

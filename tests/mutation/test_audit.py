@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.case.attention_case import AttentionCase, LaunchHints, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation import report
 from fuzz_attn.mutation.audit import Request, audit, combined, sampled

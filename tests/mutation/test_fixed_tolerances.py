@@ -2,7 +2,8 @@
 
 import pytest
 
-from fuzz_attn.case.attention_case import AttentionCase, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.fixed_tolerances import allowed_errors
 from fuzz_attn.mutation.rules import RULES

@@ -9,7 +9,8 @@ import mpmath
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, PageLayout, Scales, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,

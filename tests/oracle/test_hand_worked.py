@@ -9,22 +9,33 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, Sequence
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import ConstantValues, IntegerValues, NormalScores, SinkRecipe, UniformScores
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.reference import attend
 
 Builder = Callable[..., AttentionTensors]
 
+OWN_SHARE = 0.01
+"""What the oracle's own roundings may take of its bound, as `test_exact_value.py` holds it to."""
+
+
+def says(tensors: AttentionTensors, wanted: list[float]) -> bool:
+    """Return whether the oracle gives these numbers, whatever exponential and order of summation torch has here."""
+    reference = attend(tensors)
+    exact = torch.tensor(wanted, dtype=torch.float64).view_as(reference.expected)
+    return bool(((reference.expected - exact).abs() <= OWN_SHARE * reference.bound).all())
+
 
 def test_uniform_logits_average_the_values(by_hand: Builder) -> None:
     tensors = by_hand([[0.0]], [[1.0], [2.0], [3.0]], [[3.0], [6.0], [-3.0]])
-    assert attend(tensors).expected.tolist() == [[[2.0]]]
+    assert says(tensors, [2.0])
 
 
 def test_each_row_averages_up_to_its_own_key(by_hand: Builder) -> None:
     tensors = by_hand([[0.0], [0.0], [0.0]], [[1.0]] * 4, [[8.0], [4.0], [0.0], [-4.0]])
-    assert attend(tensors).expected.flatten().tolist() == [6.0, 4.0, 2.0]
+    assert says(tensors, [6.0, 4.0, 2.0])
 
 
 def test_one_key_is_copied(by_hand: Builder) -> None:
@@ -40,30 +51,29 @@ def test_window_of_one_copies_the_own_key() -> None:
 
 def test_window_of_two_averages_two(by_hand: Builder) -> None:
     tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[9.0], [4.0], [2.0]], window=2)
-    assert attend(tensors).expected.flatten().tolist() == [6.5, 3.0]
+    assert says(tensors, [6.5, 3.0])
 
 
 def test_constant_values_are_the_output() -> None:
     tensors = materialise(AttentionCase((Sequence(5, 30),), values=ConstantValues(-3.0), scores=NormalScores(4.0)))
-    reference = attend(tensors)
-    assert bool(((reference.expected + 3.0).abs() < 1e-14).all())
+    assert says(tensors, [-3.0] * tensors.output.numel())
 
 
 def test_a_sink_at_the_logits_is_one_more_key_of_value_zero() -> None:
     case = AttentionCase(
         (Sequence(1, 3),), values=ConstantValues(1.0), scores=UniformScores(), sinks=SinkRecipe(spread=0.0)
     )
-    assert attend(materialise(case)).expected.flatten().tolist() == pytest.approx([0.8] * 16, abs=1e-15)
+    assert says(materialise(case), [0.8] * 16)
 
 
 def test_two_logits_weigh_as_the_logistic_function(by_hand: Builder) -> None:
     tensors = by_hand([[2.0]], [[0.0], [1.5]], [[0.0], [1.0]], softmax_scale=0.5)
-    assert float(attend(tensors).expected) == pytest.approx(1 / (1 + math.exp(-1.5)), rel=1e-15)
+    assert says(tensors, [1 / (1 + math.exp(-1.5))])
 
 
 def test_soft_cap_bends_the_logit(by_hand: Builder) -> None:
     tensors = by_hand([[2.0]], [[0.0], [3.0]], [[0.0], [1.0]], softcap=4.0)
-    assert float(attend(tensors).expected) == pytest.approx(1 / (1 + math.exp(-4 * math.tanh(1.5))), rel=1e-15)
+    assert says(tensors, [1 / (1 + math.exp(-4 * math.tanh(1.5)))])
 
 
 def test_alibi_counts_from_the_context_length(by_hand: Builder) -> None:
@@ -71,13 +81,13 @@ def test_alibi_counts_from_the_context_length(by_hand: Builder) -> None:
     tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[1.0]] * 3, alibi_slopes=slopes, sinks=sinks)
     weights = [math.exp(-0.5), 1.0, math.exp(0.5)]
     expected = [sum(weights[:2]) / (sum(weights[:2]) + 1), sum(weights) / (sum(weights) + 1)]
-    assert attend(tensors).expected.flatten().tolist() == pytest.approx(expected, rel=1e-15)
+    assert says(tensors, expected)
 
 
 def test_query_bias_counts_rows_and_columns_from_the_first_new_token(by_hand: Builder) -> None:
     bias = torch.tensor([[0.0, 9.0], [-torch.inf, 0.0]])
     tensors = by_hand([[0.0], [0.0]], [[1.0]] * 3, [[3.0], [6.0], [9.0]], qq_bias=bias)
-    assert attend(tensors).expected.flatten().tolist() == [4.5, 6.0]
+    assert says(tensors, [4.5, 6.0])
 
 
 def test_a_sink_far_above_leaves_nothing_and_a_positive_bound(by_hand: Builder) -> None:

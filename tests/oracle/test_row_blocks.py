@@ -9,16 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    PageLayout,
-    Sequence,
-    Strides,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe, SlotPoison, TablePoison
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle import error_bound, row_blocks
@@ -48,8 +41,11 @@ def test_every_cut_gives_the_same_reference(
     monkeypatch.setattr(row_blocks, "MAX_BLOCK_SCORES", max_scores)
     monkeypatch.setattr(row_blocks, "BLOCK_COST", block_cost)
     actual = attend(tensors)
-    torch.testing.assert_close(actual.expected, expected.expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(actual.bound, expected.bound, rtol=1e-9, atol=0.0)
+    # Each is off by 1% of the bound at most (`test_exact_value.py`).
+    assert bool(((actual.expected - expected.expected).abs() <= 0.02 * expected.bound).all())
+    # The bound holds differences of exponentials whose exponents are 2^-24 apart or more. Each exponential loses up to
+    # 16 units of 2^-53, which leaves 2^-24 of the difference.
+    torch.testing.assert_close(actual.bound, expected.bound, rtol=2.0**-24, atol=0.0)
 
 
 def test_blocks_hold_every_token_and_respect_their_size(monkeypatch: pytest.MonkeyPatch) -> None:

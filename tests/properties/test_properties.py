@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fuzz_attn.backends.backend import Observation, Watch
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.attention_case import AttentionCase, HeadLayout, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import FuzzAttnError

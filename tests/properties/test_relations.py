@@ -11,17 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    PageLayout,
-    Scales,
-    Sequence,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, QQBiasRecipe, SinkRecipe
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import FuzzAttnError

@@ -8,8 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.attention_case import AttentionCase, DTypes, HeadLayout, Sequence, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import ConstantValues, LevelScores, SinkRecipe
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.inputs.tensors import materialise

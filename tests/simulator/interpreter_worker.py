@@ -47,7 +47,10 @@ class InterpreterWorker:
         return self._ask(("launch", path, kernel, grid, arguments, keywords))
 
     def call(self, name: str, **keywords: Any) -> tuple[list[Any], float]:
-        """The keyword arguments' values after a call of the function `module:name`, and its CPU time in seconds."""
+        """The keyword arguments' values after a call of a function, and its CPU time in seconds.
+
+        The function is named `module:function` or `path.py:function`.
+        """
         return self._ask(("call", name, "", (), (), keywords))
 
     def _ask(self, request: tuple[Any, ...]) -> tuple[list[Any], float]:
@@ -87,7 +90,8 @@ def _answer(request: tuple[Any, ...], known: dict[str, ModuleType]) -> tuple[lis
         function = getattr(_load(name, known), kernel)[grid]
     else:
         module, _, attribute = name.partition(":")
-        function = getattr(importlib.import_module(module), attribute)
+        source = _load(module, known) if module.endswith(".py") else importlib.import_module(module)
+        function = getattr(source, attribute)
     start = time.process_time()
     function(*arguments, **keywords)
     return [*arguments, *keywords.values()], time.process_time() - start

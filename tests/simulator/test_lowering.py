@@ -23,7 +23,8 @@ CONSTANTS = {"HEAD_SIZE": 32, "BLOCK_M": 16, "BLOCK_N": 16, "CAUSAL": True}
 
 
 def _lowered(constants: dict[str, Any]) -> str:
-    return lower(compiled(flash_attention_kernel), SIGNATURE, constants)
+    positions: dict[tuple[int, ...], Any] = {(list(SIGNATURE).index(name),): value for name, value in constants.items()}
+    return lower(compiled(flash_attention_kernel), SIGNATURE, positions)
 
 
 def test_an_error_names_what_is_wrong_in_the_kernel() -> None:

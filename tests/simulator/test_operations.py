@@ -11,7 +11,8 @@ import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.simulator import FindingKind, LoopLimitError, simulate
+from fuzz_attn.errors import LoopLimitError
+from fuzz_attn.simulator import FindingKind, simulate
 from tests.simulator import operation_kernels as kernels
 
 INF, NAN = float("inf"), float("nan")
@@ -237,8 +238,8 @@ def test_unary_functions(operation: str) -> None:
     if operation in ROUNDED_ONCE:
         _same(actual, expected)
     else:
-        # Elementary functions are good to two units in the last place, as the hardware's approximations are.
-        torch.testing.assert_close(actual, expected, rtol=2**-22, atol=1e-44, equal_nan=True)
+        # numpy's own tests hold its vectorised functions to 4 units in the last place: exp 3, log 4, sin and cos 2.
+        torch.testing.assert_close(actual, expected, rtol=4 * 2.0**-23, atol=4 * 2.0**-149, equal_nan=True)
 
 
 def test_integer_unary() -> None:

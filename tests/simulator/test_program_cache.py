@@ -24,7 +24,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     original = lowering.lower
 
-    def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -> str:
+    def lower(function: Any, signature: dict[str, str], constants: dict[tuple[int, ...], Any]) -> str:
         names.append(function.__name__)
         return original(function, signature, constants)
 

@@ -1,4 +1,4 @@
-"""What the tests of the strategies share: the smallest case of a kind, any case of a kind, and a sample of all."""
+"""Fixtures of the strategy tests: the simplest value with a condition, any value with a condition, a sample."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def minimal() -> Finder:
 
 @pytest.fixture(scope="session")
 def find_any() -> Finder:
-    """Any value of a strategy for which a condition holds; an error where there is none."""
+    """Any value of a strategy for which a condition holds; raises an error where there is none."""
 
     def find_any(strategy: st.SearchStrategy[Any], condition: Condition = lambda _: True) -> object:
         return _find(strategy, condition, (Phase.generate,))
@@ -50,7 +50,7 @@ def find_any() -> Finder:
 
 @pytest.fixture(scope="session")
 def sample() -> Sampler:
-    """A number of values of a strategy as a campaign draws them, the same in every run."""
+    """Values of a strategy as a campaign draws them, the same in every run."""
 
     def sample(strategy: st.SearchStrategy[Any], size: int = SAMPLE) -> list[Any]:
         random = Random(0)
@@ -61,7 +61,7 @@ def sample() -> Sampler:
 
 @pytest.fixture(scope="session")
 def full_domain() -> Domain:
-    """Everything that a domain can promise."""
+    """The domain with everything that a target can promise."""
     return FULL
 
 

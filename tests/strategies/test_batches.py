@@ -1,4 +1,4 @@
-"""The batches: what they reach, what they shrink to, what they may cost."""
+"""Batches: what they reach, what they shrink to, and what they may cost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import CompileKey, LaunchHints, Sequence
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import ALL_FEATURES
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_CROWD, batches
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import (
@@ -67,7 +68,7 @@ def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]
         pytest.param(lambda b: len(b) > 2 and not b[1].query_len and b[2].query_len, id="middle empty"),
         pytest.param(lambda b: len(b) > 1 and not b[-1].query_len and b[-2].query_len, id="last empty"),
         pytest.param(lambda b: any(not s.query_len and s.context_len for s in b), id="empty with a context"),
-        pytest.param(lambda b: any(not s.seq_len for s in b), id="nothing at all"),
+        pytest.param(lambda b: any(not s.seq_len for s in b), id="empty sequence without a context"),
         pytest.param(lambda b: any(s.seq_len >= 1000 for s in b), id="long"),
         pytest.param(lambda b: len(b) > 1 and any(s.seq_len > 512 for s in b[1:]), id="long and others"),
         pytest.param(lambda b: any(s.query_len > 1 and s.query_len % PAGE == 0 for s in b), id="whole q-blocks"),
@@ -98,7 +99,7 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
     assert sum(any(s.query_len > 32 and not s.context_len for s in batch) for batch in drawn) > 6
 
 
-def test_a_paged_kernel_that_leaves_no_others_has_one_token_each(sample: Any) -> None:
+def test_paged_decode_without_filter_has_one_token_each(sample: Any) -> None:
     assert {s.query_len for batch in sample(batches(key=CompileKey(family="paged"))) for s in batch} == {1}
 
 
@@ -110,7 +111,7 @@ def test_a_domain_without_empty_sequences_has_none(sample: Any) -> None:
 
 
 def cost(batch: tuple[Sequence, ...], key: CompileKey, num_kv_heads: int) -> int:
-    """What the interpreter takes for a batch, summed anew; only the 3D path that is asked for counts its merges."""
+    """Return the interpreter's cost of a batch, summed independently; only the path 3d counts merges."""
     block_q = smallest_block_q(key.num_queries_per_kv)
     segments = max(0, key.launch.num_segments - 1)
     total = 0
@@ -137,8 +138,8 @@ def test_costs_are_bounded(data: st.DataObject, key: CompileKey, num_kv_heads: i
 
 @pytest.mark.parametrize("times", [1, 2, MAX_TIMES])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
-def test_no_sequence_that_a_budget_allows_is_beyond_it(num_kv_heads: int, times: int) -> None:
-    """Every key of the pool and every query length, so that no draw has to meet the worst of them."""
+def test_every_affordable_sequence_stays_within_the_budget(num_kv_heads: int, times: int) -> None:
+    """Check every key of the pool and every query length, so that no draw has to find the worst."""
     for key in key_pool(FULL):
         budget = budget_for(key, num_kv_heads=num_kv_heads, merges=key.launch.path == "3d", times=times)
         few_tiles = cost((Sequence(1, MIN_TILES * budget.tile),), key, num_kv_heads)
@@ -148,6 +149,6 @@ def test_no_sequence_that_a_budget_allows_is_beyond_it(num_kv_heads: int, times:
             assert spent <= budget.ms * budget.share + few_tiles, (key, query_len, context_len)
 
 
-def test_no_heads_are_refused() -> None:
+def test_zero_heads_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="num_kv_heads=0 must be at least 1"):
         batches(num_kv_heads=0)

@@ -1,4 +1,4 @@
-"""Whole cases: the domain they stay in, what they reach, what they shrink to, how much alike they are."""
+"""Cases: they stay in their domain, reach every feature, shrink to the simplest, and differ from each other."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    CompileKey,
-    HeadLayout,
-    PageLayout,
-    Sequence,
-    Strides,
-    is_fp8,
-    page_elements,
-    replace,
-)
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.families import ALL_FEATURES, FEATURES, Family
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -39,9 +32,11 @@ DOMAINS = [
     Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
     *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
     *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
-    *(Domain(family=family) for family in FEATURES),
+    *(Domain(family=family) for family in FAMILIES),
     Domain(family="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
-    Domain(family="paged", dtypes=("float16",), features=FEATURES["paged"] - {"filter_by_query_len", "fp8_out"}),
+    Domain(
+        family="paged", dtypes=("float16",), features=FAMILIES["paged"].features - {"filter_by_query_len", "fp8_out"}
+    ),
     Domain(family="context", features=frozenset({"stale_cache"})),
 ]
 
@@ -94,16 +89,16 @@ def test_every_case_lies_within_its_domain(sample: Any, domain: Domain) -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("feature", sorted(FEATURES["unified"] - {RARE}))
-def test_every_feature_is_on_in_a_decent_share_and_off_in_more(drawn_cases: list[AttentionCase], feature: str) -> None:
+@pytest.mark.parametrize("feature", sorted(FAMILIES["unified"].features - {RARE}))
+def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
     assert 0.1 < share < 0.6
 
 
-@pytest.mark.parametrize("family", sorted(FEATURES.keys() - {"unified"}))
-def test_every_feature_of_a_split_family_too(sample: Any, family: Family) -> None:
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
+def test_share_of_cases_with_each_feature_of_split_families(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
-    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FEATURES[family] - {RARE}}
+    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FAMILIES[family].features - {RARE}}
     assert {name for name, share in shares.items() if not 0.05 < share < 0.6} == set(), shares
 
 
@@ -132,11 +127,11 @@ def test_every_feature_of_a_split_family_too(sample: Any, family: Family) -> Non
         pytest.param(0.003, lambda c: not c.sequences, id="no sequence"),
     ],
 )
-def test_what_shows_bugs_is_frequent(drawn_cases: list[AttentionCase], share: float, condition: Any) -> None:
+def test_cases_that_show_bugs_are_frequent(drawn_cases: list[AttentionCase], share: float, condition: Any) -> None:
     assert sum(bool(condition(case)) for case in drawn_cases) / len(drawn_cases) > share
 
 
-def test_hardly_a_case_is_drawn_twice(drawn_cases: list[AttentionCase]) -> None:
+def test_few_cases_are_drawn_twice(drawn_cases: list[AttentionCase]) -> None:
     assert len(set(drawn_cases)) > 0.95 * len(drawn_cases)
 
 
@@ -145,14 +140,14 @@ def test_nearly_all_cases_have_a_key_of_the_pool(drawn_cases: list[AttentionCase
     assert sum(case.compile_key in pool for case in drawn_cases) > 0.94 * len(drawn_cases)
 
 
-def test_given_keys_are_kept(sample: Any) -> None:
+def test_given_keys_are_used(sample: Any) -> None:
     chosen = key_pool(FULL)[300:303]
     drawn = sample(cases(FULL, keys=chosen), 800)
     assert sum(case.compile_key in chosen for case in drawn) > 0.9 * len(drawn)
     assert {case.compile_key for case in drawn} >= set(chosen)
 
 
-def test_the_typical_case_is_small_and_none_is_large(drawn_cases: list[AttentionCase]) -> None:
+def test_median_case_is_small_and_no_case_is_large(drawn_cases: list[AttentionCase]) -> None:
     assert median(case.num_tokens for case in drawn_cases) <= 20
     assert median(case.max_seq_len for case in drawn_cases) <= 64
     assert max(case.heads.num_query_heads for case in drawn_cases) <= 64
@@ -162,7 +157,7 @@ def test_the_typical_case_is_small_and_none_is_large(drawn_cases: list[Attention
     assert max(rows_times_keys) <= 2**19
 
 
-def test_every_override_names_an_element_that_is_there(sample: Any) -> None:
+def test_every_override_names_an_existing_element(sample: Any) -> None:
     found = 0
     for case in sample(cases(FULL)):
         for override in case.overrides:
@@ -175,7 +170,7 @@ def test_every_override_names_an_element_that_is_there(sample: Any) -> None:
     assert found > 20
 
 
-def test_cases_travel_as_json(drawn_cases: list[AttentionCase]) -> None:
+def test_drawn_cases_survive_a_json_round_trip(drawn_cases: list[AttentionCase]) -> None:
     for case in drawn_cases:
         assert msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase) == case
 
@@ -209,10 +204,12 @@ def test_cases_travel_as_json(drawn_cases: list[AttentionCase]) -> None:
         ),
         pytest.param(lambda c: c.strides.cache_slot, replace(SIMPLEST, strides=Strides(cache_slot=1)), id="strides"),
         pytest.param(
-            lambda c: c.pages.first_block, replace(SIMPLEST, pages=PageLayout(first_block=2**31 // 256)), id="far pages"
+            lambda c: c.pages.first_block,
+            replace(SIMPLEST, pages=PageLayout(first_block=2**31 // 256)),
+            id="large offsets",
         ),
-        pytest.param(lambda c: c.calm, replace(SIMPLEST, calm=True), id="calm"),
-        pytest.param(lambda c: c.marks, replace(SIMPLEST, marks=True), id="marks"),
+        pytest.param(lambda c: c.near_uniform, replace(SIMPLEST, near_uniform=True), id="near uniform"),
+        pytest.param(lambda c: c.key_marks, replace(SIMPLEST, key_marks=True), id="key marks"),
         pytest.param(lambda c: c.padded_tokens > 1, replace(SIMPLEST, padded_tokens=2), id="padded tokens"),
         pytest.param(
             lambda c: getattr(c.scores, "level", 0.0) == -110.0,
@@ -226,7 +223,7 @@ def test_cases_travel_as_json(drawn_cases: list[AttentionCase]) -> None:
         ),
     ],
 )
-def test_shrinks_to_what_is_needed_and_nothing_else(minimal: Any, condition: Any, expected: AttentionCase) -> None:
+def test_shrinks_to_the_simplest_case_with_the_condition(minimal: Any, condition: Any, expected: AttentionCase) -> None:
     assert minimal(cases(FULL), condition) == expected
 
 
@@ -239,13 +236,10 @@ def test_keys_outside_of_the_domain_are_refused() -> None:
         cases(Domain(features=frozenset()), keys=[CompileKey(sinks=True)])
 
 
-def test_few_cases_lie_far_into_their_caches(drawn_cases: list[AttentionCase]) -> None:
-    far = [case for case in drawn_cases if case.pages.first_block]
-    assert 0.02 < len(far) / len(drawn_cases) < 0.08
-    reaches = [
-        case.pages.first_block * page_elements(case.family, case.heads, case.pages.block_size, case.strides)[1]
-        for case in far
-    ]
+def test_few_cases_have_large_offsets(drawn_cases: list[AttentionCase]) -> None:
+    offset = [case for case in drawn_cases if case.pages.first_block]
+    assert 0.02 < len(offset) / len(drawn_cases) < 0.08
+    reaches = [case.pages.first_block * case.cache_layout.page_strides[1] for case in offset]
     assert any(2**31 <= reach < 2**32 for reach in reaches)
     assert any(reach >= 2**32 for reach in reaches)
-    assert {case.strides.cache for case in far} == {"separate", "blocks_first", "heads_first"}
+    assert {case.strides.cache for case in offset} == {"separate", "blocks_first", "heads_first"}

@@ -1,4 +1,4 @@
-"""The pool of compile keys: what it covers, that it is the same everywhere, and how keys are drawn and shrunk."""
+"""Compile keys: what the pool covers, that it is the same in every process, and how keys are drawn and shrunk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import CompileKey, DTypes, LaunchHints, is_fp8
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.compile_keys import compile_keys, key_pool
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
 from fuzz_attn.strategies.pages import BLOCK_SIZES
@@ -36,7 +38,7 @@ def pairs(keys: tuple[CompileKey, ...]) -> set[tuple[Any, ...]]:
 
 
 def possible(pair: tuple[Any, ...]) -> bool:
-    """Tiles of 16 keys are too small for the dots of one-byte operands."""
+    """Return whether the pair may occur: tiles of 16 keys are too small for one-byte operands."""
     i, left, j, right = pair
     return (i, j) != (0, len(FIELDS) + 1) or right in (0, 32, 64) or not (is_fp8(left.q) or is_fp8(left.kv))
 
@@ -52,7 +54,7 @@ def test_pool_covers_every_pair_of_values(domain: Domain) -> None:
     assert pairs(key_pool(domain)) == expected_pairs(key_pool(domain))
 
 
-def test_keys_without_fp8_cover_every_pair_on_their_own() -> None:
+def test_keys_without_fp8_cover_every_pair_by_themselves() -> None:
     plain = tuple(key for key in key_pool(FULL) if key.dtypes.q == key.dtypes.kv == key.dtypes.out)
     assert pairs(plain) == expected_pairs(plain)
 
@@ -113,7 +115,7 @@ def test_nearly_all_keys_come_from_the_pool_unchanged(sample: Any) -> None:
     assert sum(key in pool for key in drawn) / len(drawn) > 0.94
 
 
-def test_given_keys_are_the_only_ones_but_for_simpler_ones(sample: Any) -> None:
+def test_drawn_keys_are_the_given_ones_or_simpler(sample: Any) -> None:
     chosen = key_pool(FULL)[400:410]
     drawn = sample(compile_keys(domain=FULL, keys=chosen))
     assert set(chosen) <= set(drawn)
@@ -130,7 +132,7 @@ def test_shrinks_from_a_complex_key_to_the_simplest(minimal: Any) -> None:
 
 
 @pytest.mark.parametrize("flag", ["window", "softcap", "alibi", "qq_bias", "sinks"])
-def test_shrinks_to_one_feature_alone(minimal: Any, flag: str) -> None:
+def test_shrinks_to_a_single_feature(minimal: Any, flag: str) -> None:
     assert minimal(compile_keys(domain=FULL), lambda key: getattr(key, flag)) == msgspec.structs.replace(
         CompileKey(), **{flag: True}
     )
@@ -153,7 +155,7 @@ def test_shrinks_to_one_feature_alone(minimal: Any, flag: str) -> None:
         (lambda key: is_fp8(key.dtypes.q), CompileKey(dtypes=DTypes(q="float8_e4m3fn", kv="float8_e4m3fn"))),
     ],
 )
-def test_shrinks_to_one_field_alone(minimal: Any, condition: Any, expected: CompileKey) -> None:
+def test_shrinks_to_a_single_field(minimal: Any, condition: Any, expected: CompileKey) -> None:
     found = minimal(compile_keys(domain=FULL), condition)
     assert parts(found)[-1:] == parts(expected)[-1:] or found.launch.tile_size > 0
     assert parts(found)[:-1] == parts(expected)[:-1]
@@ -181,12 +183,12 @@ def test_keys_outside_of_the_domain_are_refused(domain: Domain, key: CompileKey,
         compile_keys(domain=domain, keys=[key])
 
 
-def test_no_keys_are_refused() -> None:
+def test_an_empty_list_of_keys_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="at least one compile key"):
         compile_keys(keys=[])
 
 
-def test_a_domain_without_a_plain_type_is_refused() -> None:
+def test_a_domain_with_only_fp8_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="must name one of"):
         key_pool(Domain(dtypes=("float8_e4m3fn",)))
 

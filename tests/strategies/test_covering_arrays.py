@@ -1,4 +1,4 @@
-"""The covering arrays: every pair, no forbidden one, the simplest row first."""
+"""Covering arrays: every allowed pair, no forbidden one, the simplest row first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_forbidden_pairs_do_not_occur_and_all_others_do(sizes: list[int], seed: 
     assert covered(rows) == {pair for pair in all_pairs(sizes) if allowed(*pair)}
 
 
-def test_weights_decide_where_nothing_is_gained() -> None:
+def test_weights_decide_between_equal_gains() -> None:
     rows = pairwise([[1] * 20, [1] * 20, [9, 1]])
     assert sum(row[2] for row in rows) < len(rows) / 4
 

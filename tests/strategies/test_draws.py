@@ -1,4 +1,4 @@
-"""Draws without Hypothesis: the same values of the same choices, so that Hypothesis can shrink what they find."""
+"""Draws without Hypothesis: the same choices give the same values, so that Hypothesis can shrink what they find."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.engine.shrinking import shrink
 from fuzz_attn.errors import FoundError
 from fuzz_attn.strategies.cases import cases
@@ -29,8 +29,8 @@ def hypothesis_makes(strategy: st.SearchStrategy[Any], choices: list[int]) -> ob
     return made[0]
 
 
-@pytest.mark.parametrize("family", FEATURES)
-def test_hypothesis_makes_the_same_cases_of_the_same_choices(family: Family) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hypothesis_makes_the_same_cases_from_the_same_choices(family: Family) -> None:
     domain = Domain(family=family, paths=("auto", "2d", "3d") if family == "unified" else ("auto",), tile_hint=True)
     keys, random = key_pool(domain)[::7], Random(3)
     for layouts in (None, layout_pool(family=family)[:2]):
@@ -58,17 +58,17 @@ def test_a_failing_sample_is_shrunk() -> None:
     assert failing[-1] == 3
 
 
-def test_what_does_not_fail_again_is_let_go() -> None:
+def test_hypothesis_repeats_a_single_choice() -> None:
     assert hypothesis_makes(sampled_from("abc"), [2]) == "c"
 
 
-def test_every_value_comes_alike() -> None:
+def test_sampled_values_are_equally_likely() -> None:
     random = Random(0)
     drawn = [Sample(random).draw(sampled_from(range(4))) for _ in range(4000)]
     assert all(900 < drawn.count(value) < 1100 for value in range(4))
 
 
-def test_a_strategy_of_another_make_is_refused() -> None:
+def test_other_strategies_cannot_be_sampled() -> None:
     @composite
     def made(draw: st.DrawFn) -> int:
         return draw(st.integers())

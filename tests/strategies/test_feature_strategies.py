@@ -1,4 +1,4 @@
-"""The strategies of single features: what each reaches, what it shrinks to, what it refuses."""
+"""Strategies of single features: what each reaches, shrinks to and refuses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.attention_case import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -88,7 +89,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (poisons(), lambda poison: (poison.keys, poison.values, poison.table) == ("huge", "inf", "zero")),
         (poisons(), lambda poison: poison.out == 1 and poison.table == "negative"),
         (qq_biases(), lambda recipe: recipe.kind == "tree" and recipe.extra_columns < 0),
-        (qq_biases(), lambda recipe: recipe.kind == "alone" and not recipe.extra_columns),
+        (qq_biases(), lambda recipe: recipe.kind == "diagonal" and not recipe.extra_columns),
         (qq_biases(), lambda recipe: recipe.row_padding and recipe.extra_columns > 0 and recipe.extra_rows),
         (relation_choices(), lambda choice: choice is not None and choice > 4000),
         (scales(dtypes=FP8), lambda values: values.k / values.v >= 2**10),
@@ -139,14 +140,14 @@ def test_always(sample: Any, strategy: st.SearchStrategy[object], condition: Any
     assert all(condition(value) for value in sample(strategy, 300))
 
 
-def test_two_cases_of_five_are_asked_a_relation_and_the_choices_are_even(sample: Any) -> None:
+def test_two_in_five_choices_are_relations_and_evenly_spread(sample: Any) -> None:
     drawn = sample(relation_choices(), 1000)
     asked = [choice for choice in drawn if choice is not None]
     assert 300 < len(asked) < 500
     assert 0.4 < sum(choice < NUM_CHOICES // 2 for choice in asked) / len(asked) < 0.6
 
 
-def test_half_of_the_windows_cut_something_off(sample: Any) -> None:
+def test_half_of_the_windows_hide_keys(sample: Any) -> None:
     drawn = sample(windows(sequences=(Sequence(4, 60),)), 400)
     assert sum(window < 64 for window in drawn) > len(drawn) / 2
 
@@ -160,13 +161,11 @@ def test_half_of_the_windows_cut_something_off(sample: Any) -> None:
         ((40,), (40,)),
     ],
 )
-def test_head_sizes_are_those_of_the_domain_the_simplest_first(
-    bounds: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def test_head_sizes_of_a_domain(bounds: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert head_sizes(domain=Domain(head_sizes=bounds)) == expected
 
 
-def test_block_sizes_hold_the_bounds_of_the_domain() -> None:
+def test_block_sizes_of_a_domain() -> None:
     assert block_sizes(domain=Domain(block_sizes=(12, 20))) == (16, 12, 15, 17, 20)
 
 
@@ -189,7 +188,7 @@ def test_bad_arguments_are_refused(strategy: Any, arguments: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("family", get_args(Family))
-def test_layouts_that_are_dear_cover_every_pair_of_paddings(family: Family) -> None:
+def test_layout_pool_covers_every_pair_of_paddings(family: Family) -> None:
     pool = layout_pool(family=family)
     assert Strides() not in pool
     assert len(set(pool)) == len(pool) < 60

@@ -1,4 +1,4 @@
-"""Whether the drawn cases make their keys count; ``tests/benchmarks/bench_visibility.py`` measures it at length."""
+"""Drawn cases make most of their keys count; ``tests/benchmarks/bench_visibility.py`` measures it at length."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fuzz_attn.oracle.visibility import Visibility, visible_share
 from fuzz_attn.targets.target import built_in
 
 CASES, LEAST = 240, 0.9
-"""A round of each family; over rounds and seeds the share was measured as 0.91 to 0.96. The recipes alone, without calm
-rows and marks, reach 0.55."""
+"""A round of each family; over rounds and seeds the measured share is 0.91 to 0.96. Without near-uniform rows and key
+marks it is 0.55."""
 
 
 def test_boundary_keys_are_visible() -> None:

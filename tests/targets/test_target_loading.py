@@ -12,17 +12,10 @@ import torch
 
 from fuzz_attn import fuzz
 from fuzz_attn.api import MARKER, spec_of
-from fuzz_attn.case.attention_case import (
-    AttentionCase,
-    DTypeName,
-    DTypes,
-    HeadLayout,
-    LaunchHints,
-    Scales,
-    Sequence,
-    replace,
-)
-from fuzz_attn.case.families import FEATURES, Family
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.inputs.tensors import materialise
@@ -44,7 +37,7 @@ from fuzz_attn.targets.target import (
 FOLDER = Path(__file__).parents[1] / "sample_targets"
 TORCH, MISBEHAVING = FOLDER / "torch_attention.py", FOLDER / "misbehaving.py"
 
-DERIVED = FEATURES["unified"] - {"fp8_q"}
+DERIVED = FAMILIES["unified"].features - {"fp8_q"}
 """What a signature can promise; fp8 queries have to be declared."""
 
 BAD_SPECS = {
@@ -325,7 +318,7 @@ def test_a_fuzz_test_carries_its_arguments() -> None:
 def test_the_built_in_targets_take_every_feature_of_their_family(name: str) -> None:
     target = load_target(name)
     assert (target.name, target.family) == (name, name)
-    assert all(target.domain.allows(feature) for feature in FEATURES[target.family])
+    assert all(target.domain.allows(feature) for feature in FAMILIES[target.family].features)
     assert BINDINGS[target.family].fits(target.signature) == ""
 
 
@@ -351,7 +344,7 @@ SPLIT += ", sm_scale=None, sinks=None"
 def test_split_families_are_known_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
     assert target.family == family
-    assert target.domain.features == FEATURES[family] - left_out
+    assert target.domain.features == FAMILIES[family].features - left_out
 
 
 def test_arguments_of_split_families_mean_what_the_published_ones_mean() -> None:

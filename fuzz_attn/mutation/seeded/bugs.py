@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.recipes import Plain
+from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import SeededBugError
 
 

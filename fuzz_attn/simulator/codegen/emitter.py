@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fuzz_attn.errors import UnsupportedOperation
 from fuzz_attn.simulator.codegen.terms import Literal, Region, Scope, Snapshot, Term, Val, broadcast_shape, literal_text
-from fuzz_attn.simulator.errors import UnsupportedOperation
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.runtime import ranges

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
-from fuzz_attn.simulator.errors import LoweringError, UnsupportedOperation
+from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Location
+from fuzz_attn.simulator.frontend.interpreted import compiled
 from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
-from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
 
 MOST_FORMS: Final = 1024
 """So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
 
+Signature: TypeAlias = "str | tuple[Signature, ...]"
+"""The type of a parameter as Triton names it: a string, or for a tuple one for each of its elements."""
+
+Path: TypeAlias = tuple[int, ...]
+"""Where a constant is: the number of its parameter, then for each tuple around it the number of the element."""
+
+_CONSTANT: Final = "constexpr"
+
+_INT32: Final = range(-(2**31), 2**31)
+"""Integers of a type that their class decides; larger ones are typed by their value."""
+
+_PLAIN: Final = frozenset({int, float, bool, type(None), torch.Tensor})
+"""Classes of arguments that are no tuples and no constants besides None."""
 
 _TOLD_BY_TEXT: Final = frozenset({float, tuple})
 """Types of constants that may be equal and not the same: 0.0 and -0.0, (1,) and (True,)."""
 
 
 def told(constant: Any) -> str:
-    """Return what tells a constant from others: a function keeps its name when its source changes."""
+    """Return a text that differs between different constants. A function is named by its source and all it calls."""
     if isinstance(constant, tuple):
         return f"({', '.join(map(told, constant))})"
+    if isinstance(constant, tl.constexpr):
+        return f"constexpr[{told(constant.value)}]"
+    constant = compiled(constant)
     return str(getattr(constant, "cache_key", None) or repr(constant))
 
 
@@ -48,29 +69,43 @@ class Key:
 class Form:
     """What calls with arguments of the same types and with the same constants have in common.
 
-    `passed` are the names of the arguments that are no constants, with their types, in order.
+    The elements of tuples count as arguments of their own, named `keys.stride` or `keys[1]`. `passed` has the name and
+    the type of each argument that is no constant, in order; `places` are their numbers among all arguments that are no
+    parameters annotated as constexpr. `constants` says where the constants are.
     """
 
-    signature: dict[str, str]
+    signature: dict[str, Signature]
     key: Key
     passed: tuple[tuple[str, str], ...]
+    places: tuple[int, ...]
+    constants: tuple[Path, ...]
 
 
 @dataclass(slots=True)
 class Bound:
-    """A launch's arguments by parameter name, and the form of the call."""
+    """A launch's arguments: by parameter name, those that are passed in the order of `form.passed`, and the form."""
 
     values: dict[str, Any]
+    passed: list[Any]
     form: Form
 
     @property
-    def signature(self) -> dict[str, str]:
+    def signature(self) -> dict[str, Signature]:
         """The type of each parameter."""
         return self.form.signature
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[Path, Any]:
         """Return the values that are part of the program."""
-        return {name: self.values[name] for name, type_ in self.signature.items() if type_ == "constexpr"}
+        parameters = tuple(self.values.values())
+        return {path: functools.reduce(operator.getitem, path, parameters) for path in self.form.constants}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    name: str
+    constant: bool
+    annotation: str
+    pointer: str
 
 
 class Binder:
@@ -80,10 +115,16 @@ class Binder:
         self.kernel = kernel
         self._names: list[str] = list(kernel.arg_names)
         self._parameters = [
-            (parameter.name, bool(parameter.is_constexpr), _annotation(parameter), "*k" if parameter.is_const else "*")
+            _Parameter(
+                parameter.name,
+                bool(parameter.is_constexpr),
+                _annotation(parameter),
+                "*k" if parameter.is_const else "*",
+            )
             for parameter in kernel.params
         ]
-        self._pick = _picker(self._parameters)
+        self._constants = [parameter.name for parameter in self._parameters if parameter.constant]
+        self._others = [parameter.name for parameter in self._parameters if not parameter.constant]
         self._forms: dict[object, Form] = {}
         signature = kernel.signature.parameters
         self._defaults = {
@@ -94,51 +135,112 @@ class Binder:
         """Return the bound arguments; keywords that are no parameters are launch options and are ignored."""
         given = {**self._defaults, **keywords, **dict(zip(self._names, arguments, strict=False))}
         try:
-            values = {name: given[name] for name, _, _, _ in self._parameters}
+            values = {name: given[name] for name in self._names}
         except KeyError as error:
             raise TypeError(f"{self.kernel.__name__}() misses the argument {error}") from None
-        constants, others = self._pick(values)
-        wide = [value for value in others if value.__class__ is int and not LOW <= value <= HIGH]
-        if wide:
-            return Bound(values, self._form(values))
-        types = (*map(type, constants), *map(type, others), *[getattr(value, "dtype", None) for value in others])
-        constants = tuple([told(value) if value.__class__ in _TOLD_BY_TEXT else value for value in constants])
+        leaves = [values[name] for name in self._others]
+        kinds: list[object] = list(map(type, leaves))
+        if not _PLAIN.issuperset(kinds):
+            leaves, kinds = _flattened(leaves)
+        form = self._known_form(values, leaves, kinds)
+        return Bound(values, [leaves[place] for place in form.places], form)
+
+    def _known_form(self, values: dict[str, Any], leaves: list[Any], kinds: list[object]) -> Form:
+        """Return the form of the call, the same object for equal ones where that can be told quickly."""
+        if [value for value in leaves if value.__class__ is int and value not in _INT32]:
+            return self._form(values)
+        constants = [values[name] for name in self._constants]
+        types = (*map(type, constants), *kinds, *[getattr(value, "dtype", None) for value in leaves])
+        key = (types, tuple([told(value) if value.__class__ in _TOLD_BY_TEXT else value for value in constants]))
         try:
-            form = self._forms.get((types, constants))
+            form = self._forms.get(key)
         except TypeError:  # a constant that has no hash
-            return Bound(values, self._form(values))
+            return self._form(values)
         if form is None:
             form = self._form(values)
             if len(self._forms) < MOST_FORMS:
-                self._forms[types, constants] = form
-        return Bound(values, form)
+                self._forms[key] = form
+        return form
 
     def _form(self, values: dict[str, Any]) -> Form:
-        signature: dict[str, str] = {}
-        key: list[object] = []
-        for name, constant, annotation, pointer in self._parameters:
-            value = values[name]
-            if constant or value is None:
-                signature[name] = "constexpr"
-                key.append((type(value), _hashable(value)))
-            else:
-                type_ = signature[name] = _argument_type(name, value, annotation, pointer)
-                key.append(type_)
-        passed = tuple((name, type_) for name, type_ in signature.items() if type_ != "constexpr")
-        return Form(signature, Key(tuple(key)), passed)
+        typed = _Typed()
+        for index, parameter in enumerate(self._parameters):
+            typed.add(parameter, (index,), values[parameter.name])
+        return Form(
+            typed.signature, Key(tuple(typed.key)), tuple(typed.passed), tuple(typed.places), tuple(typed.constants)
+        )
 
 
-def _picker(
-    parameters: list[tuple[str, bool, str, str]],
-) -> Callable[[dict[str, Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Return a function that parts values by name into constants and others."""
-    constants = [name for name, constant, _, _ in parameters if constant]
-    others = [name for name, constant, _, _ in parameters if not constant]
+def _flattened(values: Iterable[Any]) -> tuple[list[Any], list[object]]:
+    """Return the values with the elements of tuples in place of these, and what of them selects a form."""
+    leaves: list[Any] = []
+    kinds: list[object] = []
+    for value in values:
+        kinds.append(value.__class__)
+        if isinstance(value, tuple):
+            inner, inner_kinds = _flattened(value)
+            leaves += inner
+            kinds += [len(value), *inner_kinds]
+        else:
+            leaves.append(value)
+            if _is_constant(value):
+                kinds.append(told(value))
+    return leaves, kinds
 
-    def pick(values: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return tuple([values[name] for name in constants]), tuple([values[name] for name in others])
 
-    return pick
+def _is_constant(value: Any) -> bool:
+    """Return whether Triton makes a constant of the value of a parameter without an annotation."""
+    return value is None or isinstance(value, (tl.constexpr, JITFunction, InterpretedFunction))
+
+
+class _Typed:
+    """The parts of a form, while its parameters are typed one after the other."""
+
+    def __init__(self) -> None:
+        self.signature: dict[str, Signature] = {}
+        self.key: list[object] = []
+        self.passed: list[tuple[str, str]] = []
+        self.places: list[int] = []
+        self.constants: list[Path] = []
+        self._leaves = 0
+
+    def add(self, parameter: _Parameter, path: Path, value: Any) -> None:
+        """Type one parameter."""
+        if parameter.constant:
+            self.key.append((type(value), _hashable(value)))
+            self.constants.append(path)
+            self.signature[parameter.name] = _CONSTANT
+        else:
+            self.signature[parameter.name] = self._typed(parameter, parameter.name, path, value)
+
+    def _typed(self, parameter: _Parameter, name: str, path: Path, value: Any) -> Signature:
+        if isinstance(value, tuple):
+            return self._tuple(name, path, value)
+        place, self._leaves = self._leaves, self._leaves + 1
+        if _is_constant(value):
+            self.key.append((type(value), told(value)))
+            self.constants.append(path)
+            return _CONSTANT
+        type_ = _argument_type(name, value, parameter.annotation, parameter.pointer)
+        self.key.append(type_)
+        self.passed.append((name, type_))
+        self.places.append(place)
+        return type_
+
+    def _tuple(self, name: str, path: Path, value: tuple[Any, ...]) -> Signature:
+        """Type a tuple's elements; like Triton, by their values only, and as a tuple of the same class."""
+        self.key.append((type(value), len(value)))
+        element = _Parameter(name, constant=False, annotation="", pointer="*")
+        names = _element_names(name, value)
+        types = [self._typed(element, names[index], (*path, index), inner) for index, inner in enumerate(value)]
+        return value._make(types) if hasattr(value, "_make") else tuple(types)
+
+
+def _element_names(name: str, value: tuple[Any, ...]) -> list[str]:
+    fields: tuple[str, ...] | None = getattr(value, "_fields", None)
+    if fields is None:
+        return [f"{name}[{index}]" for index in range(len(value))]
+    return [f"{name}.{field}" for field in fields]
 
 
 def _annotation(parameter: Any) -> str:

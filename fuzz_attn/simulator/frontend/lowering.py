@@ -11,6 +11,7 @@ import atexit
 import functools
 import itertools
 import warnings
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -20,8 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
-from fuzz_attn.simulator.errors import LoweringError
-from fuzz_attn.simulator.frontend.interpreted import front_end_for
+from fuzz_attn.errors import LoweringError
+from fuzz_attn.simulator.frontend.interpreted import interpreted_functions_accepted
 
 _TARGET = ("cuda", 90, 32)
 
@@ -104,18 +105,18 @@ def _context(_: int) -> Any:
 atexit.register(_context.cache_clear)  # or Triton's bindings would complain that it was never given back
 
 
-def lower(function: Any, signature: dict[str, str], constants: dict[str, Any]) -> str:
-    """Return the TTIR text of a JITFunction for a signature ("constexpr" where `constants` has the value).
+def lower(function: Any, signature: Mapping[str, object], constants: Mapping[tuple[int, ...], Any]) -> str:
+    """Return the TTIR text of a JITFunction for a signature, which says "constexpr" where `constants` has a value.
 
+    A constant is found by the number of its parameter and, within tuples, the numbers of the elements.
     Raises LoweringError with the front end's message.
     """
     target, backend, options = _backend()
     context = _context(next(_LOWERINGS) // LOWERINGS_IN_A_CONTEXT)
-    positions = {(function.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(function, signature=signature, constexprs=positions)
+    source = ASTSource(function, signature=dict(signature), constexprs=dict(constants))
     implementation = backend.get_codegen_implementation(options)
     try:
-        with front_end_for(function):
+        with interpreted_functions_accepted():
             module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
     except Exception as error:
         raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from fuzz_attn.simulator.errors import SimulatorError, UnsupportedOperation
+from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
 from fuzz_attn.simulator.frontend.ir import Block, Function, Operation, Type, Value, parse_type
 from fuzz_attn.simulator.frontend.locations import Locations

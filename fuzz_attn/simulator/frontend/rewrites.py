@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeAlias, TypeVar
 
+from fuzz_attn.errors import SimulatorError
 from fuzz_attn.simulator.codegen.program import Program, generate
-from fuzz_attn.simulator.errors import SimulatorError
 from fuzz_attn.simulator.frontend.ir import Function
 
 Rewrite: TypeAlias = Callable[[Function], Function]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.findings import FindingKind, Reporter
 from fuzz_attn.simulator.runtime.float_formats import bitcast, from_bits, round_to, to_storage
+from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.accesses import check_written, discard_outside
-
-if TYPE_CHECKING:
-    from fuzz_attn.simulator.run import Run
-    from fuzz_attn.simulator.runtime.memory import Memory
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +34,7 @@ def _unsigned(values: Array) -> Array:
 
 
 def atomic(
-    run: Run,
+    run: Reporter,
     memory: Memory,
     kind: str,
     element: str,

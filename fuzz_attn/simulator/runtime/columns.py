@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fuzz_attn.simulator.sanitizers.layout import Layout
+
 Array = npt.NDArray[Any]
+
+_NO_REST = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,24 @@ class Columns:
         places: Array = self.first + np.arange(count)[:, None] * self.step + np.arange(run)
         return places.ravel()
 
+    def inside(self, layout: Layout, starts: Array, count: int, run: int) -> bool:
+        """Whether rows from these starts on certainly lie inside with `count` runs of columns.
+
+        It is told from the indices of starts and of columns along each dimension, whose sums must stay below its size.
+        """
+        if layout.empty or int(starts.item(starts.argmin())) < 0:
+            return False
+        indices = _highest(tuple(layout.levels), self, count, run)
+        if indices is None:
+            return False
+        rest = starts
+        for (stride, size), highest in zip(layout.levels, indices, strict=True):
+            index = rest // stride if stride > 1 else rest
+            if int(index.item(index.argmax())) + highest >= size:
+                return False
+            rest = rest - index * stride if stride > 1 else _NO_REST
+        return not rest.any()
+
 
 def columns_of(offsets: Array, size: int) -> Columns | None:
     """Return the form of `size` offsets, the same for all programs, or None if they have another one."""
@@ -56,3 +78,15 @@ def _columns(dtype: str, offsets: bytes) -> Columns | None:
     columns = Columns(first, run, step)
     regular = step > 0 <= first and not size % run and np.array_equal(flat, columns.offsets(size // run, run))
     return columns if regular else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _highest(levels: tuple[tuple[int, int], ...], columns: Columns, count: int, run: int) -> tuple[int, ...] | None:
+    """Return the highest index of the columns along each dimension, or None where some lie between elements."""
+    rest = columns.offsets(count, run)
+    highest = []
+    for stride, _ in levels:
+        index = rest // stride
+        highest.append(int(index.max()))
+        rest = rest - index * stride
+    return None if rest.any() else tuple(highest)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.errors import LoopLimitError
+from fuzz_attn.errors import LoopLimitError
 
 Array = npt.NDArray[Any]
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.findings import FindingKind, Reporter
 from fuzz_attn.simulator.runtime.columns import Columns
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER, from_bits, narrowed, to_storage
-from fuzz_attn.simulator.runtime.layout import Layout
 from fuzz_attn.simulator.runtime.select import select
 from fuzz_attn.simulator.sanitizers.accesses import (
     check_written,
@@ -22,10 +21,8 @@ from fuzz_attn.simulator.sanitizers.accesses import (
     store_tracked,
     track_load,
 )
-
-if TYPE_CHECKING:
-    from fuzz_attn.simulator.run import Run
-    from fuzz_attn.simulator.sanitizers.races import RaceTracker
+from fuzz_attn.simulator.sanitizers.buffer import Buffer
+from fuzz_attn.simulator.sanitizers.layout import Layout
 
 Array = npt.NDArray[Any]
 
@@ -71,31 +68,20 @@ def _chosen(starts: Array, mask: Array | None) -> tuple[Array, Array | None, Arr
     return starts, mask, starts.ravel()[chosen], chosen
 
 
-class Memory:
-    """The elements of one tensor argument, `flat` counted from its first one, with what the sanitizers know of them.
+class Memory(Buffer):
+    """A tensor argument as a running kernel accesses it, in the number format `element`.
 
-    `written` (a shadow of initialised elements) and `tracker` with its `shift` (the position of the tensor's first
-    element in the tracked storage) are set when the launch asks for them. `storage` tells which memories may share
-    elements: the address of the storage and the size of an element.
-
-    Every access takes the run, the number of its source line, the programs that run (`lanes`), and where it goes:
-    arrays whose axis 0 counts these programs, or has size 1 for all of them.
+    Every access takes the run to report to, the number of its source line, the programs that run (`lanes`), and where
+    it goes: arrays whose axis 0 counts these programs, or has size 1 for all of them.
     """
 
     def __init__(self, name: str, flat: Array, element: str, layout: Layout) -> None:
-        self.name = name
-        self.flat = flat
+        super().__init__(name, flat, layout)
         self.element = element
-        self.layout = layout
-        self.extent = layout.extent
         self.container = CONTAINER[element]
-        self.written: Array | None = None
-        self.tracker: RaceTracker | None = None
-        self.shift = 0
-        self.storage: tuple[int, int] | None = None
         self._windows: dict[object, Array] = {}
 
-    def load(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array | None, other: Any) -> Array:
+    def load(self, run: Reporter, site: int, lanes: Array, offsets: Array, mask: Array | None, other: Any) -> Array:
         """Return the elements at `offsets` where `mask` holds, `other` (0 when None) elsewhere."""
         if mask is not None:
             if mask.shape != offsets.shape:
@@ -119,7 +105,7 @@ class Memory:
         values = from_bits(self.flat.take(offsets), self.element)
         return values if mask is None else select(mask, values, 0 if other is None else other, self.container)
 
-    def _load_chosen(self, run: Run, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
+    def _load_chosen(self, run: Reporter, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
         """As `load`, for a mask that lets few elements through: only these are looked at."""
         chosen = mask.ravel().nonzero()[0]
         active = offsets.ravel()[chosen]
@@ -135,7 +121,15 @@ class Memory:
         return result
 
     def load_rows(
-        self, run: Run, site: int, lanes: Array, starts: Array, width: int, size: int, mask: Array | None, other: Any
+        self,
+        run: Reporter,
+        site: int,
+        lanes: Array,
+        starts: Array,
+        width: int,
+        size: int,
+        mask: Array | None,
+        other: Any,
     ) -> Array:
         """Return rows of `size` elements, of which the first `width` are read from `starts` on where `mask` holds."""
         starts, mask, active, chosen = _chosen(starts, mask)
@@ -166,7 +160,7 @@ class Memory:
         if columns is None or runs is None:
             return None
         starts, mask, active, chosen = _chosen(starts, mask)
-        if width and active.size and not self.layout.reached(active, columns, *runs):
+        if width and active.size and not columns.inside(self.layout, active, *runs):
             return None
         (count, run), step = runs, self.flat.itemsize
         if chosen is None and width == size and active.size:
@@ -187,7 +181,14 @@ class Memory:
         return bits
 
     def store(
-        self, run: Run, site: int, lanes: Array, offsets: Array, values: Any, mask: Array | None, wide: bool = False
+        self,
+        run: Reporter,
+        site: int,
+        lanes: Array,
+        offsets: Array,
+        values: Any,
+        mask: Array | None,
+        wide: bool = False,
     ) -> None:
         """Write `values` at `offsets` where `mask` holds; `wide` ones are still to be rounded to the element type."""
         per_lane = (lanes.size,) + (1,) * (offsets.ndim - 1)
@@ -214,7 +215,7 @@ class Memory:
 
     def store_rows(
         self,
-        run: Run,
+        run: Reporter,
         site: int,
         lanes: Array,
         starts: Array,

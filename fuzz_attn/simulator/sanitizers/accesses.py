@@ -1,72 +1,76 @@
-"""What the sanitizers look at when a kernel accesses a tensor's memory."""
+"""What the sanitizers look at when a kernel accesses a tensor's buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.findings import FindingKind
-
-if TYPE_CHECKING:
-    from fuzz_attn.simulator.run import Run
-    from fuzz_attn.simulator.runtime.memory import Memory
+from fuzz_attn.simulator.findings import FindingKind, Reporter
+from fuzz_attn.simulator.sanitizers.buffer import Buffer
 
 Array = npt.NDArray[Any]
 
 
 def discard_outside(
-    memory: Memory, run: Run, kind: FindingKind, site: int, lanes: Array, offsets: Array, mask: Array | None
+    buffer: Buffer, run: Reporter, kind: FindingKind, site: int, lanes: Array, offsets: Array, mask: Array | None
 ) -> tuple[Array, Array]:
     """Report the active offsets outside of the tensor; return offsets (0 in their place) and mask without them."""
-    outside = ~memory.layout.inside(offsets)
+    outside = ~buffer.layout.inside(offsets)
     if mask is not None:
         outside &= mask
     if outside.any():
         position = _first(outside)
         index = int(offsets[position])
         verb = "loads" if kind is FindingKind.OUT_OF_BOUNDS_LOAD else "stores to"
-        reason = "which its strides do not reach" if 0 <= index < memory.extent else f"which has {memory.extent}"
-        message = f"{verb} element {index} of {memory.name}, {reason}"
-        bounds = (0, memory.extent)
-        run.report(kind, site, lanes, position[0], memory.name, index, bounds, message, int(outside.sum()))
+        reason = "which its strides do not reach" if 0 <= index < buffer.extent else f"which has {buffer.extent}"
+        message = f"{verb} element {index} of {buffer.name}, {reason}"
+        bounds = (0, buffer.extent)
+        run.report(kind, site, lanes, position[0], buffer.name, index, bounds, message, int(outside.sum()))
     return np.where(outside, 0, offsets), ~outside if mask is None else mask & ~outside
 
 
-def check_written(memory: Memory, run: Run, site: int, lanes: Array, positions: Array, mask: Array | None) -> None:
+def check_written(buffer: Buffer, run: Reporter, site: int, lanes: Array, positions: Array, mask: Array | None) -> None:
     """Report loads of elements that nothing has written."""
-    if memory.written is None:
+    if buffer.written is None:
         return
-    bad = ~memory.written[positions]
+    bad = ~buffer.written[positions]
     if mask is not None:
         bad &= mask
     if bad.any():
         position = _first(bad)
         index = int(positions[position])
-        message = f"loads element {index} of {memory.name}, which nothing has written"
-        kind, bounds = FindingKind.UNINITIALISED_READ, (0, memory.extent)
-        run.report(kind, site, lanes, position[0], memory.name, index, bounds, message, int(bad.sum()))
+        message = f"loads element {index} of {buffer.name}, which nothing has written"
+        kind, bounds = FindingKind.UNINITIALISED_READ, (0, buffer.extent)
+        run.report(kind, site, lanes, position[0], buffer.name, index, bounds, message, int(bad.sum()))
 
 
-def track_load(memory: Memory, run: Run, site: int, lanes: Array, positions: Array, mask: Array | None) -> None:
+def track_load(buffer: Buffer, run: Reporter, site: int, lanes: Array, positions: Array, mask: Array | None) -> None:
     """Report loads of elements that another program of the launch has stored to."""
-    if memory.tracker is None:
+    if buffer.tracker is None:
         return
     shape = np.broadcast_shapes(positions.shape, (lanes.size,) + (1,) * (positions.ndim - 1))
     chosen = None if mask is None else np.broadcast_to(mask, shape)
     everywhere = np.broadcast_to(positions, shape)
     flat = everywhere.reshape(-1) if chosen is None else everywhere[chosen]
     programs = programs_of(lanes, shape, chosen)()
-    clash = memory.tracker.load(flat + memory.shift, programs)
+    clash = buffer.tracker.load(flat + buffer.shift, programs)
     if clash.any():
         first = int(clash.argmax())
-        _report_race(memory, run, site, int(programs[first]), int(flat[first]), int(clash.sum()), "loads")
+        _report_race(buffer, run, site, int(programs[first]), int(flat[first]), int(clash.sum()), "loads")
 
 
 def inspect_rows(
-    memory: Memory, run: Run, site: int, lanes: Array, starts: Array, positions: Array, width: int, mask: Array | None
+    buffer: Buffer,
+    run: Reporter,
+    site: int,
+    lanes: Array,
+    starts: Array,
+    positions: Array,
+    width: int,
+    mask: Array | None,
 ) -> None:
     """Do both checks of a load for rows of `width` elements; `positions` has those that `mask` lets through."""
     grid = np.zeros(starts.shape, np.int64)
@@ -76,26 +80,26 @@ def inspect_rows(
         grid[mask] = positions
     columns = grid[..., None] + np.arange(width)
     wanted = None if mask is None else np.broadcast_to(mask[..., None], columns.shape)
-    check_written(memory, run, site, lanes, columns, wanted)
-    track_load(memory, run, site, lanes, columns, wanted)
+    check_written(buffer, run, site, lanes, columns, wanted)
+    track_load(buffer, run, site, lanes, columns, wanted)
 
 
-def store_tracked(memory: Memory, run: Run, site: int, positions: Array, programs: Array, values: Array) -> None:
+def store_tracked(buffer: Buffer, run: Reporter, site: int, positions: Array, programs: Array, values: Array) -> None:
     """Store `values`, and report those that meet an access of another program with effect."""
-    assert memory.tracker is not None
-    earlier, together = memory.tracker.store(positions + memory.shift, programs)
+    assert buffer.tracker is not None
+    earlier, together = buffer.tracker.store(positions + buffer.shift, programs)
     clash = earlier | together
     if not clash.any():
-        memory.flat[positions] = values
+        buffer.flat[positions] = values
         return
-    before = memory.flat[positions]
-    memory.flat[positions] = values
-    after = memory.flat[positions]
+    before = buffer.flat[positions]
+    buffer.flat[positions] = values
+    after = buffer.flat[positions]
     # The same value stored over itself, or by two programs at once, is a race that nobody can see.
     harmful = (earlier & _differ(before, values)) | (together & _differ(after, values))
     if harmful.any():
         first = int(harmful.argmax())
-        _report_race(memory, run, site, int(programs[first]), int(positions[first]), int(harmful.sum()), "stores to")
+        _report_race(buffer, run, site, int(programs[first]), int(positions[first]), int(harmful.sum()), "stores to")
 
 
 def programs_of(lanes: Array, shape: tuple[int, ...], mask: Array | None) -> Callable[[], Array]:
@@ -108,10 +112,10 @@ def programs_of(lanes: Array, shape: tuple[int, ...], mask: Array | None) -> Cal
     return programs
 
 
-def _report_race(memory: Memory, run: Run, site: int, program: int, index: int, count: int, verb: str) -> None:
-    message = f"{verb} element {index} of {memory.name}, which another program of the launch uses too"
-    bounds = (0, memory.extent)
-    run.report(FindingKind.RACE, site, np.array([program]), 0, memory.name, index, bounds, message, count)
+def _report_race(buffer: Buffer, run: Reporter, site: int, program: int, index: int, count: int, verb: str) -> None:
+    message = f"{verb} element {index} of {buffer.name}, which another program of the launch uses too"
+    bounds = (0, buffer.extent)
+    run.report(FindingKind.RACE, site, np.array([program]), 0, buffer.name, index, bounds, message, count)
 
 
 def _first(mask: Array) -> tuple[int, ...]:

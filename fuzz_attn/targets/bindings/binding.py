@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fuzz_attn.case.attention_case import LaunchPath
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FEATURES, Family, Feature
+from fuzz_attn.case.families import FAMILIES, Family, Feature
+from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -92,7 +92,7 @@ class Binding:
         """Return the inputs that a callable promises by its signature alone: features without argument are left out."""
         features = frozenset(
             feature
-            for feature in FEATURES[self.family] - self.undeclared
+            for feature in FAMILIES[self.family].features - self.undeclared
             if all(signature.takes(name) for name in self.feature_arguments.get(feature, ()))
         )
         return Domain(family=self.family, features=features, paths=self.paths(signature), fp8_q_scales=False)

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.case.attention_case import LaunchHints, LaunchPath
+from fuzz_attn.case.parts import LaunchHints, LaunchPath
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.binding import Arguments, Binding, Signature
 

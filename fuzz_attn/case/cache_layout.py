@@ -1,0 +1,119 @@
+"""Cache layout: the shape and strides of a page of keys and of a page of values.
+
+A :class:`CacheFormat` names the axes of the caches of a kernel family. With the sizes of a case it becomes a
+:class:`CacheLayout`, in elements.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from fuzz_attn.case.dtypes import DTYPES, DTypeName
+from fuzz_attn.case.parts import CacheArrangement, HeadLayout, Strides
+
+
+class Page(NamedTuple):
+    """One page of a cache: shape and strides without the axis of the pages, and its size with padding."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    elements: int
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Both caches of a case, in elements."""
+
+    keys: Page
+    values: Page
+    arrangement: CacheArrangement
+
+    @property
+    def one_allocation(self) -> bool:
+        """Whether both caches are views of the same memory."""
+        return self.arrangement in ("kv_first", "blocks_first")
+
+    @property
+    def page_strides(self) -> tuple[int, int]:
+        """Elements from one page to the next, of K's cache and of V's, whose pages are never smaller."""
+        pages = 2 if self.arrangement == "blocks_first" else 1
+        return pages * self.keys.elements, pages * self.values.elements
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """Which axis of a family's caches means what.
+
+    ``key_axes`` and ``value_axes`` permute a cache to ``[num_blocks, block_size, num_kv_heads, ...]``, so that block
+    and slot are the first two indices. ``arrangements`` are the values of ``strides.cache`` that the format allows.
+    ``padded`` is what ``strides.cache_slot`` pads. ``piece_bytes`` of a key lie together; 0 is the whole key.
+    """
+
+    key_axes: tuple[int, ...]
+    value_axes: tuple[int, ...]
+    arrangements: tuple[CacheArrangement, ...]
+    padded: Literal["row", "page"]
+    piece_bytes: int = 0
+
+    @property
+    def slot_axis(self) -> int:
+        """The axis of the key cache that counts the slots of a page."""
+        return self.key_axes[1]
+
+    @property
+    def head_axis(self) -> int:
+        """The axis of both caches that counts KV heads."""
+        return self.key_axes[2]
+
+    def piece(self, dtype: DTypeName) -> int:
+        """Return ``x``, the elements of a key that lie together; a head size must be a multiple of it."""
+        return max(1, self.piece_bytes // DTYPES[dtype].bytes)
+
+    def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:
+        """Return the layout of caches of these sizes."""
+        paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
+        if self.padded == "page":
+            piece, size = self.piece(dtype), heads.head_size
+            shapes = (heads.num_kv_heads, size // piece, block_size, piece), (heads.num_kv_heads, size, block_size)
+            keys, values = (_dense_page(shape, padding) for shape, padding in zip(shapes, paddings, strict=True))
+        else:
+            keys, values = (_page_of_rows(heads, block_size, strides, padding) for padding in paddings)
+        return CacheLayout(keys, values, strides.cache)
+
+
+def _value_padding(strides: Strides) -> int:
+    return strides.value_slot if strides.cache in ("separate", "heads_first") else 0
+
+
+def _page_of_rows(heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:
+    """Return a page of rows ``[head_size]``, each with its padding."""
+    row, count = heads.head_size + padding, heads.num_kv_heads
+    slot, head = (row, block_size * row) if strides.cache == "heads_first" else (count * row, row)
+    return Page((block_size, count, heads.head_size), (slot, head, 1), block_size * count * row)
+
+
+def _dense_page(shape: tuple[int, ...], padding: int) -> Page:
+    """Return a page without gaps, followed by its padding."""
+    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return Page(shape, strides, math.prod(shape) + padding)
+
+
+ROWS: Final = CacheFormat(
+    key_axes=(0, 1, 2, 3),
+    value_axes=(0, 1, 2, 3),
+    arrangements=("separate", "kv_first", "blocks_first", "heads_first"),
+    padded="row",
+)
+"""Keys and values ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+
+SPLIT: Final = CacheFormat(
+    key_axes=(0, 3, 1, 2, 4),
+    value_axes=(0, 3, 1, 2),
+    arrangements=("separate", "kv_first", "blocks_first"),
+    padded="page",
+    piece_bytes=16,
+)
+"""Keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, pieces of 16 bytes; values
+``[num_blocks, num_kv_heads, head_size, block_size]``."""

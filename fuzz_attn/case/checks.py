@@ -1,0 +1,127 @@
+"""Checks: what no single field of a case can know. Each raises :class:`CaseError` with field, value and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.features import first_feature_beyond
+from fuzz_attn.case.parts import DTypes, Scales
+from fuzz_attn.errors import CaseError
+
+MAX_TOTAL_ELEMENTS: Final = 2**26
+"""No tensor of a case may hold more elements; keeps a mistyped file from filling the memory."""
+
+MAX_OFFSET_ELEMENTS: Final = 2**33
+"""How many elements a cache may span where most of it is addresses without memory."""
+
+LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
+"""Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
+
+SMALLEST_NUMBER, LARGEST_NUMBER = 2.0**-126, 2.0**126
+"""Bounds of scales and soft caps: in float32, which kernels get, they and their reciprocals are normal."""
+
+
+def check_case(case: CaseFields) -> None:
+    """Raise :class:`CaseError` where the parts of a case contradict each other or exceed a bound."""
+    _check_dtypes(case.dtypes, case.scales)
+    _check_family(case)
+    _check_numbers(case)
+    _check_sizes(case)
+
+
+def inexpressible(case: CaseFields, family: Family) -> str:
+    """Return why a family's interface cannot express a case, or an empty string where it can."""
+    interface, heads = FAMILIES[family], case.heads
+    feature = first_feature_beyond(case, family)
+    if feature:
+        return f"family={family!r} has no {feature.name} ({feature.words})"
+    piece = interface.cache.piece(case.dtypes.kv)
+    if heads.head_size % piece:
+        return f"heads.head_size={heads.head_size} must be a multiple of {piece} for family={family!r}"
+    for name, value, allowed in (
+        ("strides.cache", case.strides.cache, interface.cache.arrangements),
+        ("launch.path", case.launch.path, interface.paths),
+    ):
+        if value not in allowed:
+            return f"{name}={value!r} must be one of {', '.join(allowed)} for family={family!r}"
+    if interface.one_token_each and not case.filter_by_query_len and any(s.query_len != 1 for s in case.sequences):
+        return f"every sequence must have query_len=1 for family={family!r} without filter_by_query_len"
+    return ""
+
+
+def _check_family(case: CaseFields) -> None:
+    reason = inexpressible(case, case.family)
+    if reason:
+        raise CaseError(reason)
+    if case.uint8_cache and not is_fp8(case.dtypes.kv):
+        raise CaseError(f"uint8_cache=True must be False for a cache of {case.dtypes.kv!r}, which is not fp8")
+
+
+def _check_dtypes(dtypes: DTypes, scales: Scales) -> None:
+    if not is_fp8(dtypes.kv) and dtypes.kv != dtypes.q:
+        raise CaseError(f"dtypes.kv={dtypes.kv!r} must be an fp8 type or equal to dtypes.q={dtypes.q!r}")
+    for name, dtype in (("q", dtypes.q), ("k", dtypes.kv), ("v", dtypes.kv), ("out", dtypes.out)):
+        scale = getattr(scales, name)
+        if not SMALLEST_NUMBER <= scale <= LARGEST_NUMBER:
+            raise CaseError(f"scales.{name}={scale} must be positive and finite, from 2**-126 to 2**126")
+        if scale != 1.0 and not is_fp8(dtype):
+            raise CaseError(f"scales.{name}={scale} must be 1 for the type {dtype!r}, which is not fp8")
+
+
+def _check_numbers(case: CaseFields) -> None:
+    if case.softmax_scale and not SMALLEST_NUMBER <= abs(case.softmax_scale) <= LARGEST_NUMBER:
+        raise CaseError(f"softmax_scale={case.softmax_scale} must be 0 or finite, of a size from 2**-126 to 2**126")
+    if case.softcap and not SMALLEST_NUMBER <= case.softcap <= LARGEST_NUMBER:
+        raise CaseError(f"softcap={case.softcap} must be 0 or positive and finite, from 2**-126 to 2**126")
+    if case.launch.num_segments and case.launch.path != "3d":
+        raise CaseError(f"launch.num_segments={case.launch.num_segments} must be 0 for the path {case.launch.path!r}")
+
+
+def _check_sizes(case: CaseFields) -> None:
+    for name, size in (*_query_sizes(case), *_cache_sizes(case)):
+        if size > MAX_TOTAL_ELEMENTS:
+            raise CaseError(f"{name} of the case would hold {size} elements, more than {MAX_TOTAL_ELEMENTS}")
+    if case.pages.first_block:
+        _check_large_offsets(case)
+
+
+def _check_large_offsets(case: CaseFields) -> None:
+    first, size = case.pages.first_block, case.pages.block_size
+    if case.strides.cache == "kv_first":
+        raise CaseError(f"pages.first_block={first} must be 0 for strides.cache='kv_first', where V follows all of K")
+    end = first + case.total_keys // size + len(case.sequences) + case.pages.spare_blocks + 1
+    if end >= 2**31:
+        raise CaseError(f"pages.first_block={first} must leave page numbers below 2**31")
+    elements = end * case.cache_layout.page_strides[1]
+    if elements > MAX_OFFSET_ELEMENTS:
+        raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")
+
+
+def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
+    """Yield name and elements, padding included, of each tensor that grows with tokens and query heads."""
+    heads, strides, launch = case.heads, case.strides, case.launch
+    tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
+    if FAMILIES[case.family].packs_new_keys:
+        yield "new_keys", tokens * (heads.num_kv_heads * (heads.head_size + strides.new_head) + strides.new_token)
+    yield "query", tokens * (query_heads * (heads.head_size + strides.q_head) + strides.q_token)
+    yield "output", tokens * (query_heads * (heads.head_size + strides.out_head) + strides.out_token)
+    if launch.path == "3d":
+        padded_head = 1 << (heads.head_size - 1).bit_length()
+        yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head
+    if case.qq_bias is not None:
+        live = max(1, case.max_query_len)
+        columns = live + max(0, case.qq_bias.extra_columns) + case.qq_bias.row_padding
+        yield "qq_bias", (live + case.qq_bias.extra_rows) * columns
+
+
+def _cache_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
+    """Yield name and elements, padding included, of each tensor that grows with keys and pages."""
+    heads, pages, num_seqs = case.heads, case.pages, len(case.sequences)
+    slots = case.total_keys + (num_seqs + pages.spare_blocks + 1) * pages.block_size
+    yield "a cache", slots * heads.num_kv_heads * (heads.head_size + case.strides.cache_slot + case.strides.value_slot)
+    longest = -(-case.max_seq_len // pages.block_size)
+    yield "block_table", num_seqs * (longest + pages.extra_columns + case.strides.block_table)

@@ -1,0 +1,44 @@
+"""Compile key: the part of a case that decides whether Triton compiles a kernel anew."""
+
+from __future__ import annotations
+
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.families import Family
+from fuzz_attn.case.features import compiled_features
+from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints
+from fuzz_attn.case.plain import Plain, Positive
+
+
+class CompileKey(Plain, frozen=True):
+    """Everything that a kernel of the family takes as a constexpr or a dtype.
+
+    It leaves out what Triton sees in the arguments themselves, such as strides of 1, and the type of the sinks, which
+    is float32 in 19 cases of 20. Strategies draw the key first, from a bounded set, because compiling takes most of a
+    campaign's time.
+    """
+
+    family: Family = "unified"
+    dtypes: DTypes = DTypes()
+    num_queries_per_kv: Positive = 1
+    head_size: HeadSize = 16
+    block_size: BlockSize = 16
+    window: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    qq_bias: bool = False
+    sinks: bool = False
+    filter_by_query_len: bool = False
+    launch: LaunchHints = LaunchHints()
+
+
+def compile_key_of(case: CaseFields) -> CompileKey:
+    """Return the compile key of a case."""
+    return CompileKey(
+        family=case.family,
+        dtypes=case.dtypes,
+        num_queries_per_kv=case.heads.num_queries_per_kv,
+        head_size=case.heads.head_size,
+        block_size=case.pages.block_size,
+        launch=case.launch,
+        **compiled_features(case),
+    )

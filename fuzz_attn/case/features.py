@@ -1,0 +1,83 @@
+"""Features: one list of what a case may have beyond plain paged attention, and when it has it."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES, Family, Feature
+from fuzz_attn.case.parts import Strides
+
+
+class CaseFeature(NamedTuple):
+    """One feature: its name, when a case has it, and what a report calls it.
+
+    ``compiled`` features are constexprs of the kernels, so they belong to the compile key. ``identifies`` features
+    belong to the signature of a failure and to the statistics of a campaign.
+    """
+
+    name: Feature
+    words: str
+    present: Callable[[CaseFields], bool]
+    compiled: bool = False
+    identifies: bool = True
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families that can express the feature."""
+        return tuple(family for family, interface in FAMILIES.items() if self.name in interface.features)
+
+
+CASE_FEATURES: Final = (
+    CaseFeature("window", "sliding window", lambda case: case.window > 0, compiled=True),
+    CaseFeature("softcap", "soft cap", lambda case: case.softcap > 0, compiled=True),
+    CaseFeature("alibi", "ALiBi slopes", lambda case: case.alibi is not None, compiled=True),
+    CaseFeature("qq_bias", "bias between new tokens", lambda case: case.qq_bias is not None, compiled=True),
+    CaseFeature("sinks", "sinks", lambda case: case.sinks is not None, compiled=True),
+    CaseFeature("fp8_q", "fp8 queries", lambda case: is_fp8(case.dtypes.q)),
+    CaseFeature(
+        "fp8_kv", "fp8 cache of wider queries", lambda case: is_fp8(case.dtypes.kv) and not is_fp8(case.dtypes.q)
+    ),
+    CaseFeature("fp8_out", "fp8 output", lambda case: is_fp8(case.dtypes.out)),
+    CaseFeature(
+        "filter_by_query_len",
+        "skips the sequences of the other family",
+        lambda case: case.filter_by_query_len,
+        compiled=True,
+    ),
+    CaseFeature("uint8_cache", "fp8 cache passed as bytes", lambda case: case.uint8_cache),
+    CaseFeature("stale_cache", "cache without the new tokens", lambda case: case.stale_cache),
+    CaseFeature("large_offsets", "pages far into the caches", lambda case: case.pages.first_block > 0),
+    CaseFeature("strides", "strided tensors", lambda case: case.strides != Strides(), identifies=False),
+    CaseFeature(
+        "empty_sequences",
+        "sequences without query tokens",
+        lambda case: not case.sequences or any(not sequence.query_len for sequence in case.sequences),
+        identifies=False,
+    ),
+    CaseFeature("padded_tokens", "padded rows of q and out", lambda case: case.padded_tokens > 0, identifies=False),
+)
+"""Every feature, in the order in which signatures name them."""
+
+_COMPILED: Final = tuple(feature for feature in CASE_FEATURES if feature.compiled)
+_IDENTIFYING: Final = tuple(feature for feature in CASE_FEATURES if feature.identifies)
+_BEYOND: Final = {
+    family: tuple(feature for feature in CASE_FEATURES if family not in feature.families) for family in FAMILIES
+}
+
+COMPILED_FEATURES: Final = tuple(feature.name for feature in _COMPILED)
+
+
+def features_of(case: CaseFields) -> tuple[Feature, ...]:
+    """Return the names of the features that identify a failure of the case, in a fixed order."""
+    return tuple(feature.name for feature in _IDENTIFYING if feature.present(case))
+
+
+def compiled_features(case: CaseFields) -> dict[Feature, bool]:
+    """Return whether the case has each feature that kernels are compiled for."""
+    return {feature.name: feature.present(case) for feature in _COMPILED}
+
+
+def first_feature_beyond(case: CaseFields, family: Family) -> CaseFeature | None:
+    """Return the first feature of a case that the family's interface cannot express, None where it has none."""
+    return next((feature for feature in _BEYOND[family] if feature.present(case)), None)

@@ -1,0 +1,106 @@
+"""The parts of a case: sequences, heads, types, scales, pages, strides, launch hints."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.plain import Count, Plain, Positive
+
+LaunchPath = Literal["auto", "2d", "3d"]
+CacheArrangement = Literal["separate", "kv_first", "blocks_first", "heads_first"]
+HeadSize: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
+BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+
+
+class Sequence(Plain, frozen=True):
+    """One sequence of the batch. ``query_len == 0`` is legal: schedulers pad batches with empty sequences."""
+
+    query_len: Count
+    context_len: Count = 0
+
+    @property
+    def seq_len(self) -> int:
+        """Keys of the sequence, its new tokens included."""
+        return self.query_len + self.context_len
+
+
+class HeadLayout(Plain, frozen=True):
+    """Query head ``h`` reads KV head ``h // num_queries_per_kv``; 1 is MHA, one KV head is MQA, the rest GQA."""
+
+    num_kv_heads: Positive = 1
+    num_queries_per_kv: Positive = 1
+    head_size: HeadSize = 16
+
+    @property
+    def num_query_heads(self) -> int:
+        """Heads of ``q`` and ``out``."""
+        return self.num_kv_heads * self.num_queries_per_kv
+
+
+class DTypes(Plain, frozen=True):
+    """Element types of the queries, of both caches, and of the output."""
+
+    q: DTypeName = "float32"
+    kv: DTypeName = "float32"
+    out: DTypeName = "float32"
+
+
+class Scales(Plain, frozen=True):
+    """Per-tensor scales of one-byte types: real value = stored value * scale. 1 for every other type."""
+
+    q: float = 1.0
+    k: float = 1.0
+    v: float = 1.0
+    out: float = 1.0
+
+
+class PageLayout(Plain, frozen=True):
+    """How logical pages become physical ones, and what surrounds them.
+
+    ``shared_prefix`` pages at the start are the same physical ones in every sequence that is long enough.
+    ``repeated`` lets one sequence use the same physical page twice. ``spare_blocks`` belong to no sequence and hold
+    poison. ``extra_columns`` widen the block table beyond the longest sequence. ``first_block`` is the lowest page
+    number in use. The pages before it are addresses without memory: a case of kilobytes reaches beyond 2^31 elements.
+    """
+
+    block_size: BlockSize = 16
+    permuted: bool = False
+    shared_prefix: Count = 0
+    repeated: bool = False
+    spare_blocks: Count = 0
+    extra_columns: Count = 0
+    first_block: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+class Strides(Plain, frozen=True):
+    """How the tensors lie in memory. Paddings are in elements and hold poison.
+
+    ``cache`` is ``separate``, or a view of one allocation ``[2, num_blocks, ...]`` (``kv_first``) or
+    ``[num_blocks, 2, ...]`` (``blocks_first``), or ``[num_blocks, num_kv_heads, block_size, head_size]`` seen through a
+    transpose (``heads_first``). ``cache_slot`` pads each row of the caches, or each page of a split cache. In two
+    allocations ``value_slot`` adds to it in the cache of V. ``new_token`` and ``new_head`` pad the packed new keys and
+    values.
+    """
+
+    q_token: Count = 0
+    q_head: Count = 0
+    out_token: Count = 0
+    out_head: Count = 0
+    cache: CacheArrangement = "separate"
+    cache_slot: Count = 0
+    block_table: Count = 0
+    new_token: Count = 0
+    new_head: Count = 0
+    value_slot: Count = 0
+
+
+class LaunchHints(Plain, frozen=True):
+    """How the launcher should run, as far as the target's signature takes hints.
+
+    ``num_segments`` is for the path ``3d`` only. 0 leaves ``num_segments`` or ``tile_size`` to the launcher.
+    """
+
+    path: LaunchPath = "auto"
+    num_segments: Annotated[int, Meta(ge=0, le=256)] = 0
+    tile_size: Annotated[int, Meta(ge=0, le=256)] = 0

@@ -1,0 +1,32 @@
+"""Plain data: the base of every frozen structure that goes into a file or a message."""
+
+from functools import cache
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
+Finite: TypeAlias = Annotated[float, Meta(ge=-1e30, le=1e30)]
+
+
+class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Frozen, hashable data that refuses unknown fields. JSON leaves out defaults, so files stay short.
+
+    Equal values have equal JSON: -0.0 where the default is 0.0 becomes the default, and so does 1 for 1.0.
+    """
+
+    def __post_init__(self) -> None:
+        """Replace each field that equals its default by the default itself: msgspec compares them by identity."""
+        for name, default in _defaults_of(type(self)):
+            value = getattr(self, name)
+            if value is not default and value == default:
+                force_setattr(self, name, default)
+
+
+@cache
+def _defaults_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Return the name and the default of each field that has one."""
+    defaults = kind.__struct_defaults__
+    return tuple(zip(kind.__struct_fields__[-len(defaults) :], defaults, strict=True)) if defaults else ()

@@ -1,0 +1,112 @@
+"""``fuzz-attn audit``: put bugs into a target's kernels and count those that a campaign finds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+
+from fuzz_attn.cli.options import FILE, exits, family_option, out_option, seed_option, target_option, workers_option
+from fuzz_attn.engine.run_folder import new_run_folder
+from fuzz_attn.mutation import report
+from fuzz_attn.mutation.results import own_score
+from fuzz_attn.mutation.survivors import load_reasons, own_reasons
+from fuzz_attn.report.plain_text import show, whole
+
+SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"
+
+
+@click.command()
+@target_option("unified")
+@family_option
+@click.option("--seeded/--ir", default=None, help="Seeded bugs, or generated changes of the kernels' IR.")
+@click.option("--only", multiple=True, metavar="TEXT", help="Only mutants whose name contains TEXT. Can be repeated.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N mutants, chosen by the seed.")
+@click.option(
+    "--max-cases",
+    type=click.IntRange(min=1),
+    default=400,
+    show_default=True,
+    metavar="N",
+    help="Case limit for each mutant.",
+)
+@click.option(
+    "--equivalent-after",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Cases that run a survivor's change without changing a bit before it counts as equivalent; 0: never.",
+)
+@click.option("--rules/--no-rules", default=True, show_default=True, help="Also evaluate two fixed tolerances.")
+@workers_option
+@seed_option
+@click.option(
+    "--fail-under", type=click.FloatRange(0, 100), metavar="PERCENT", help="Exit with 1 if the score is lower."
+)
+@click.option(
+    "--seeded-bugs",
+    type=FILE,
+    default=SEEDED_BUGS,
+    metavar="DIR",
+    help="Folder of seeded bugs, as TOML files. Default: those of this package.",
+)
+@click.option(
+    "--reasons",
+    type=FILE,
+    metavar="FILE",
+    help="Reasons of known survivors. Default, in a checkout: those of the built-in kernels' IR.",
+)
+@out_option
+@exits
+def audit(
+    *,
+    target: str | None,
+    family: str | None,
+    seeded: bool | None,
+    only: tuple[str, ...],
+    sample: int | None,
+    max_cases: int,
+    equivalent_after: int,
+    rules: bool,
+    workers: int,
+    seed: int,
+    fail_under: float | None,
+    seeded_bugs: Path,
+    reasons: Path | None,
+    out: Path | None,
+) -> int:
+    """Put bugs into a target's kernels and count those that a campaign finds.
+
+    Every mutant is judged on the cases of a default campaign, in the same order. The default is seeded bugs for the
+    built-in targets, and changes of the IR for all others.
+    """
+    from fuzz_attn.mutation.audit import Request  # noqa: PLC0415 - imports torch, which the other commands do without
+    from fuzz_attn.mutation.audit import audit as run_audit  # noqa: PLC0415 - likewise
+
+    name = target or family or "unified"
+    seeded = ":" not in name if seeded is None else seeded
+    console, folder = Console(), new_run_folder(out)
+    request = Request(
+        target=name,
+        family=family,  # type: ignore[arg-type] # click.Choice has checked it
+        seeded_bugs=seeded_bugs if seeded else None,
+        only=only,
+        sample=sample,
+        max_cases=max_cases,
+        enough=equivalent_after,
+        rules=rules,
+        seed=seed,
+        workers=workers,
+        folder=folder,
+    )
+    show(console, whole(f"Auditing {name} with seed {seed}"))
+    built_in = () if seeded or ":" in name else own_reasons()
+    known = load_reasons(reasons) if reasons else built_in
+    done = run_audit(request, console)
+    show(console, report.render(done, known))
+    show(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))
+    return 1 if fail_under is not None and own_score(done.outcomes).percent < fail_under else 0

@@ -1,0 +1,106 @@
+"""What the commands share: types of option values, the options of a target, and the exit status."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+
+import click
+
+from fuzz_attn.backends import BACKEND_NAMES
+from fuzz_attn.case.families import Family
+from fuzz_attn.errors import FuzzAttnError
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+Decorator = Callable[[Decorated], Decorated]
+
+FILE: Final[click.ParamType[Path]] = click.Path(path_type=Path)
+OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = click.Path(file_okay=False, path_type=Path)
+
+
+def exits(command: Callable[..., int]) -> Callable[..., None]:
+    """Return a click callback that exits with the status that the command returns.
+
+    For a :class:`FuzzAttnError` it prints one line on standard error and exits with 2.
+    """
+
+    @wraps(command)
+    def callback(**arguments: Any) -> None:
+        try:
+            status = command(**arguments)
+        except FuzzAttnError as error:
+            click.echo(f"fuzz-attn: {error}", err=True)
+            status = 2
+        sys.exit(status)
+
+    return callback
+
+
+class Workers(click.ParamType[int]):
+    """A number of worker processes; ``auto`` is one for each core."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of workers."""
+        if value == "auto":
+            return os.cpu_count() or 1
+        try:
+            workers = int(value)
+        except ValueError:
+            workers = 0
+        if workers < 1:
+            self.fail(f"{value!r} must be 'auto' or a number of at least 1", param, ctx)
+        return workers
+
+
+class Seconds(click.ParamType[float]):
+    """A finite time above 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of seconds."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            self.fail(f"{value!r} must be a finite number above 0", param, ctx)
+        return seconds
+
+
+def target_option(default: str, name: str = "target", *, multiple: bool = False) -> Decorator[Any]:
+    """Return the option ``--target``; its help names the default."""
+    words = f"A built-in name, module:function, path.py:function or entry point. Default: {default}."
+    words += " Can be repeated." * multiple
+    return click.option("--target", name, metavar="T", multiple=multiple, help=words)
+
+
+family_option: Final = click.option(
+    "--family", type=click.Choice(get_args(Family)), help="Kernel family. Default: the one that fits the signature."
+)
+backend_option: Final = click.option(
+    "--backend",
+    type=click.Choice(BACKEND_NAMES),
+    default="auto",
+    show_default=True,
+    help="Where Triton kernels run. auto: cuda where torch sees a GPU, else simulator.",
+)
+seed_option: Final = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=lambda: secrets.randbelow(2**32),
+    help="Seed of the drawn cases. Default: a random one, which is printed.",
+)
+workers_option: Final = click.option(
+    "--workers", type=Workers(), default="auto", show_default=True, help="Worker processes."
+)
+out_option: Final = click.option("--out", type=OUTPUT_DIRECTORY, metavar="DIR", help="Output directory.")

@@ -1,0 +1,52 @@
+"""``fuzz-attn replay``: run saved counterexamples again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+
+from fuzz_attn.cli.options import FILE, backend_option, exits, target_option
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.replay import Replayed
+from fuzz_attn.engine.replay import replay as replay_files
+from fuzz_attn.report.plain_text import show, whole
+
+FOLDER: Final = Path("tests") / "counterexamples"
+COLOURS: Final = {"FIXED": "bold green", "FAILED": "bold red", "UNSEEN": "bold yellow"}
+
+
+@click.command()
+@click.argument("places", nargs=-1, metavar="[FILE_OR_DIR ...]", type=FILE)
+@target_option("the target named in the file")
+@backend_option
+@exits
+def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
+    """Replay saved counterexamples: FAILED or FIXED; exit 1 if any fails.
+
+    Without a file or folder, replay all of tests/counterexamples. UNSEEN means that only sanitizers can see the
+    failure and that the backend has none; it counts as a failure while the file's status is open.
+    """
+    if not places and not FOLDER.is_dir():
+        click.echo(f"no counterexamples: {FOLDER} does not exist")
+        return 0
+    console, failed, unseen = Console(), 0, 0
+    paths = tuple(counterexample.files_in(places or (FOLDER,)))
+    for replayed in replay_files(paths, target=target, backend=backend):
+        show(console, _result(replayed))
+        failed += replayed.still_fails
+        unseen += replayed.status == "UNSEEN"
+    show(console, f"{len(paths)} replayed, {failed} failed" + f", {unseen} unseen" * bool(unseen))
+    return 1 if failed else 0
+
+
+def _result(replayed: Replayed) -> RenderableType:
+    """Return the status and the path of a counterexample, and below them what there is to know of its failure."""
+    line = whole("").append(f"{replayed.status:6}", COLOURS[replayed.status])
+    notes = [replayed.verdict.message] * (not replayed.verdict.passed)
+    notes += ["only sanitizers can see this failure, and this backend has none"] * (replayed.status == "UNSEEN")
+    notes += ["the tensors differ from those that the case was saved with"] * replayed.drifted
+    return Group(line.append(f"  {replayed.path}"), *(Padding(note, (0, 0, 0, 8)) for note in notes))

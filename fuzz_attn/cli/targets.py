@@ -1,0 +1,58 @@
+"""``fuzz-attn targets``: the targets that have names, and what each promises to handle."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.cli.options import exits
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.report.plain_text import show
+
+
+@click.command()
+@exits
+def targets() -> int:
+    """List the targets that have names, and the domain of each."""
+    from fuzz_attn.targets.target import target_names  # noqa: PLC0415 - imports torch, which other commands do without
+
+    console = Console(highlight=False)
+    for name in target_names():
+        print_target(name, console)
+    show(console, "Other targets: module:function and path.py:function; their domain follows from their signature.")
+    return 0
+
+
+def print_target(name: str, console: Console) -> None:
+    """Print the domain of a target, or why it does not load."""
+    try:
+        with IsolatedWorker(Setup(name)) as worker:
+            show(console, domain_table(name, worker.ready.family, worker.ready.domain))
+    except FuzzAttnError as error:
+        show(console, f"{name}: does not load: {error}")
+
+
+def domain_table(name: str, family: str, domain: Domain) -> Table:
+    """Return what a target promises to handle, one row for each dimension."""
+    table = Table(title=f"{name} (family {family})", title_justify="left", show_header=False, box=None)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    table.add_row("types of q", ", ".join(domain.dtypes))
+    table.add_row("head sizes", _range(domain.head_sizes))
+    table.add_row("page sizes", _range(domain.block_sizes))
+    table.add_row("group sizes", _range(domain.group_sizes))
+    table.add_row("features", ", ".join(sorted(domain.features & FAMILIES[domain.family].features)) or "none")
+    table.add_row("never drawn", ", ".join(sorted(FAMILIES[domain.family].features - domain.features)) or "-")
+    table.add_row("launch paths", ", ".join(domain.paths))
+    return table
+
+
+def _range(bounds: tuple[int, ...]) -> str:
+    if len(bounds) == 2:
+        return f"{bounds[0]} to {bounds[1]}"
+    return ", ".join(str(bound) for bound in bounds)

@@ -1,0 +1,29 @@
+"""The element types of a case in torch and numpy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fuzz_attn.case.dtypes import DTYPES, DTypeName
+
+TORCH_DTYPES: Final[dict[DTypeName, torch.dtype]] = {name: getattr(torch, name) for name in DTYPES}
+
+UNSIGNED: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+"""The unsigned integer of numpy that holds an element of so many bytes."""
+
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""An integer of torch that holds an element of so many bytes, and that numpy knows."""
+
+
+def bits_dtype(dtype: DTypeName) -> npt.DTypeLike:
+    """Return the unsigned integer that holds an element of the type."""
+    return UNSIGNED[DTYPES[dtype].bytes]
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as integers of the elements' size, which copy and compare exactly in every type."""
+    return tensor.view(INTEGERS[tensor.dtype.itemsize])
