@@ -6,6 +6,6 @@
   ``audit_worker`` is what such a worker does, with the messages of ``messages``.
 - ``batch_runner`` judges a batch of mutants case by case (``mutant_run``), so that each case of the ``case_stream`` is
   drawn, materialised and referenced once for all (``prepared_case``). ``position`` records which mutant a worker died
-  of. ``fixed_tolerances`` judge the same outputs; ``rules`` has their names.
+  of. ``fixed_tolerances`` judge the same outputs.
 - ``results`` are the outcomes and scores, ``survivors`` the known survivors with their reasons, ``report`` the text.
 """

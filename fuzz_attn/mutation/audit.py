@@ -22,8 +22,7 @@ from fuzz_attn.mutation.audit_pool import AuditPool
 from fuzz_attn.mutation.messages import AuditSetup, Batch
 from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.report import LiveTable
-from fuzz_attn.mutation.results import Audit, Outcome, State
-from fuzz_attn.mutation.rules import RULES
+from fuzz_attn.mutation.results import RULES, Audit, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
 

@@ -17,7 +17,7 @@ from fuzz_attn.engine.worker import Send, serve
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
 from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.rules import PROPERTIES
+from fuzz_attn.mutation.results import PROPERTIES
 
 if TYPE_CHECKING:
     from fuzz_attn.mutation.batch_runner import BatchRunner

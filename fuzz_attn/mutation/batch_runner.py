@@ -18,7 +18,7 @@ from fuzz_attn.mutation.mutant import IrChange, Mutant
 from fuzz_attn.mutation.mutant_run import MutantRun, limited_processor_time
 from fuzz_attn.mutation.position import NO_MUTANT, PositionFile
 from fuzz_attn.mutation.prepared_case import PreparedCase, SharedExperiment
-from fuzz_attn.mutation.rules import PROPERTIES
+from fuzz_attn.mutation.results import PROPERTIES
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import RELATIONS, check
 from fuzz_attn.properties.experiment import Experiment, Launch

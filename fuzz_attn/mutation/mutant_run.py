@@ -10,8 +10,7 @@ from types import FrameType
 
 from fuzz_attn.errors import HangInterrupt
 from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import Evidence, Outcome, State
-from fuzz_attn.mutation.rules import PROPERTIES
+from fuzz_attn.mutation.results import PROPERTIES, Evidence, Outcome, State
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.target import Target
 

@@ -12,8 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.mutation.mutant import IN_32_BITS, Mutant
-from fuzz_attn.mutation.results import Audit, Outcome, Score, counted, median_case, own_score, rule_score
-from fuzz_attn.mutation.rules import FLASH_ATTENTION, PROPERTIES, VLLM
+from fuzz_attn.mutation.results import (
+    FLASH_ATTENTION,
+    PROPERTIES,
+    VLLM,
+    Audit,
+    Outcome,
+    Score,
+    counted,
+    median_case,
+    own_score,
+    rule_score,
+)
 from fuzz_attn.mutation.survivors import Reason, SortedSurvivors, sort
 from fuzz_attn.report.plain_text import count, whole
 

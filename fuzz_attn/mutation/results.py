@@ -13,6 +13,13 @@ import msgspec
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.mutation.mutant import Mutant
 
+VLLM: Final = "vllm"
+FLASH_ATTENTION: Final = "flash_attention"
+RULES: Final = (VLLM, FLASH_ATTENTION)
+"""The names of the fixed tolerances that an audit evaluates."""
+PROPERTIES: Final = ""
+"""The name of the campaign's properties beside them."""
+
 SCHEMA: Final = 1
 CONFIDENCE: Final = 1.959963984540054
 """The normal distribution's quantile for 95 %."""

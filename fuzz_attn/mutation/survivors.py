@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-import fuzz_attn
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.mutant import IrChange
 from fuzz_attn.mutation.results import Outcome
 
-KERNELS: Final = Path(fuzz_attn.__file__).with_name("kernels")
-OWN_REASONS: Final = Path(fuzz_attn.__file__).parents[1] / "tests" / "mutation" / "ir_survivors.toml"
+KERNELS: Final = Path(__file__).parents[1] / "kernels"
+OWN_REASONS: Final = Path(__file__).parents[2] / "tests" / "mutation" / "ir_survivors.toml"
 """The reasons for our own kernels: part of a checkout, and not of a wheel."""
 
 
