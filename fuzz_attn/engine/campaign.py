@@ -217,7 +217,7 @@ class Campaign:
 
 
 def _kind_of_failure(verdict: Verdict) -> str:
-    """Return how a failure is told from another while shrinking."""
+    """Return the kind of a failure, which stays the same while it is shrunk."""
     return f"{verdict.property_name} ({verdict.kind.replace('_', ' ')})"
 
 

@@ -227,18 +227,18 @@ def test_shrinking_keeps_the_bug_that_was_found(fake: Fake) -> None:
 
 
 def test_a_harness_that_fails_on_a_case_ends_the_campaign(fake: Fake, tmp_path: Path) -> None:
-    asked: list[Order] = []
+    judged: list[Order] = []
 
     def broken(order: Order) -> Verdict:
-        asked.append(order)
+        judged.append(order)
         if order.case.max_seq_len > 20:
             raise FuzzAttnError("fuzz_attn itself failed")
         return Verdict("oracle")
 
     with pytest.raises(FuzzAttnError, match="itself failed"):
         fake(broken, max_cases=30)
-    assert sum(order.case.max_seq_len > 20 for order in asked) == 1, "a failure of the harness must not be shrunk"
-    assert counterexample.load(tmp_path / "run" / "journal-0.json").case == asked[-1].case
+    assert sum(order.case.max_seq_len > 20 for order in judged) == 1, "a failure of the harness must not be shrunk"
+    assert counterexample.load(tmp_path / "run" / "journal-0.json").case == judged[-1].case
 
 
 def test_the_failure_of_a_flaky_target_is_saved(campaign: Run) -> None:

@@ -90,7 +90,7 @@ def test_a_device_that_does_not_start_again_is_no_failure_of_the_target(on_devic
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes", "expected"),
+    ("given", "nodes", "expected"),
     [
         (None, [], []),
         (None, ["nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"], ["0", "1"]),
@@ -100,11 +100,11 @@ def test_a_device_that_does_not_start_again_is_no_failure_of_the_target(on_devic
     ],
 )
 def test_gpus_are_the_callers_or_the_machines(
-    asked: str | None, nodes: list[str], expected: list[str], tmp_path: Path
+    given: str | None, nodes: list[str], expected: list[str], tmp_path: Path
 ) -> None:
     for name in nodes:
         (tmp_path / name).touch()
-    assert visible_gpus({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}, tmp_path) == expected
+    assert visible_gpus({} if given is None else {"CUDA_VISIBLE_DEVICES": given}, tmp_path) == expected
 
 
 def test_workers_are_spread_over_the_gpus(tmp_path: Path) -> None:
@@ -115,6 +115,6 @@ def test_workers_are_spread_over_the_gpus(tmp_path: Path) -> None:
     assert given == ["4", "6", "7", "4", "6"]
 
 
-@pytest.mark.parametrize("asked", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "3"}])
-def test_without_a_choice_of_gpus_none_is_set(asked: dict[str, str], tmp_path: Path) -> None:
-    assert gpu_environment(1, asked, tmp_path) == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+@pytest.mark.parametrize("given", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "3"}])
+def test_without_a_choice_of_gpus_none_is_set(given: dict[str, str], tmp_path: Path) -> None:
+    assert gpu_environment(1, given, tmp_path) == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -33,7 +33,7 @@ edits = [{{ file = "unified_attention.py", anchor = "    plan = plan_launch(", r
 
 
 def request(folder: Path, **changes: Any) -> Request:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "target": "unified",
         "family": None,
         "seeded_bugs": None,
@@ -46,7 +46,7 @@ def request(folder: Path, **changes: Any) -> Request:
         "workers": 1,
         "folder": folder,
     }
-    return Request(**asked | changes)
+    return Request(**options | changes)
 
 
 def bugs_that_run(folder: Path, **codes: str) -> Path:
