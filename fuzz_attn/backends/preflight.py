@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 import torch
 import triton
 import triton.language as tl
-from triton.compiler.errors import CompilationError
+from triton.compiler import CompilationError
+
+from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 
 SIZE = 16
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FLOATS = tuple(TORCH_DTYPES[name] for name in WIDE_DTYPES)
+_FP8 = tuple(TORCH_DTYPES[name] for name in FP8_DTYPES)
 
 
 @triton.jit

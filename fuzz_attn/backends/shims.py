@@ -10,21 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import triton.language as tl
-from triton.runtime import interpreter
 
-_NUMPY_DTYPES: Final[dict[str, Any]] = {
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "fp8e4nv": ml_dtypes.float8_e4m3fn,
-    "fp8e5": ml_dtypes.float8_e5m2,
-}
-_LARGEST: Final = {"fp8e4nv": np.float32(448.0), "fp8e5": np.float32(57344.0)}
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
+from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
+from fuzz_attn.simulator.triton_compat import (
+    LANGUAGE,
+    InterpreterBuilder,
+    TensorHandle,
+    arithmetic_replaced,
+    float_conversion,
+    float_conversion_replaced,
+    language_patched_once,
+)
+
+_NUMPY_DTYPES: Final = {DTYPES[name].triton: dtype for name, dtype in NUMPY_DTYPES.items()}
+_LARGEST: Final = {DTYPES[name].triton: np.float32(DTYPES[name].largest) for name in FP8_DTYPES}
 
 Operation = Callable[..., Any]
 
@@ -55,7 +59,7 @@ def _float_casts() -> Iterator[None]:
 
     Integers become bfloat16 by way of float32.
     """
-    original = interpreter._convert_float
+    original = float_conversion()
 
     def convert(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
         if str(source) not in _NUMPY_DTYPES or str(target) not in _NUMPY_DTYPES:
@@ -66,25 +70,21 @@ def _float_casts() -> Iterator[None]:
         narrow = wide.astype(_NUMPY_DTYPES[str(target)])
         return narrow.view(np.dtype(f"u{narrow.dtype.itemsize}"))
 
-    builder = interpreter.InterpreterBuilder
-    original_cast = builder.cast_impl
+    original_cast = InterpreterBuilder.cast_impl
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         if target.scalar == tl.bfloat16 and source.dtype.scalar.is_int():
             return _narrowed(source.data.astype(np.float32))
         return original_cast(self, source, target)
 
-    with (
-        mock.patch.object(interpreter, "_convert_float", convert),
-        mock.patch.object(builder, "cast_impl", cast_impl),
-    ):
+    with float_conversion_replaced(convert), arithmetic_replaced(cast_impl=cast_impl):
         yield
 
 
 @contextmanager
 def _bfloat16_arithmetic() -> Iterator[None]:
     """Bfloat16 operands are widened to float32 before every operation, and its result is rounded back once."""
-    builder = interpreter.InterpreterBuilder
+    builder = InterpreterBuilder
     binary, unary, dot = builder.binary_op, builder.unary_op, builder.create_dot
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Operation) -> Any:
@@ -100,7 +100,7 @@ def _bfloat16_arithmetic() -> Iterator[None]:
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, _widened(a), _widened(b), *rest)
 
-    with mock.patch.multiple(builder, binary_op=binary_op, unary_op=unary_op, create_dot=create_dot):
+    with arithmetic_replaced(binary_op=binary_op, unary_op=unary_op, create_dot=create_dot):
         yield
 
 
@@ -113,14 +113,14 @@ def _widened(handle: Any) -> Any:
     if not _is_bfloat16(handle):
         return handle
     bits = np.ascontiguousarray(handle.data).astype(np.uint32) << np.uint32(16)
-    return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+    return TensorHandle(bits.view(np.float32), tl.float32)
 
 
 def _narrowed(result: Any) -> Any:
     """Return a result of float32 arithmetic as bfloat16; truth values as they are."""
     if result.dtype == np.bool_:
-        return interpreter.TensorHandle(result, tl.int1)
-    return interpreter.TensorHandle(result.astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
+        return TensorHandle(result, tl.int1)
+    return TensorHandle(result.astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
 
 
 _SHIMS: Final = {
@@ -136,8 +136,7 @@ def contained() -> Iterator[None]:
     The interpreter patches it for each launch, and again for each device function in another module (every ``tl.max``
     is one), and undoes only the former. Left so, nothing can be compiled or lowered in this process any more.
     """
-    namespaces: tuple[Any, ...] = (tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.condition)
-    before = [(namespace, dict(vars(namespace))) for namespace in (*namespaces, tl.core.tensor_descriptor_base)]
+    before = [(namespace, dict(vars(namespace))) for namespace in LANGUAGE]
     try:
         yield
     finally:
@@ -156,27 +155,6 @@ def _restore(namespace: Any, attributes: dict[str, Any]) -> None:
 
 @contextmanager
 def quick_device_calls() -> Iterator[None]:
-    """Let a jit function that a kernel calls use the language patches that the kernel's launch has made.
-
-    The interpreter makes them anew at every call of a device function, which is half of its time. No result changes.
-    """
-    original = interpreter._patch_lang
-    patched: set[int] = set()
-
-    def patch(fn: Any) -> Any:
-        languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
-        if languages and languages <= patched:
-            return interpreter._LangPatchScope()
-        scope = original(fn)
-        patched.update(languages)
-        restore = scope.restore
-
-        def restored() -> None:
-            restore()
-            patched.clear()
-
-        scope.restore = restored
-        return scope
-
-    with contained(), mock.patch.object(interpreter, "_patch_lang", patch):
+    """Patch Triton's language once for each launch in the interpreter, and put it back at the end."""
+    with contained(), language_patched_once():
         yield

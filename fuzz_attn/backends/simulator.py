@@ -13,11 +13,10 @@ from typing import Final
 from fuzz_attn.backends.backend import Kernels, Observation, Watch
 from fuzz_attn.backends.quiet import quiet
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
-from fuzz_attn.errors import BackendError, UnsupportedByBackendError
+from fuzz_attn.errors import BackendError, LoopLimitError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
-from fuzz_attn.simulator import MASKS, Finding, FindingKind, LoopLimitError, Options, SimulatorError, simulate
+from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Simulator, simulate
 from fuzz_attn.simulator.frontend.ir import Function
-from fuzz_attn.simulator.frontend.rewrites import Rewrite
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
 
 _KINDS: Final[dict[FindingKind, Kind]] = {
@@ -47,8 +46,8 @@ class SimulatorBackend:
     forks_first = False
 
     def __init__(self) -> None:
-        self._told: list[int] = []
-        self._options = Options(coverage=True, cache_dir=cache_folder())
+        self._reported: list[int] = []
+        self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
         self.parsed: list[Function] = []
         """The kernels launched since they were last told to be rewritten, before they were; empty without a rewrite."""
 
@@ -84,7 +83,7 @@ class SimulatorBackend:
         watch = Watch()
         with quiet():
             try:
-                with simulate(self._options) as session:
+                with simulate(self._simulator) as session:
                     yield watch
                 if session.unsupported:  # and swallowed, by a target that has something else for a kernel that fails
                     raise session.unsupported[0]
@@ -98,7 +97,8 @@ class SimulatorBackend:
 
     def rewrite(self, rewrite: Rewrite) -> None:
         """From now on change each kernel before it runs, for an audit; masks are not looked at any more."""
-        self._options = Options(cache_dir=cache_folder(), rewrite=rewrite)
+        self._simulator.coverage = False
+        self._simulator.rewrite = rewrite
         self.parsed = []
 
     def reaches_large_offsets(self) -> bool:
@@ -109,11 +109,12 @@ class SimulatorBackend:
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return the masks that showed something new since the last call, with all that they showed so far."""
-        if MASKS.seen == self._told:
+        masks = self._simulator.masks
+        if masks.seen == self._reported:
             return ()
-        told, self._told = self._told, MASKS.seen.copy()
-        before = chain(told, repeat(-1))
-        return tuple(_mask(site, bits) for (site, bits), old in zip(MASKS.items(), before, strict=False) if bits != old)
+        reported, self._reported = self._reported, masks.seen.copy()
+        before = chain(reported, repeat(-1))
+        return tuple(_mask(site, bits) for (site, bits), old in zip(masks.items(), before, strict=False) if bits != old)
 
 
 def _observed(finding: Finding) -> Observation:

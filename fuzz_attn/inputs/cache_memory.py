@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy.typing as npt
+
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.cache_layout import CacheLayout
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.inputs.dtypes import bits_dtype
 from fuzz_attn.inputs.storage import Bits, poisoned, strided
@@ -26,7 +29,7 @@ class CacheMemory:
 def cache_memory(case: AttentionCase, num_blocks: int, poisons: tuple[int, int]) -> CacheMemory:
     """Return memory for the caches of a case, poisoned as K and V are; the padding of one allocation as K is."""
     layout, cache = case.cache_layout, FAMILIES[case.family].cache
-    memory = _allocations(case, num_blocks, poisons)
+    memory = _allocations(layout, num_blocks, bits_dtype(case.dtypes.kv), poisons)
     second = layout.keys.elements * (num_blocks if layout.arrangement == "kv_first" else 1)
     starts = (memory[0], memory[0][second:]) if layout.one_allocation else memory
     keys, values = (
@@ -38,8 +41,9 @@ def cache_memory(case: AttentionCase, num_blocks: int, poisons: tuple[int, int])
     return CacheMemory(memory, (keys, values), (keys.transpose(cache.key_axes), values.transpose(cache.value_axes)))
 
 
-def _allocations(case: AttentionCase, num_blocks: int, poisons: tuple[int, int]) -> tuple[Bits, ...]:
-    layout, dtype = case.cache_layout, bits_dtype(case.dtypes.kv)
+def _allocations(
+    layout: CacheLayout, num_blocks: int, dtype: npt.DTypeLike, poisons: tuple[int, int]
+) -> tuple[Bits, ...]:
     if layout.one_allocation:
         return (poisoned((2 * num_blocks * layout.keys.elements,), dtype, poisons[0]),)
     pages = (layout.keys, layout.values)

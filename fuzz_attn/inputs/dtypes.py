@@ -1,9 +1,10 @@
-"""The element types of a case in torch and numpy."""
+"""The element types of a case in torch and in numpy."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,6 +12,10 @@ import torch
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
 
 TORCH_DTYPES: Final[dict[DTypeName, torch.dtype]] = {name: getattr(torch, name) for name in DTYPES}
+
+NUMPY_DTYPES: Final[dict[DTypeName, np.dtype[Any]]] = {
+    name: np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name)) for name in DTYPES
+}
 
 UNSIGNED: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """The unsigned integer of numpy that holds an element of so many bytes."""

@@ -1,31 +1,21 @@
 """Whole-grid execution of Triton kernels on a CPU, with sanitizers. Knows nothing of attention.
 
-    with simulate(Options(coverage=True)) as session:
+    simulator = Simulator(coverage=True)  # keeps programs between sessions
+    with simulate(simulator) as session:
         target(**tensors)
-    session.findings, session.unsupported, dict(MASKS.items())
+    session.findings, session.unsupported, dict(simulator.masks.items())
 
-A launch goes through `launch` (caught), `binding` (arguments, key), `lowering` (TTIR, by Triton's own front end),
-`parser` (tree), `codegen` with the `emit_*` modules (numpy source over the whole grid), `run` (execution) and, for each
-access, `memory` and `checks`.
+The way of a launch: `launch` replaces Triton's own, `session` runs it, `simulator` finds its program. To make one,
+`frontend` types the arguments, lowers the kernel to TTIR with Triton's own front end and parses it to a tree; `codegen`
+makes numpy source of the tree, which covers the whole grid. `disk_cache` keeps programs. `arguments` turns tensors
+into memories, `run` executes the program, `runtime` is what generated code calls, and `sanitizers` check each access.
+Private names of dependencies are in `triton_compat` and `torch_compat`.
 """
 
-from fuzz_attn.errors import LoopLimitError, LoweringError, SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Finding, FindingKind, Location
 from fuzz_attn.simulator.launch import simulate
-from fuzz_attn.simulator.sanitizers.mask_coverage import MASKS, Masks
-from fuzz_attn.simulator.session import Options, Session
+from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.simulator.session import Session
+from fuzz_attn.simulator.simulator import Rewrite, Simulator
 
-__all__ = [
-    "MASKS",
-    "Finding",
-    "FindingKind",
-    "Location",
-    "LoopLimitError",
-    "LoweringError",
-    "Masks",
-    "Options",
-    "Session",
-    "SimulatorError",
-    "UnsupportedOperation",
-    "simulate",
-]
+__all__ = ["Finding", "FindingKind", "Location", "Masks", "Rewrite", "Session", "Simulator", "simulate"]

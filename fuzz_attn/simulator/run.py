@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fuzz_attn.simulator.codegen.program import Plan, Program
 from fuzz_attn.simulator.findings import Finding, FindingKind
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW, Range, Taint
+from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.simulator.torch_compat import modes_disabled
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +53,7 @@ class Run:
     """What the generated code asks for: program ids, and a place to report to."""
 
     program: Program
+    masks: Masks
     grid: tuple[int, int, int]
     findings: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     id_ranges: list[Range] = field(default_factory=list)
@@ -64,8 +66,8 @@ class Run:
         self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
         chunk = 1 if self.program.sequential else max(1, _CHUNK_ELEMENTS // self.program.elements)
         # What generated code asks of torch is none of the session's business, and each call would pass through Python.
-        with np.errstate(all="ignore"), torch._C._DisableTorchDispatch():
-            function = self.program.ready()
+        with np.errstate(all="ignore"), modes_disabled(), self.program.explaining():
+            function = self.program.ready(self.masks)
             if plan.prepared is None:
                 assert self.program.prepare is not None
                 plan.prepared = self.program.prepare(self, *plan.scalars)

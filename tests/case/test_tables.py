@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import get_args
 
 import ml_dtypes
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +18,7 @@ from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DType, DTypeN
 from fuzz_attn.case.families import FAMILIES, Family, Feature
 from fuzz_attn.case.features import CASE_FEATURES, COMPILED_FEATURES
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES
+from fuzz_attn.inputs.dtypes import NUMPY_DTYPES, TORCH_DTYPES
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -41,7 +40,7 @@ def test_limits_are_those_of_torch(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_numpy_or_ml_dtypes_has_the_type_by_its_name(dtype: DType) -> None:
-    known = np.dtype(getattr(ml_dtypes, dtype.name, None) or getattr(np, dtype.name))
+    known = NUMPY_DTYPES[dtype.name]
     assert known.itemsize == dtype.bytes
     assert float(ml_dtypes.finfo(known).max) == dtype.largest  # type: ignore[no-untyped-call]  # ml_dtypes has no types
 

@@ -1,4 +1,4 @@
-"""The kernels' tests launch in the interpreter by hand: they must leave Triton's language as they found it."""
+"""Fixtures for tests that launch kernels in the interpreter: they restore Triton's language afterwards."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 
 
 @pytest.fixture(autouse=True)
-def _quick_and_contained() -> Iterator[None]:
+def _quick_device_calls() -> Iterator[None]:
     with shims.quick_device_calls():
         yield
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> InterpreterBackend:
-    """The interpreter with the shims that the installed Triton needs, bfloat16 and fp8 above all."""
+    """The interpreter with the shims that the installed Triton needs, mainly for bfloat16 and fp8."""
     prepared = InterpreterBackend()
     prepared.prepare()
     prepared.preflight()

@@ -1,7 +1,7 @@
-"""A program for a process of its own: lowers the kernels to TTIR for Hopper and prints facts about it as JSON.
+"""A program that lowers the kernels to TTIR for Hopper and prints facts about it as JSON.
 
-It catches Triton's launches, so the launcher's own arguments are what is lowered. No GPU takes part. Triton must not
-have been imported with TRITON_INTERPRET set, hence the process.
+It replaces Triton's launch, so it lowers the launchers' real arguments. It needs no GPU. It runs in a separate process,
+because Triton must not be imported with TRITON_INTERPRET set.
 """
 
 import json
@@ -71,7 +71,7 @@ lowered: dict[str, dict[str, Any]] = {}
 
 
 def lower(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
-    """Stand in for JITFunction.run: keep the kernel's TTIR and its compile key instead of launching it."""
+    """Replace JITFunction.run: record facts about the kernel's TTIR and its compile key instead of launching it."""
     names = [parameter.name for parameter in kernel.params]
     options = {name: value for name, value in kwargs.items() if name not in names}
     bound = dict(zip(names, args, strict=False)) | {name: value for name, value in kwargs.items() if name in names}

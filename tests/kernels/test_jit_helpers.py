@@ -1,4 +1,4 @@
-"""The jit helpers one at a time, on Triton's interpreter: tanh, online softmax, search for a sequence, segments."""
+"""The jit helpers one by one in Triton's interpreter: tanh, online softmax, search for a sequence, segments."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.

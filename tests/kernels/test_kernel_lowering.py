@@ -1,4 +1,4 @@
-"""The kernels lower to verified TTIR for Hopper: the compiler refuses much that the interpreter lets pass."""
+"""The kernels lower to verified TTIR for Hopper: the compiler rejects much that the interpreter accepts."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("lowering_program.py")
 
 @pytest.fixture(scope="module")
 def lowered() -> dict[str, dict[str, Any]]:
-    """What `lowering_program.py` printed: case -> kernel -> facts."""
+    """The output of `lowering_program.py`: case -> kernel -> facts."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
@@ -83,7 +83,7 @@ def test_case_lowers_to_verified_ir(lowered: dict[str, dict[str, Any]], case: st
     ],
     ids=["unified", "decode", "context"],
 )
-def test_runtime_numbers_do_not_multiply_compile_keys(
+def test_runtime_numbers_do_not_change_the_compile_key(
     lowered: dict[str, dict[str, Any]], kernels: list[str], other: str, same: str, different: str
 ) -> None:
     (kernel,) = kernels

@@ -1,9 +1,9 @@
-"""The families over split caches against a plain float64 reference, on the simulator and on Triton's interpreter.
+"""The families over split caches, in the simulator and in Triton's interpreter, against a plain float64 reference.
 
-Every case is poisoned: cache slots that the family may not read hold NaN, new tokens among them where they come
-densely; block-table entries past the last page and before the window name pages past the end of the cache (guard pages
-full of NaN), padding rows of queries and new tokens hold NaN, the output starts as NaN, and so does everything between
-its rows. On the simulator, a read past a tensor or of memory never written fails a case too.
+Every case is poisoned: cache slots that the family may not read hold NaN, including new tokens if they come in dense
+tensors; block-table entries past the last page and before the window point past the end of the cache (guard pages full
+of NaN); padding rows of queries and new tokens hold NaN; the output and the gaps between its rows start as NaN. In the
+simulator, a read past a tensor or of uninitialised memory also fails a case.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ class Problem:
 
     @property
     def starts(self) -> list[int]:
-        """Where each sequence's tokens begin; in an unfiltered decode an empty sequence owns a row, too."""
+        """Where each sequence's tokens begin; in an unfiltered decode an empty sequence has a row too."""
         if self.family == "decode":
             return list(range(len(self.sequences)))
         return [sum(self.query_lens[:i]) for i in range(len(self.sequences))]
@@ -89,7 +89,7 @@ class Problem:
         return query_len > (1 if self.family == "skipping" else 0)
 
     def reads_new_tokens(self, query_len: int) -> bool:
-        """Whether the family takes the new keys of a sequence from the dense tensors, and not from the cache."""
+        """Whether the family reads the new keys of a sequence from the dense tensors instead of the cache."""
         if self.family in ("decode", "filtered"):
             return False
         return query_len > 1 or (query_len == 1 and self.family == "context")
@@ -118,7 +118,7 @@ class Inputs:
     new_values: torch.Tensor
     alibi_slopes: torch.Tensor | None
     sinks: torch.Tensor | None
-    keys: list[torch.Tensor]  # [seq_len, num_kv_heads, head_size] float64, as the dot products must see them
+    keys: list[torch.Tensor]  # [seq_len, num_kv_heads, head_size] float64, after dequantisation
     values: list[torch.Tensor]
 
 
@@ -148,7 +148,7 @@ def make_caches(problem: Problem, num_blocks: int) -> tuple[torch.Tensor, torch.
 
 
 def make_rows(problem: Problem, fill: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(view, storage): `fill` and NaN padding rows, which lie apart in both leading dimensions if strided."""
+    """(view, storage): `fill` and NaN padding rows, with gaps in both leading dimensions if strided."""
     rows, heads, head_size = fill.shape
     extra = (1, 5) if problem.strided else (0, 0)
     padded = rows + problem.padding_rows
@@ -159,7 +159,7 @@ def make_rows(problem: Problem, fill: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def dequantized(problem: Problem, stored: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """What a stored tile is worth in a dot product, float64, rounded as the contract says."""
+    """The float64 values of a stored tile in a dot product, rounded as the contract defines."""
     if problem.stored_dtype not in FP8_DTYPES:
         return stored.double()
     return (stored.float() * torch.tensor(1.0 if scale is None else scale)).to(problem.q_dtype).double()
@@ -253,7 +253,7 @@ def call_decode(problem: Problem, inputs: Inputs) -> None:
 
 
 def call_with_new_tokens(launch: Callable[..., None], problem: Problem, inputs: Inputs, **options: Any) -> None:
-    """Call a launcher that takes new tokens densely: such launchers share all but some names."""
+    """Call a launcher that takes new tokens in dense tensors; these launchers differ only in some names."""
     launch(
         inputs.q,
         inputs.new_keys,
@@ -310,9 +310,9 @@ CALLS: dict[Family, Callable[[Problem, Inputs], None]] = {
 def attend_head(
     problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: float, sink: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(value, bound), float64 [query_len, head_size], of one head of one sequence, by the definition in kernels.md.
+    """(value, bound), float64 [query_len, head_size], of one head of one sequence, by the definition.
 
-    The bound is the first-order one of oracle.md: errors of the logits move weight between the values, and weights,
+    The bound is of first order: errors of the logits move weight between the values, and weights,
     sums and the store are rounded.
     """
     query_len, seq_len = q.shape[0], k.shape[0]
@@ -377,7 +377,7 @@ def assert_agrees(problem: Problem, backend: Backend) -> None:
     assert ratio.numel() == 0 or ratio.max() <= 1, f"{ratio.max():.3g} times the bound"
     storage = inputs.out_storage.float()
     storage[: problem.num_tokens, : problem.num_query_heads, : problem.head_size][written] = math.nan
-    assert storage.isnan().all(), "something outside of the answered tokens' rows was written"
+    assert storage.isnan().all(), "rows of other tokens were written"
 
 
 EVERYTHING: dict[str, Any] = {"window": 11, "alibi": True, "sink": 0.5}
@@ -479,7 +479,7 @@ TABLES = (FEATURES, SHAPES, DTYPES)
 
 
 def named(name: str, family: Family, features: dict[str, Any]) -> Problem:
-    """The problem of that name in one of the tables, with other features, which the table's own override."""
+    """The problem of that name in one of the tables, on top of `features`."""
     table = next(table for table in TABLES if name in table)
     return for_family(dataclasses.replace(Problem(), **(features | table[name])), family)
 
@@ -491,7 +491,7 @@ def test_no_name_is_in_two_tables() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_agree_with_reference(name: str, family: Family) -> None:
-    # The simulator takes kernels that were decorated for the interpreter, too.
+    # The simulator also takes kernels that were decorated for the interpreter.
     assert_agrees(named(name, family, {}), SimulatorBackend())
 
 

@@ -1,4 +1,4 @@
-"""What the launchers over split caches refuse, in which words, and what they must not refuse."""
+"""The contract of the launchers over split caches: what they refuse with which message, and what they must accept."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ REFUSALS: list[tuple[Arguments, str]] = [
 ]
 
 ACCEPTED: dict[str, Arguments] = {
-    "as_it_is": {},
+    "unchanged": {},
     "no_starts": {"query_start_loc": None},
     "filtered": {"filter_by_query_len": True},
     "fewer_tokens_than_sequences": {
@@ -129,18 +129,18 @@ ACCEPTED: dict[str, Arguments] = {
     "smallest_head": heads(1, 1, head_size=1, x=1),
     "largest_head": heads(64, 1, head_size=256, x=16),
     "x_of_the_whole_head": heads(4, 2, x=16),
-    "fp8_named_otherwise": dtypes(torch.bfloat16, E4M3) | {"kv_cache_dtype": "fp8_e4m3"},
+    "fp8_other_name": dtypes(torch.bfloat16, E4M3) | {"kv_cache_dtype": "fp8_e4m3"},
     "bytes": dtypes(torch.bfloat16, torch.uint8) | {"kv_cache_dtype": "fp8_e5m2", "k_scale": ONE.expand(2, 2)},
     "fp8_output": dtypes(torch.float16, torch.float16, E5M2) | {"output_scale": ONE[0]},
     "scales_of_an_unquantised_cache": {"k_scale": ONE, "v_scale": ONE},
     "no_window": {"sliding_window": 0},
-    "no_window_as_engines_say_it": {"sliding_window": -1},
+    "no_window_minus_1": {"sliding_window": -1},
     "own_tile": {"tile_size": 128},
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSALS, ids=[message[:60] for _, message in REFUSALS])
-def test_refusal_names_argument_value_and_bound(changes: Arguments, message: str) -> None:
+def test_message_names_argument_value_and_bound(changes: Arguments, message: str) -> None:
     arguments = valid() | changes
     if isinstance(arguments["output"], torch.Tensor):
         arguments["output"].fill_(7.0)
@@ -155,12 +155,12 @@ LENGTHS = {"max_seq_len": 9, "max_query_len": 2}
 
 
 def for_context(changes: Arguments) -> Arguments:
-    """Arguments of context attention that pass but for the changes, which name them as the glossary does."""
+    """Valid arguments of context attention with some changes, which use the names of SplitCall."""
     return {NAMES.get(name, name): value for name, value in (valid() | NEW | LENGTHS | changes).items()}
 
 
 def for_chunked(changes: Arguments) -> Arguments:
-    """Arguments of the mixed launcher that pass but for the changes."""
+    """Valid arguments of the mixed launcher with some changes."""
     words = {"new_keys": "key", "new_values": "value"}
     return {words.get(name, name): value for name, value in (valid() | NEW | LENGTHS | changes).items()}
 
@@ -197,20 +197,20 @@ CHUNKED_REFUSALS: list[tuple[Arguments, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), CONTEXT_REFUSALS, ids=[message for _, message in CONTEXT_REFUSALS])
-def test_context_attention_refuses_in_its_own_words(changes: Arguments, message: str) -> None:
+def test_context_attention_names_its_own_arguments(changes: Arguments, message: str) -> None:
     with pytest.raises(ContractError) as refusal:
         context_attention_fwd(**for_context(changes))
     assert str(refusal.value).startswith(message)
 
 
 @pytest.mark.parametrize(("changes", "message"), CHUNKED_REFUSALS, ids=[message for _, message in CHUNKED_REFUSALS])
-def test_mixed_launcher_refuses_in_its_own_words(changes: Arguments, message: str) -> None:
+def test_mixed_launcher_names_its_own_arguments(changes: Arguments, message: str) -> None:
     with pytest.raises(ContractError) as refusal:
         chunked_prefill_paged_decode(**for_chunked(changes))
     assert str(refusal.value).startswith(message)
 
 
-def test_no_window_said_in_any_way_gives_the_same_bits() -> None:
+def test_every_form_of_no_window_gives_the_same_bits() -> None:
     outputs = []
     for sliding_window in (None, 0, -1, 9):
         arguments = for_context({"query": torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(0))})
@@ -224,7 +224,7 @@ def test_no_window_said_in_any_way_gives_the_same_bits() -> None:
     assert (outputs[0] != 0).any()
 
 
-def test_context_attention_answers_no_token_past_the_longest_input() -> None:
+def test_context_attention_writes_no_token_past_max_input_len() -> None:
     arguments = for_context({"query_start_loc": torch.tensor([0, 0, 0, 3], dtype=torch.int32), "max_query_len": 0})
     arguments["o"].fill_(7.0)
     context_attention_fwd(**arguments)
@@ -238,7 +238,7 @@ def test_legal_arguments_are_accepted(name: str) -> None:
     assert not watch.observations
 
 
-def test_nothing_is_launched_for_no_sequence_or_no_token() -> None:
+def test_nothing_is_written_without_sequences_or_tokens() -> None:
     no_sequences: Arguments = {
         "query_start_loc": torch.zeros(1, dtype=torch.int32),
         "seq_lens": torch.zeros(0, dtype=torch.int32),

@@ -1,8 +1,8 @@
-"""`unified_attention` against a slow float64 reference that follows the definition row by row, on Triton's interpreter.
+"""`unified_attention` in Triton's interpreter against a slow float64 reference, row by row by the definition.
 
 Every case is poisoned: cache slots that no query may see hold NaN, block-table entries past the last page and before
-the window name pages past the end of the cache (guard pages full of NaN), the output starts as NaN, and so does
-everything between its rows. Kernels that differ from the reference by more than the roundoff they are allowed fail.
+the window point past the end of the cache (guard pages full of NaN), and the output and the gaps between its rows start
+as NaN. A test fails if an output differs from the reference by more than its bound.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ class Problem:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """What the softmax weights are rounded to before they meet the values."""
+        """The dtype of the softmax weights in the dot product with the values."""
         return torch.bfloat16 if self.quantized_q else self.q_dtype
 
 
@@ -134,7 +134,7 @@ def make_caches(problem: Problem, num_blocks: int) -> tuple[torch.Tensor, torch.
 
 
 def make_rows(problem: Problem, fill: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(view, storage): `fill` in rows that lie apart in both leading dimensions if the problem is strided."""
+    """(view, storage): `fill` in rows with gaps in both leading dimensions if the problem is strided."""
     rows, heads, head_size = fill.shape
     extra = (1, 5) if problem.strided else (0, 0)
     storage = torch.full((rows + 1, heads + extra[0], head_size + extra[1]), math.nan).to(fill.dtype)
@@ -242,9 +242,9 @@ def gather(problem: Problem, cache: torch.Tensor, pages: torch.Tensor, seq_len: 
 def attend_head(
     problem: Problem, inputs: Inputs, head: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(value, bound) of one head of one sequence, float64 [query_len, head_size], step by step as kernels.md has it.
+    """(value, bound) of one head of one sequence, float64 [query_len, head_size], step by step.
 
-    The bound is the first-order one of oracle.md: errors of the logits move weight between the values, and weights,
+    The bound is of first order: errors of the logits move weight between the values, and weights,
     sums and the store are rounded.
     """
     query_len, seq_len = q.shape[0], k.shape[0]

@@ -1,4 +1,4 @@
-"""What `unified_attention` refuses, in which words, and what it must not refuse."""
+"""The contract of `unified_attention`: what it refuses with which message, and what it must accept."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ REFUSALS: list[tuple[Arguments, str]] = [
 ]
 
 ACCEPTED: dict[str, Arguments] = {
-    "as_it_is": {},
+    "unchanged": {},
     "no_tokens": {"q": torch.zeros(0, 4, 16), "out": torch.zeros(0, 4, 16)},
     "more_output_rows": {"out": torch.zeros(9, 4, 16)},
     "no_sequences": {
@@ -168,7 +168,7 @@ ACCEPTED: dict[str, Arguments] = {
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSALS, ids=[message[:60] for _, message in REFUSALS])
-def test_refusal_names_argument_value_and_bound(changes: Arguments, message: str) -> None:
+def test_message_names_argument_value_and_bound(changes: Arguments, message: str) -> None:
     with pytest.raises(ContractError) as refusal:
         check_unified(UnifiedCall(**(valid() | changes)))
     assert str(refusal.value).startswith(message)
@@ -179,7 +179,7 @@ def test_legal_arguments_are_accepted(name: str) -> None:
     check_unified(UnifiedCall(**(valid() | ACCEPTED[name])))
 
 
-def test_launcher_refuses_before_anything_is_written() -> None:
+def test_launcher_refuses_before_it_writes() -> None:
     arguments = valid() | {"causal": False}
     arguments["out"].fill_(7.0)
     with pytest.raises(ContractError, match="causal=False must be True"):

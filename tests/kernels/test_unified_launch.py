@@ -1,4 +1,4 @@
-"""The shape of a launch: enough rows, enough q-blocks, tiles and segments within what the kernels accept."""
+"""The launch plan: enough rows and q-blocks, and tiles and segments that the kernels accept."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def test_next_power_of_two_is_the_smallest(number: int) -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 10_000))
-def test_q_block_holds_a_whole_group(num_queries_per_kv: int, max_seqlen_q: int) -> None:
+def test_q_block_contains_a_whole_group(num_queries_per_kv: int, max_seqlen_q: int) -> None:
     block_m = block_m_for(num_queries_per_kv, max_seqlen_q)
     assert is_power_of_two(block_m)
     assert block_m >= max(16, num_queries_per_kv)
@@ -45,8 +45,8 @@ def test_decode_takes_the_fewest_rows_and_prefill_64() -> None:
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 16), st.integers(0, 30))
-def test_grid_has_room_for_every_sequence(query_lens: list[int], block_q: int, padding: int) -> None:
-    """The block that a sequence begins with lies past the last one of the sequence before, and within the grid."""
+def test_grid_has_enough_blocks_for_every_sequence(query_lens: list[int], block_q: int, padding: int) -> None:
+    """The first block of a sequence comes after the last block of the sequence before, and within the grid."""
     num_blocks = q_blocks_for(sum(query_lens) + padding, len(query_lens), block_q)
     starts = [0, *itertools.accumulate(query_lens)]
     first_free = 0
@@ -58,7 +58,7 @@ def test_grid_has_room_for_every_sequence(query_lens: list[int], block_q: int, p
 
 
 @given(st.integers(1, 256), st.sampled_from(DTYPES), st.booleans())
-def test_default_tile_is_one_that_the_contract_accepts(head_size: int, q_dtype: torch.dtype, is_decode: bool) -> None:
+def test_contract_accepts_the_default_tile(head_size: int, q_dtype: torch.dtype, is_decode: bool) -> None:
     tile_size = tile_size_for(head_size, q_dtype, is_decode)
     assert is_power_of_two(tile_size)
     assert smallest_dot_size(q_dtype) <= tile_size <= MAX_TILE_SIZE
@@ -76,12 +76,12 @@ def test_default_tile_is_one_that_the_contract_accepts(head_size: int, q_dtype: 
         (256, torch.float16, 256),
     ],
 )
-def test_head_size_is_padded_to_what_a_dot_product_needs(head_size: int, q_dtype: torch.dtype, padded: int) -> None:
+def test_head_size_is_padded_for_dot_products(head_size: int, q_dtype: torch.dtype, padded: int) -> None:
     assert head_size_padded_for(head_size, q_dtype) == padded
 
 
 @given(st.integers(1, 500), st.integers(1, 16), st.integers(0, 100_000), st.sampled_from([16, 32, 64]))
-def test_a_decode_is_cut_into_a_power_of_two_or_not_at_all(
+def test_number_of_segments_is_a_power_of_two_or_0(
     num_seqs: int, num_kv_heads: int, max_seqlen_k: int, tile_size: int
 ) -> None:
     num_segments = num_segments_for(
@@ -101,7 +101,7 @@ def test_a_decode_is_cut_into_a_power_of_two_or_not_at_all(
         assert num_segments < 2 * max_seqlen_k / tile_size + 2
 
 
-def test_prefill_is_never_cut_unasked() -> None:
+def test_prefill_has_segments_only_on_request() -> None:
     common = {"num_tokens": 5, "num_seqs": 1, "num_query_heads": 2, "num_kv_heads": 1, "head_size": 64}
     plan = plan_launch(**common, q_dtype=torch.float16, max_seqlen_q=5, max_seqlen_k=9000)
     assert plan.num_segments == 0
@@ -111,7 +111,7 @@ def test_prefill_is_never_cut_unasked() -> None:
     assert (forced.num_segments, forced.tile_size) == (7, 128)
 
 
-def test_segments_are_merged_in_a_power_of_two() -> None:
+def test_merge_pads_segments_to_a_power_of_two() -> None:
     assert [segments_padded_for(n) for n in (1, 2, 3, 7, 8, 4096)] == [1, 2, 4, 8, 8, 4096]
 
 

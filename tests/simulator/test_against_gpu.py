@@ -9,7 +9,8 @@ import torch
 import triton.language as tl
 
 from fuzz_attn.simulator import simulate
-from tests.simulator import operation_kernels as kernels
+
+KERNELS = "operation_kernels.py"
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares with a GPU")
 
@@ -49,7 +50,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_casts(source: torch.dtype, target: torch.dtype) -> None:
+def test_casts(kernels: Any, source: torch.dtype, target: torch.dtype) -> None:
     x = _patterns(source)
     if (source, target) == (torch.float8_e5m2, torch.bfloat16):
         # Triton 3.6 widens these in software and makes finite numbers of infinities and NaN; the simulator keeps them.
@@ -62,14 +63,14 @@ def test_casts(source: torch.dtype, target: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "operation", ["add", "sub", "mul", "max", "min", "max_nan", "min_nan", "div_rn", "lt", "where"]
 )
-def test_float32_arithmetic(operation: str) -> None:
+def test_float32_arithmetic(kernels: Any, operation: str) -> None:
     x = _patterns(torch.float32)
     constants = {"OPERATION": operation, "BLOCK": 1024}
     _both(kernels.binary_kernel, 1024, [x, x.roll(1)], torch.zeros_like(x), x.numel(), **constants)
 
 
 @pytest.mark.parametrize("target", [torch.int32, torch.int16, torch.int8])
-def test_float_to_integer(target: torch.dtype) -> None:
+def test_float_to_integer(kernels: Any, target: torch.dtype) -> None:
     x = _patterns(torch.float32)
     x = x[x.abs() < 2.0 ** (8 * torch.iinfo(target).bits // 8 - 1)] if target != torch.int32 else x
     name = {torch.int32: tl.int32, torch.int16: tl.int16, torch.int8: tl.int8}[target]
@@ -78,7 +79,7 @@ def test_float_to_integer(target: torch.dtype) -> None:
     _both(kernels.cast_kernel, -(-x.numel() // 1024), [x], out, x.numel(), **constants)
 
 
-def test_an_ieee_dot_reads_all_of_float32_as_the_hardware_does() -> None:
+def test_an_ieee_dot_reads_all_of_float32_as_the_hardware_does(kernels: Any) -> None:
     a = torch.randn(4, 16, 16, generator=torch.Generator().manual_seed(1))
     constants = {"M": 16, "N": 16, "K": 16, "PRECISION": "ieee"}
     _both(kernels.dot_kernel, 4, [a, torch.eye(16)], torch.zeros(4, 16, 16), **constants)

@@ -19,8 +19,10 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from fuzz_attn.simulator import FindingKind, LoweringError, SimulatorError, UnsupportedOperation, simulate
-from tests.simulator.sample_kernels import add_kernel
+from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
+from fuzz_attn.simulator import FindingKind, simulate
+
+KERNELS = "sample_kernels.py"
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 64})], key=["num_elements"])
@@ -77,12 +79,13 @@ def test_nothing_stays_patched() -> None:
     assert _patches() == before
 
 
-def test_a_grid_may_be_a_tuple_or_a_function_of_the_arguments() -> None:
+def test_a_grid_may_be_a_tuple_or_a_function_of_the_arguments(kernels: Any) -> None:
     expected = torch.arange(100.0) + 1
     with simulate():
-        assert torch.equal(_add(add_kernel, (4,), BLOCK=32), expected)
+        assert torch.equal(_add(kernels.add_kernel, (4,), BLOCK=32), expected)
         assert torch.equal(
-            _add(add_kernel, lambda meta: (triton.cdiv(meta["num_elements"], meta["BLOCK"]),), BLOCK=8), expected
+            _add(kernels.add_kernel, lambda meta: (triton.cdiv(meta["num_elements"], meta["BLOCK"]),), BLOCK=8),
+            expected,
         )
 
 
@@ -107,23 +110,23 @@ def test_defaults_options_and_three_grid_axes() -> None:
     assert out.tolist() == [11] * 5
 
 
-def test_an_empty_grid_runs_nothing() -> None:
+def test_an_empty_grid_runs_nothing(kernels: Any) -> None:
     with simulate():
-        assert not _add(add_kernel, (0,), BLOCK=32).any()
+        assert not _add(kernels.add_kernel, (0,), BLOCK=32).any()
 
 
-def test_the_innermost_session_catches() -> None:
+def test_the_innermost_session_catches(kernels: Any) -> None:
     with simulate() as outer, simulate() as inner:
-        add_kernel[(1,)](torch.zeros(3), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
+        kernels.add_kernel[(1,)](torch.zeros(3), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
     assert not outer.findings
     assert [finding.kind for finding in inner.findings] == [FindingKind.OUT_OF_BOUNDS_LOAD]
 
 
-def test_views_strides_and_storage_offsets_stay_as_they_are() -> None:
+def test_views_strides_and_storage_offsets_stay_as_they_are(kernels: Any) -> None:
     storage = torch.arange(200.0)
     out = torch.zeros(300)
     with simulate() as session:
-        add_kernel[(2,)](storage[50:100], storage[150:], out[17:67], 50, BLOCK=32)
+        kernels.add_kernel[(2,)](storage[50:100], storage[150:], out[17:67], 50, BLOCK=32)
     assert not session.findings
     assert torch.equal(out[17:67], storage[50:100] + storage[150:])
     assert out[:17].eq(0).all()
@@ -131,12 +134,24 @@ def test_views_strides_and_storage_offsets_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8])
-def test_tensors_of_each_type(dtype: torch.dtype) -> None:
+def test_tensors_of_each_type(kernels: Any, dtype: torch.dtype) -> None:
     x = torch.arange(40).to(dtype)
     out = torch.zeros_like(x)
     with simulate():
-        add_kernel[(2,)](x, x, out, 40, BLOCK=32)
+        kernels.add_kernel[(2,)](x, x, out, 40, BLOCK=32)
     assert torch.equal(out, x + x)
+
+
+@pytest.mark.parametrize("dtype", [tl.int32, tl.float32, tl.uint32, tl.int16, tl.bfloat16, tl.float8e5, tl.int1])
+def test_a_tensor_that_is_reinterpreted_is_read_as_its_other_type(kernels: Any, dtype: Any) -> None:
+    names = {tl.int1: "bool", tl.float8e5: "float8_e5m2", tl.bfloat16: "bfloat16", tl.float32: "float32"}
+    other = getattr(torch, names.get(dtype, str(dtype)))
+    x = torch.zeros(40, dtype=torch.bool) if dtype == tl.int1 else torch.arange(40).to(other)
+    bits = x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[x.element_size()])
+    out = torch.ones(40, dtype=torch.float32)
+    with simulate():
+        kernels.add_kernel[(2,)](triton.reinterpret(bits, dtype), torch.zeros(40), out, 40, BLOCK=32)
+    assert torch.equal(out, x.float())
 
 
 def test_an_unknown_operation_names_itself_and_its_line() -> None:
@@ -153,30 +168,34 @@ def test_a_kernel_that_does_not_compile() -> None:
         wrong_kernel[(1,)](torch.zeros(1))
 
 
-def test_a_missing_argument() -> None:
+def test_a_missing_argument(kernels: Any) -> None:
     with simulate(), pytest.raises(TypeError, match="misses the argument 'out_ptr'"):
-        add_kernel[(1,)](torch.zeros(1), torch.zeros(1))
+        kernels.add_kernel[(1,)](torch.zeros(1), torch.zeros(1))
 
 
-def test_a_tensor_that_is_not_on_the_cpu() -> None:
+def test_a_tensor_that_is_not_on_the_cpu(kernels: Any) -> None:
     x = torch.zeros(4, device="meta")
     with simulate(), pytest.raises(SimulatorError, match="argument 'x_ptr' is on meta"):
-        add_kernel[(1,)](x, x, x, 4, BLOCK=4)
+        kernels.add_kernel[(1,)](x, x, x, 4, BLOCK=4)
 
 
 INTERPRETED = """
 import sys
 from pathlib import Path
 
+import importlib.util
 import torch
-from fuzz_attn.simulator import Options, simulate
-from tests.simulator.sample_kernels import flash_attention_kernel, softmax_kernel
+from fuzz_attn.simulator import Simulator, simulate
 from triton.runtime.interpreter import InterpretedFunction
 
+specification = importlib.util.spec_from_file_location("sample_kernels", sys.argv[2])
+sample_kernels = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(sample_kernels)
+softmax_kernel = sample_kernels.softmax_kernel
 assert isinstance(softmax_kernel, InterpretedFunction)
 x = torch.randn(7, 50)
 out = torch.empty(7, 50)
-with simulate(Options(cache_dir=Path(sys.argv[1]))):
+with simulate(Simulator(cache_dir=Path(sys.argv[1]))):
     softmax_kernel[(7,)](x, 50, out, 50, 50, BLOCK=64)
 torch.testing.assert_close(out, torch.softmax(x, 1))
 assert list(Path(sys.argv[1]).iterdir()), "the simulator ran it"
@@ -188,8 +207,8 @@ print("both ran")
 
 
 def test_kernels_decorated_for_the_interpreter_run_in_both(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    environment = dict(os.environ, TRITON_INTERPRET="1", PYTHONPATH=str(root))
-    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED, str(tmp_path)]
-    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    environment = dict(os.environ, TRITON_INTERPRET="1")
+    samples = str(Path(__file__).with_name("sample_kernels.py"))
+    command = [sys.executable, "-W", "ignore", "-c", INTERPRETED, str(tmp_path), samples]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "both ran\n", result.stderr

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from triton.compiler import code_generator
 
-from fuzz_attn.simulator import LoweringError
-from fuzz_attn.simulator.frontend import lowering
-from fuzz_attn.simulator.frontend.interpreted import compiled
-from fuzz_attn.simulator.frontend.lowering import lower
-from tests.simulator.sample_kernels import flash_attention_kernel, misspelt_kernel
+from fuzz_attn.errors import LoweringError
+from fuzz_attn.simulator.frontend.interpreted import Translations
+from fuzz_attn.simulator.frontend.lowering import Lowering
 
+KERNELS = "sample_kernels.py"
 SIGNATURE = {
     **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*fp16"),
     "scale": "fp32",
@@ -22,23 +21,25 @@ SIGNATURE = {
 CONSTANTS = {"HEAD_SIZE": 32, "BLOCK_M": 16, "BLOCK_N": 16, "CAUSAL": True}
 
 
-def _lowered(constants: dict[str, Any]) -> str:
-    positions: dict[tuple[int, ...], Any] = {(list(SIGNATURE).index(name),): value for name, value in constants.items()}
-    return lower(compiled(flash_attention_kernel), SIGNATURE, positions)
+def _lowered(lowering: Lowering, kernel: Any, signature: dict[str, str], constants: dict[str, Any]) -> str:
+    positions: dict[tuple[int, ...], Any] = {(list(signature).index(name),): value for name, value in constants.items()}
+    return lowering.lower(Translations().translated(kernel), signature, positions)
 
 
-def test_an_error_names_what_is_wrong_in_the_kernel() -> None:
+def test_an_error_names_what_is_wrong_in_the_kernel(kernels: Any) -> None:
     with pytest.raises(LoweringError, match=r"NameError\('offest is not defined'\)"):
-        lower(compiled(misspelt_kernel), {"x_ptr": "*fp32"}, {})
+        _lowered(Lowering(Translations()), kernels.misspelt_kernel, {"x_ptr": "*fp32"}, {})
 
 
-def test_what_a_context_has_seen_does_not_show_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "LOWERINGS_IN_A_CONTEXT", 2)
-    assert len({_lowered(CONSTANTS) for _ in range(5)}) == 1
+def test_a_new_context_gives_the_same_text(kernels: Any) -> None:
+    lowering = Lowering(Translations(), lowerings_in_a_context=2)
+    texts = {_lowered(lowering, kernels.flash_attention_kernel, SIGNATURE, CONSTANTS) for _ in range(5)}
+    assert len(texts) == 1
+    assert lowering.count == 5
 
 
-def test_a_refused_kernel_leaves_nothing_patched() -> None:
+def test_a_rejected_kernel_leaves_nothing_patched(kernels: Any) -> None:
     before = code_generator.CodeGenerator
     with pytest.raises(LoweringError):
-        _lowered({**CONSTANTS, "BLOCK_M": 17})
+        _lowered(Lowering(Translations()), kernels.flash_attention_kernel, SIGNATURE, {**CONSTANTS, "BLOCK_M": 17})
     assert code_generator.CodeGenerator is before

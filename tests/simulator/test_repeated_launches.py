@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.simulator import FindingKind, Session, SimulatorError, simulate
-from tests.simulator.operation_kernels import MINUS_ZERO
+from fuzz_attn.errors import SimulatorError
+from fuzz_attn.simulator import FindingKind, Session, Simulator, simulate
+
+KERNELS = "operation_kernels.py"
+SIMULATOR = Simulator()
 
 
 @triton.jit
@@ -35,7 +40,7 @@ def sign_of_constant(x_ptr, out_ptr, NUMBER: tl.constexpr):
 
 def launched(x: torch.Tensor, out: torch.Tensor, factor: float = 1.0) -> Session:
     """Copy the rows of `x` to `out` in a session of its own."""
-    with simulate() as session:
+    with simulate(SIMULATOR) as session:
         scaled_copy[(x.shape[0],)](x, x.stride(0), out, out.stride(0), factor, x.shape[1], BLOCK=16)
     return session
 
@@ -81,7 +86,7 @@ def test_another_grid() -> None:
     x, out = torch.randn(40, 12), torch.zeros(40, 12)
     for rows in (3, 40, 7):
         out.zero_()
-        with simulate() as session:
+        with simulate(SIMULATOR) as session:
             scaled_copy[(rows,)](x, 12, out, 12, 1.0, 12, BLOCK=16)
         assert session.findings == []
         assert torch.equal(out[:rows], x[:rows])
@@ -91,17 +96,17 @@ def test_another_grid() -> None:
 def test_numbers_that_equal_others_or_not_even_themselves() -> None:
     out = torch.zeros(1)
     for number in (0.0, -0.0, 2.0, float("inf"), float("nan"), -0.0, 0.0):
-        with simulate():
+        with simulate(SIMULATOR):
             sign_of[(1,)](out, number)
         with np.errstate(all="ignore"):
             expected = np.float32(1.0) / np.float32(number)
         np.testing.assert_array_equal(out.numpy()[0], expected)
 
 
-def test_constants_that_are_equal_and_not_the_same() -> None:
+def test_constants_that_are_equal_and_not_the_same(kernels: Any) -> None:
     out = torch.zeros(1)
-    for number in (0.0, MINUS_ZERO, 2.0, float("nan"), MINUS_ZERO, 0.0):
-        with simulate(), np.errstate(all="ignore"):
+    for number in (0.0, kernels.MINUS_ZERO, 2.0, float("nan"), kernels.MINUS_ZERO, 0.0):
+        with simulate(SIMULATOR), np.errstate(all="ignore"):
             sign_of_constant[(1,)](torch.ones(1), out, NUMBER=number)
             expected = np.float32(1.0) / np.float32(number)
         np.testing.assert_array_equal(out.numpy()[0], expected)
@@ -109,7 +114,7 @@ def test_constants_that_are_equal_and_not_the_same() -> None:
 
 def test_a_launch_that_is_refused_leaves_nothing_watched() -> None:
     out = torch.zeros(4, 12)
-    with simulate():
+    with simulate(SIMULATOR):
         x = torch.empty(4, 12)
         with pytest.raises(SimulatorError, match="is on meta"):
             scaled_copy[(4,)](x, 12, out.to("meta"), 12, 1.0, 12, BLOCK=16)
@@ -119,13 +124,13 @@ def test_a_launch_that_is_refused_leaves_nothing_watched() -> None:
 
 def test_what_is_watched_is_that_of_the_launch() -> None:
     out = torch.zeros(4, 12)
-    with simulate() as session:
+    with simulate(SIMULATOR) as session:
         x = torch.empty(4, 12)
         scaled_copy[(4,)](x, 12, out, 12, 1.0, 12, BLOCK=16)
     assert [finding.kind for finding in session.findings] == [FindingKind.UNINITIALISED_READ]
     x.copy_(torch.randn(4, 12))
     copied(x, out)
-    with simulate() as session:
+    with simulate(SIMULATOR) as session:
         scaled_copy[(4,)](x, 12, out, 6, 1.0, 12, BLOCK=16)
     assert FindingKind.RACE in {finding.kind for finding in session.findings}
     copied(x, out)
@@ -134,7 +139,7 @@ def test_what_is_watched_is_that_of_the_launch() -> None:
 def test_bounds_are_those_of_the_view_at_hand() -> None:
     x, out = torch.randn(4, 16), torch.zeros(4, 12)
     assert launched(x[:, :12], out).findings == []
-    with simulate() as session:
+    with simulate(SIMULATOR) as session:
         scaled_copy[(4,)](x[:, :11], 16, out, 12, 1.0, 12, BLOCK=16)
     (finding,) = session.findings
     assert finding.kind is FindingKind.OUT_OF_BOUNDS_LOAD

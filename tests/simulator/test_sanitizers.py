@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import Finding, FindingKind, LoopLimitError, simulate
-from tests.simulator import specimen_kernels as kernels
-from tests.simulator.operation_kernels import control_kernel
+from fuzz_attn.errors import LoopLimitError
+from fuzz_attn.simulator import Finding, FindingKind, simulate
+
+KERNELS = "defective_kernels.py"
 
 
 def _line(kernel: Any, text: str, occurrence: int = 0) -> int:
@@ -26,7 +27,7 @@ def _only(findings: list[Finding]) -> Finding:
     return findings[0]
 
 
-def _run_table(masked: bool, width: int = 3) -> tuple[list[Finding], torch.Tensor]:
+def _run_table(kernels: Any, masked: bool, width: int = 3) -> tuple[list[Finding], torch.Tensor]:
     whole = torch.arange(20, dtype=torch.int32).reshape(4, 5)
     out = torch.zeros(4, dtype=torch.int32)
     lengths = torch.tensor([5, 9, 11, 12], dtype=torch.int32)
@@ -35,9 +36,9 @@ def _run_table(masked: bool, width: int = 3) -> tuple[list[Finding], torch.Tenso
     return session.findings, out
 
 
-def test_block_table_read_past_the_row_in_a_live_allocation() -> None:
-    healthy, expected = _run_table(masked=True)
-    findings, out = _run_table(masked=False)
+def test_block_table_read_past_the_row_in_a_live_allocation(kernels: Any) -> None:
+    healthy, expected = _run_table(kernels, masked=True)
+    findings, out = _run_table(kernels, masked=False)
     assert not healthy
     assert torch.equal(out, expected)
     finding = _only(findings)
@@ -47,7 +48,7 @@ def test_block_table_read_past_the_row_in_a_live_allocation() -> None:
 
 
 @pytest.mark.parametrize("columns", [8, 5])
-def test_bias_rows_past_a_matrix_that_is_a_slice(columns: int) -> None:
+def test_bias_rows_past_a_matrix_that_is_a_slice(kernels: Any, columns: int) -> None:
     matrix = torch.ones(40, 8)[:6, :columns]
     for masked in (True, False):
         out = torch.empty(6)
@@ -61,14 +62,14 @@ def test_bias_rows_past_a_matrix_that_is_a_slice(columns: int) -> None:
             assert (finding.kind, finding.program, finding.index) == (FindingKind.OUT_OF_BOUNDS_LOAD, (1, 0, 0), 48)
 
 
-def _copy(out: torch.Tensor, *, masked: bool = True, shift: int = 0) -> list[Finding]:
+def _copy(kernels: Any, out: torch.Tensor, *, masked: bool = True, shift: int = 0) -> list[Finding]:
     x = torch.arange(60.0).reshape(5, 12)
     with simulate() as session:
         kernels.copy_kernel[(5,)](x, 12, out, out.stride(0), HEAD_SIZE=12, PADDED=16, MASKED=masked, SHIFT=shift)
     return session.findings
 
 
-def _run_split(x: torch.Tensor, rows: int, *, across: bool) -> tuple[list[Finding], torch.Tensor]:
+def _run_split(kernels: Any, x: torch.Tensor, rows: int, *, across: bool) -> tuple[list[Finding], torch.Tensor]:
     """Copy `rows` rows of `[chunks, rows or more, run]`, all chunks."""
     chunks, _, run = x.shape
     out = torch.empty(-(-rows // 8) * 8, 16)
@@ -91,21 +92,21 @@ _SPLITS = {
 
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("name", _SPLITS)
-def test_columns_in_runs_are_copied_and_rows_past_the_end_found(name: str, across: bool) -> None:
+def test_columns_in_runs_are_copied_and_rows_past_the_end_found(kernels: Any, name: str, across: bool) -> None:
     x = _SPLITS[name]
-    findings, out = _run_split(x, 11, across=across)
+    findings, out = _run_split(kernels, x, 11, across=across)
     expected = torch.full((16, 16), 0.5)
     width = x.shape[0] * x.shape[2]
     expected[:11, :width] = x.transpose(0, 1).reshape(11, width)
     assert not findings
     assert torch.equal(out, expected)
-    finding = _only(_run_split(x[:, :10], 11, across=across)[0])
+    finding = _only(_run_split(kernels, x[:, :10], 11, across=across)[0])
     assert (finding.kind, finding.program) == (FindingKind.OUT_OF_BOUNDS_LOAD, (1, 0, 0))
     assert (finding.index, finding.count) == (10 * x.stride(1), width)
 
 
 @pytest.mark.parametrize("across", [False, True])
-def test_columns_in_runs_that_nothing_has_written_are_found(across: bool) -> None:
+def test_columns_in_runs_that_nothing_has_written_are_found(kernels: Any, across: bool) -> None:
     with simulate() as session:
         x = torch.empty(4, 11, 4)
         out = torch.empty(16, 16)
@@ -114,28 +115,28 @@ def test_columns_in_runs_that_nothing_has_written_are_found(across: bool) -> Non
     assert (finding.kind, finding.index, finding.count) == (FindingKind.UNINITIALISED_READ, 0, 11 * 16)
 
 
-def test_unmasked_head_dimension_stores_into_the_padding_of_strided_rows() -> None:
+def test_unmasked_head_dimension_stores_into_the_padding_of_strided_rows(kernels: Any) -> None:
     storage = torch.zeros(5, 16)
-    assert not _copy(storage[:, :12])
-    finding = _only(_copy(storage[:, :12], masked=False))
+    assert not _copy(kernels, storage[:, :12])
+    finding = _only(_copy(kernels, storage[:, :12], masked=False))
     assert finding.kind is FindingKind.OUT_OF_BOUNDS_STORE
     assert (finding.index, finding.count) == (12, 20)
     assert torch.equal(storage[:, 12:], torch.zeros(5, 4)), "nothing may be written outside of the tensor"
 
 
-def test_unmasked_head_dimension_stores_into_the_next_row_of_a_dense_tensor() -> None:
-    findings = _copy(torch.zeros(5, 12), masked=False)
+def test_unmasked_head_dimension_stores_into_the_next_row_of_a_dense_tensor(kernels: Any) -> None:
+    findings = _copy(kernels, torch.zeros(5, 12), masked=False)
     assert {finding.kind for finding in findings} == {FindingKind.OUT_OF_BOUNDS_STORE, FindingKind.RACE}
 
 
-def test_store_into_the_neighbouring_row() -> None:
+def test_store_into_the_neighbouring_row(kernels: Any) -> None:
     guarded = torch.zeros(7, 12)
-    finding = _only(_copy(guarded[1:6], shift=1))
+    finding = _only(_copy(kernels, guarded[1:6], shift=1))
     assert (finding.kind, finding.program, finding.index) == (FindingKind.OUT_OF_BOUNDS_STORE, (4, 0, 0), 60)
     assert guarded[6].eq(0).all()
 
 
-def _merge(masked: bool) -> tuple[list[Finding], torch.Tensor, torch.Tensor]:
+def _merge(kernels: Any, masked: bool) -> tuple[list[Finding], torch.Tensor, torch.Tensor]:
     lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
     x = torch.ones(3, 16)
     out = torch.zeros(3)
@@ -146,16 +147,16 @@ def _merge(masked: bool) -> tuple[list[Finding], torch.Tensor, torch.Tensor]:
     return session.findings, out, lengths.float()
 
 
-def test_scratch_never_written_but_merged() -> None:
-    findings, out, expected = _merge(masked=True)
+def test_scratch_never_written_but_merged(kernels: Any) -> None:
+    findings, out, expected = _merge(kernels, masked=True)
     assert not findings
     assert torch.equal(out, expected)
-    finding = _only(_merge(masked=False)[0])
+    finding = _only(_merge(kernels, masked=False)[0])
     assert (finding.kind, finding.tensor, finding.program) == (FindingKind.UNINITIALISED_READ, "partial_ptr", (0, 0, 0))
     assert (finding.index, finding.count) == (1, 4)
 
 
-def test_what_torch_writes_is_initialised() -> None:
+def test_what_torch_writes_is_initialised(kernels: Any) -> None:
     lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
     with simulate() as session:
         partial = torch.empty(3, 4)
@@ -165,7 +166,7 @@ def test_what_torch_writes_is_initialised() -> None:
     assert not session.findings
 
 
-def test_two_programs_that_store_different_values() -> None:
+def test_two_programs_that_store_different_values(kernels: Any) -> None:
     for differs in (False, True):
         out = torch.zeros(3, 16, dtype=torch.int32)
         with simulate() as session:
@@ -178,7 +179,7 @@ def test_two_programs_that_store_different_values() -> None:
             assert not session.findings
 
 
-def test_a_program_that_loads_what_another_stores() -> None:
+def test_a_program_that_loads_what_another_stores(kernels: Any) -> None:
     for shift in (0, 1):
         x = torch.arange(8, dtype=torch.int32)
         with simulate() as session:
@@ -195,7 +196,7 @@ def _sparse(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wide", [True, False])
-def test_a_32_bit_page_offset(wide: bool) -> None:
+def test_a_32_bit_page_offset(kernels: Any, wide: bool) -> None:
     contents = torch.arange(4 * 1024.0).reshape(4, 64, 16)
     pages = torch.tensor([5, 2_097_151, 2_097_152, 3_000_000], dtype=torch.int32)
     cache = _sparse(4_000_000, 64, 16)
@@ -213,7 +214,7 @@ def test_a_32_bit_page_offset(wide: bool) -> None:
         assert torch.equal(out[:2], contents[:2, 0])
 
 
-def test_an_overflow_before_a_loop_is_seen_inside() -> None:
+def test_an_overflow_before_a_loop_is_seen_inside(kernels: Any) -> None:
     x = _sparse(2**20, 8192)
     with simulate() as session:
         kernels.stepping_kernel[(2,)](x, torch.zeros(2), 3, 65536)
@@ -222,7 +223,7 @@ def test_an_overflow_before_a_loop_is_seen_inside() -> None:
     assert overflow[0].location.line == _line(kernels.stepping_kernel, "pointer = ")
 
 
-def test_an_overflow_that_is_masked_off_does_not_count() -> None:
+def test_an_overflow_that_is_masked_off_does_not_count(kernels: Any) -> None:
     cache = torch.arange(3000.0)
     pages = torch.tensor([0, 1, 2, 3_000_000] * 4, dtype=torch.int32)
     for limit, kinds in ((3, set()), (4_000_000, {FindingKind.INTEGER_OVERFLOW, FindingKind.OUT_OF_BOUNDS_LOAD})):
@@ -231,7 +232,7 @@ def test_an_overflow_that_is_masked_off_does_not_count() -> None:
         assert {finding.kind for finding in session.findings} == kinds
 
 
-def test_a_sum_that_may_overflow_under_several_conditions() -> None:
+def test_a_sum_that_may_overflow_under_several_conditions(kernels: Any) -> None:
     out = torch.zeros(2)
     with simulate() as session:
         kernels.guarded_row_kernel[(2,)](torch.ones(40), out, 3, 1, 40, BLOCK=16)
@@ -239,14 +240,14 @@ def test_a_sum_that_may_overflow_under_several_conditions() -> None:
     assert out.tolist() == [0.0, 40.0]
 
 
-def test_findings_survive_a_launch_that_does_not_end() -> None:
+def test_findings_survive_a_launch_that_does_not_end(kernels: Any) -> None:
     limits = torch.tensor([2**31 - 1, 3], dtype=torch.int32)
     with simulate() as session, pytest.raises(LoopLimitError):
-        control_kernel[(5,)](torch.zeros(5, dtype=torch.int32), limits, OPERATION="while")
+        kernels.endless_kernel[(5,)](torch.zeros(5, dtype=torch.int32), limits)
     assert FindingKind.OUT_OF_BOUNDS_LOAD in {finding.kind for finding in session.findings}
 
 
-def test_an_empty_tensor_has_no_elements() -> None:
+def test_an_empty_tensor_has_no_elements(kernels: Any) -> None:
     out = torch.zeros(5, 12)
     with simulate() as session:
         kernels.copy_kernel[(5,)](torch.zeros(0, 12), 12, out, 12, HEAD_SIZE=12, PADDED=16, MASKED=True, SHIFT=0)
@@ -256,7 +257,7 @@ def test_an_empty_tensor_has_no_elements() -> None:
 
 @pytest.mark.parametrize("step", [2, 3, 5, 16, 1000])
 @pytest.mark.parametrize("missing", [0, 20])
-def test_a_mask_of_any_density_is_followed_exactly(step: int, missing: int) -> None:
+def test_a_mask_of_any_density_is_followed_exactly(kernels: Any, step: int, missing: int) -> None:
     columns = torch.arange(32)[:, None] * 4 + torch.arange(4)[None, :] * 3
     wanted = columns % step == 0
     source = torch.arange(140.0 - missing).to(torch.float16)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator import Masks, Options, session, simulate
-from fuzz_attn.simulator.codegen import program
+from fuzz_attn.simulator import Masks, Simulator, simulate
 from fuzz_attn.simulator.sanitizers.mask_coverage import (
     ALL_FALSE,
     ALL_TRUE,
@@ -19,23 +19,18 @@ from fuzz_attn.simulator.sanitizers.mask_coverage import (
     SEVERAL,
     cover,
 )
-from tests.simulator.operation_kernels import control_kernel
-from tests.simulator.sample_kernels import add_kernel
 
-RECORD = Options(coverage=True)
+KERNELS = "operation_kernels.py"
 
 
-@pytest.fixture(autouse=True)
-def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
-    """What the masks showed in this test alone."""
-    fresh = Masks()
-    monkeypatch.setattr(program, "MASKS", fresh)
-    monkeypatch.setattr(session, "_PROGRAMS", {})
-    return fresh
+@pytest.fixture
+def simulator() -> Simulator:
+    """A simulator that records masks and has seen none."""
+    return Simulator(coverage=True)
 
 
-def _add(size: int, programs: int = 4) -> None:
-    with simulate(RECORD):
+def _add(simulator: Simulator, add_kernel: Any, size: int, programs: int = 4) -> None:
+    with simulate(simulator):
         add_kernel[(programs,)](torch.ones(size), torch.ones(size), torch.zeros(size), size, BLOCK=16)
 
 
@@ -43,45 +38,45 @@ def _bits(masks: Masks) -> dict[str, int]:
     return {site.kind: bits for site, bits in masks.items()}
 
 
-def test_outcomes_are_those_of_single_programs(masks: Masks) -> None:
+def test_outcomes_are_those_of_single_programs(simulator: Simulator, sample_kernels: Any) -> None:
     # 64 elements fill four programs; 40 leave one full twice, one mixed and one empty.
-    _add(64)
-    assert _bits(masks) == {"load": ALL_TRUE | SEVERAL, "store": ALL_TRUE | SEVERAL}
-    _add(40)
-    assert _bits(masks) == {"load": COMPLETE | SEVERAL, "store": COMPLETE | SEVERAL}
+    _add(simulator, sample_kernels.add_kernel, 64)
+    assert _bits(simulator.masks) == {"load": ALL_TRUE | SEVERAL, "store": ALL_TRUE | SEVERAL}
+    _add(simulator, sample_kernels.add_kernel, 40)
+    assert _bits(simulator.masks) == {"load": COMPLETE | SEVERAL, "store": COMPLETE | SEVERAL}
 
 
-def test_all_compilations_of_a_kernel_count_together(masks: Masks) -> None:
-    _add(16, programs=1)
-    with simulate(RECORD):
-        add_kernel[(1,)](torch.ones(5), torch.ones(5), torch.zeros(5), 5, BLOCK=32)
-    assert _bits(masks) == {"load": ALL_TRUE | MIXED | SEVERAL, "store": ALL_TRUE | MIXED | SEVERAL}
+def test_all_compilations_of_a_kernel_count_together(simulator: Simulator, sample_kernels: Any) -> None:
+    _add(simulator, sample_kernels.add_kernel, 16, programs=1)
+    with simulate(simulator):
+        sample_kernels.add_kernel[(1,)](torch.ones(5), torch.ones(5), torch.zeros(5), 5, BLOCK=32)
+    assert _bits(simulator.masks) == {"load": ALL_TRUE | MIXED | SEVERAL, "store": ALL_TRUE | MIXED | SEVERAL}
 
 
-def test_sites_name_their_source_line(masks: Masks) -> None:
-    _add(40)
-    lines, first = inspect.getsourcelines(add_kernel.fn)
+def test_sites_name_their_source_line(simulator: Simulator, sample_kernels: Any) -> None:
+    _add(simulator, sample_kernels.add_kernel, 40)
+    lines, first = inspect.getsourcelines(sample_kernels.add_kernel.fn)
     store = first + next(index for index, line in enumerate(lines) if "tl.store" in line)
-    sites = [site for site, _ in masks.items() if site.kind == "store"]
+    sites = [site for site, _ in simulator.masks.items() if site.kind == "store"]
     assert [(site.kernel, site.line) for site in sites] == [("add_kernel", store)]
 
 
-def _control(limits: list[int], masks: Masks) -> list[int]:
+def _control(simulator: Simulator, control_kernel: Any, limits: list[int]) -> list[int]:
     """Return the bits of the branches of a kernel with two early returns, after a launch with these limits."""
     limit = torch.tensor(limits, dtype=torch.int32)
-    with simulate(RECORD):
+    with simulate(simulator):
         control_kernel[(len(limits),)](torch.zeros_like(limit), limit, OPERATION="early_return")
-    return [bits for site, bits in masks.items() if site.kind == "branch"]
+    return [bits for site, bits in simulator.masks.items() if site.kind == "branch"]
 
 
-def test_a_branch_that_was_not_reached_saw_nothing(masks: Masks) -> None:
-    first, second = _control([9, 9, 9], masks)
+def test_a_branch_that_was_not_reached_saw_nothing(simulator: Simulator, kernels: Any) -> None:
+    first, second = _control(simulator, kernels.control_kernel, [9, 9, 9])
     assert first in (ALL_TRUE, ALL_FALSE)
     assert second == 0
 
 
-def test_a_condition_of_one_element_cannot_be_mixed(masks: Masks) -> None:
-    assert _control([9, 0, 0], masks) == [COMPLETE_SINGLE, COMPLETE_SINGLE]
+def test_a_condition_of_one_element_cannot_be_mixed(simulator: Simulator, kernels: Any) -> None:
+    assert _control(simulator, kernels.control_kernel, [9, 0, 0]) == [COMPLETE_SINGLE, COMPLETE_SINGLE]
 
 
 @pytest.mark.parametrize("known", range(8))
@@ -93,10 +88,10 @@ def test_what_is_known_is_kept_and_what_is_new_is_added(known: int) -> None:
         assert seen == [0, known | bits]
 
 
-def test_nothing_is_recorded_unless_asked_for(masks: Masks) -> None:
+def test_nothing_is_recorded_unless_asked_for(simulator: Simulator, sample_kernels: Any) -> None:
     with simulate():
-        add_kernel[(1,)](torch.ones(4), torch.ones(4), torch.zeros(4), 4, BLOCK=16)
-    assert _bits(masks) == {}
+        sample_kernels.add_kernel[(1,)](torch.ones(4), torch.ones(4), torch.zeros(4), 4, BLOCK=16)
+    assert _bits(simulator.masks) == {}
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from fuzz_attn.mutation.ir.rewriting import Replacement, new_value, walk
 from fuzz_attn.mutation.mutant import IN_32_BITS
-from fuzz_attn.simulator.codegen.operations.casts import parse_literal
+from fuzz_attn.simulator.frontend.attributes import parse_literal
 from fuzz_attn.simulator.frontend.ir import Function, Operation, Type, Value
 
 FINITE_INFINITY: Final = -10000.0
@@ -86,8 +86,7 @@ class KernelFacts:
         source = self.sources.get(value)
         if source is None or source.name != "arith.constant":
             return None
-        text = source.text.strip().partition(" : ")[0].removeprefix("dense<").removesuffix(">")
-        return parse_literal(text, value.type.element)
+        return parse_literal(source.attributes.constant, value.type.element)
 
     def others(self, value: Value) -> list[Value]:
         """Return arguments that a caller may confuse with this one: the next stride, the next pointer of that type."""

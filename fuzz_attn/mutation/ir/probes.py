@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from fuzz_attn.mutation.ir.rewriting import PROBE
 from fuzz_attn.simulator.codegen.emitter import Emitter
+from fuzz_attn.simulator.codegen.expressions import call
+from fuzz_attn.simulator.codegen.namespace import NAMESPACE
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
-from fuzz_attn.simulator.codegen.program import NAMESPACE
+from fuzz_attn.simulator.codegen.statements import Do
 from fuzz_attn.simulator.frontend.ir import Operation
 
 
@@ -31,8 +33,8 @@ TALLY = Tally()
 
 
 def _emit(emitter: Emitter, operation: Operation) -> None:
-    terms = [emitter.name(emitter.array(emitter.single(emitter.val(value)))) for value in operation.operands]
-    emitter.line(f"audit_probe({', '.join(terms)})")
+    terms = [emitter.array(emitter.single(emitter.val(value))) for value in operation.operands]
+    emitter.add(Do(call("audit_probe", *map(emitter.read, terms))))
 
 
 def _probe(*values: npt.NDArray[Any]) -> None:

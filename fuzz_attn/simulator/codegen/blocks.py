@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.carried import indented
-from fuzz_attn.simulator.codegen.emission import cover
+from collections.abc import Sequence
+
+from fuzz_attn.simulator.codegen.carried import unpacked
+from fuzz_attn.simulator.codegen.coverage import cover
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.terms import Region, Scope, Term
-from fuzz_attn.simulator.frontend.ir import Block, Value
+from fuzz_attn.simulator.codegen.expressions import Group, ListOf, Name, call, method
+from fuzz_attn.simulator.codegen.regions import Region, Scope
+from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
+from fuzz_attn.simulator.codegen.terms import Term
+from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
+from fuzz_attn.simulator.runtime import ranges
 
 
-def emit_blocks(emitter: Emitter, blocks: list[Block]) -> list[str]:
-    """Return the lines of a function's blocks, each behind all that lead to it; loops of blocks are not supported."""
-    useful = {
-        block.label for block in blocks[1:] if block.arguments or [op.name for op in block.operations] != ["tt.return"]
-    }
-    lines = [f"edges_{label} = []" for label in sorted(useful)]
-    if len(useful) < len(blocks) - 1:
-        lines.append("edges_return = []")
+def emit_blocks(emitter: Emitter, blocks: list[Block]) -> list[Statement]:
+    """Return the statements of a function's blocks, each behind all that lead to it.
+
+    Raises UnsupportedOperation for blocks that form a loop.
+    """
+    useful = {block.label for block in blocks[1:] if block.arguments or not _only_returns(block)}
     ordered = _in_order(emitter, blocks)
-    _block(emitter, ordered[0], useful)
-    lines += emitter.region.lines
+    labels = sorted(useful) + (["return"] if len(useful) < len(blocks) - 1 else [])
+    statements: list[Statement] = [Assign(_edges(label), ListOf(), effect=True) for label in labels]
+    _emit_block(emitter, ordered[0], useful)
+    statements += emitter.region.statements
     for block in ordered[1:]:
         if block.label in useful:
-            lines += _later_block(emitter, block, useful)
-    return lines
+            statements.append(_later_block(emitter, block, useful))
+    return statements
+
+
+def _only_returns(block: Block) -> bool:
+    return [operation.name for operation in block.operations] == ["tt.return"]
+
+
+def _edges(label: str) -> Name:
+    """Return the variable of the lanes that arrive at a block, with their arguments."""
+    return Name(f"edges_{label}")
 
 
 def _in_order(emitter: Emitter, blocks: list[Block]) -> list[Block]:
-    """Blocks in an order in which every branch leads forwards."""
+    """Return the blocks in an order in which every branch leads forwards."""
     by_label = {block.label: block for block in blocks}
     finished: list[Block] = []
     state: dict[str, bool] = {}
@@ -38,7 +54,7 @@ def _in_order(emitter: Emitter, blocks: list[Block]) -> list[Block]:
             if label not in state:
                 visit(by_label[label])
             elif not state[label]:
-                emitter.location = block.operations[-1].location
+                emitter.start(block.operations[-1])
                 raise emitter.unsupported("a branch backwards")
         state[block.label] = True
         finished.append(block)
@@ -47,53 +63,56 @@ def _in_order(emitter: Emitter, blocks: list[Block]) -> list[Block]:
     return finished[::-1]
 
 
-def _later_block(emitter: Emitter, block: Block, useful: set[str]) -> list[str]:
+def _later_block(emitter: Emitter, block: Block, useful: set[str]) -> Statement:
     scope = Scope(None, emitter.fresh("lanes"))
     region = emitter.region = Region(None, scope)
-    names = []
-    for argument in block.arguments:
-        name = emitter.fresh("x")
-        names.append(name)
-        term = Term(name, argument.type.shape, True, region, argument.type.element)
-        emitter.define(argument, term)
-        if argument in emitter.tracked:
-            term.range = emitter.fresh("r")
-            region.lines.append(f"{term.range} = ranges.exact({name})")
-    _block(emitter, block, useful)
-    by_home: dict[str, list[tuple[str, str]]] = {}
-    for outer, inner, home in scope.captures.values():
-        by_home.setdefault(home, []).append((outer, inner))
-    lines = [f"{scope.lanes}, ({''.join(f'{name}, ' for name in names)}) = join(edges_{block.label})"]
-    for home, pairs in by_home.items():
-        inner = ", ".join(pair[1] for pair in pairs)
-        outer = ", ".join(pair[0] for pair in pairs)
-        lines.append(f"{inner}, = narrow({home}, {scope.lanes}, {outer})")
-    return [f"if edges_{block.label}:", *indented([*lines, *region.lines])]
+    names = tuple(_define_argument(emitter, argument, region) for argument in block.arguments)
+    _emit_block(emitter, block, useful)
+    edges = _edges(block.label)
+    entry: list[Statement] = [Assign(Group((scope.lanes, Group(names))), call("join", edges))]
+    for home in dict.fromkeys(capture.home for capture in scope.captures.values()):
+        captures = [capture for capture in scope.captures.values() if capture.home == home]
+        rows = call("narrow", home, scope.lanes, *(capture.outer for capture in captures))
+        entry.append(unpacked([capture.inner for capture in captures], rows))
+    return If(edges, [*entry, *region.statements], origin=emitter.origin)
 
 
-def _block(emitter: Emitter, block: Block, useful: set[str]) -> None:
+def _define_argument(emitter: Emitter, argument: Value, region: Region) -> Name:
+    name = emitter.fresh("x")
+    term = Term(name, argument.type.shape, True, region, argument.type.element)
+    emitter.define(argument, term)
+    if argument in emitter.tracked:
+        found = emitter.fresh("r")
+        term.range = RunRange(found)
+        emitter.add_to(region, Assign(found, range_call(ranges.exact, name)))
+    return name
+
+
+def _emit_block(emitter: Emitter, block: Block, useful: set[str]) -> None:
     last = block.operations[-1]
     emitter.emit(block.operations[:-1])
-    emitter.location = last.location
+    emitter.start(last)
     if last.name == "cf.br":
         label, arguments = last.successors[0]
         if label in useful:
-            emitter.line(f"edges_{label}.append(({emitter.region.scope.lanes}, {_edge(emitter, arguments)}))")
+            emitter.add(Do(method(_edges(label), "append", Group((emitter.lanes, _passed(emitter, arguments))))))
     elif last.name == "cf.cond_br":
-        condition = emitter.array(emitter.operand(last, 0))
-        if emitter.coverage:
-            cover(emitter, "branch", condition)
-        (first, left), (second, right) = last.successors
-        targets = [f"edges_{label if label in useful else 'return'}" for label in (first, second)]
-        edges = f"{_edge(emitter, left)}, {_edge(emitter, right)}, {', '.join(targets)}"
-        emitter.line(f"branch({emitter.name(condition)}, {emitter.region.scope.lanes}, {edges})")
+        _emit_branch(emitter, last, useful)
     elif last.name != "tt.return":
         raise emitter.unsupported(last.name)
 
 
-def _edge(emitter: Emitter, arguments: list[Value]) -> str:
-    for value in arguments:
-        if value.type.pointer:
-            raise emitter.unsupported("a pointer passed between blocks")
-    sources = [emitter.exact(emitter.single(emitter.val(value)), value.type.shape, True) for value in arguments]
-    return f"({''.join(f'{source}, ' for source in sources)})"
+def _emit_branch(emitter: Emitter, operation: Operation, useful: set[str]) -> None:
+    condition = emitter.array(emitter.operand(operation, 0))
+    cover(emitter, "branch", condition)
+    targets = [_edges(label if label in useful else "return") for label, _ in operation.successors]
+    passed = [_passed(emitter, arguments) for _, arguments in operation.successors]
+    emitter.add(Do(call("branch", emitter.read(condition), emitter.lanes, *passed, *targets)))
+
+
+def _passed(emitter: Emitter, arguments: Sequence[Value]) -> Group:
+    """Return the arguments that a branch passes to a block."""
+    if any(value.type.pointer for value in arguments):
+        raise emitter.unsupported("a pointer passed between blocks")
+    arrays = [emitter.exact(emitter.single(emitter.val(value)), value.type.shape, True) for value in arguments]
+    return Group(tuple(arrays))

@@ -1,40 +1,37 @@
-"""Generated lines that compute what nobody asks for, and what a function must be told: by the names in their text."""
+"""Removal of statements that compute what no other statement reads."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-_NAME = re.compile(r"\b[vr]\d+\b")
-"""Variables that hold a result or its range; those that loops and branches assign are never dropped."""
-_ASSIGNED = re.compile(r"\s*([vr]\d+) = ")
-_EFFECT = "(run, "
-"""What loads, reports or changes memory is handed the run; all else is only worth its result."""
+from fuzz_attn.simulator.codegen.statements import Statement, walk
 
 
-def pruned(lines: list[str]) -> list[str]:
-    """Return the lines without those whose result no later line uses. Blocks stay blocks, if need be of `pass`."""
-    names = [_NAME.findall(line) for line in lines]
-    uses = Counter(name for found in names for name in found)
-    kept: list[str] = []
-    for line, found in zip(reversed(lines), reversed(names), strict=True):
-        assigned = _ASSIGNED.match(line)
-        if assigned and uses[assigned.group(1)] == 1 and _EFFECT not in line:
-            uses.subtract(found)
+def pruned(parts: Sequence[list[Statement]]) -> list[list[Statement]]:
+    """Return the parts of a program, which run one after the other, without statements whose result nothing reads."""
+    uses: Counter[str] = Counter()
+    for part in parts:
+        for statement in walk(part):
+            uses.update(statement.names())
+    return [_pruned(part, uses) for part in reversed(parts)][::-1]
+
+
+def _pruned(statements: list[Statement], uses: Counter[str]) -> list[Statement]:
+    """Return the block without unread results, the last statement first: what it reads may then be unread, too."""
+    kept = []
+    for statement in reversed(statements):
+        if statement.result is not None and uses[statement.result] == 1:
+            uses.subtract(statement.names())
             continue
-        if line.endswith(":") and not (kept and _indent(kept[-1]) > _indent(line)):
-            kept.append(" " * (_indent(line) + 4) + "pass")
-        kept.append(line)
+        for block in reversed(statement.blocks):
+            block[:] = _pruned(block, uses)
+        kept.append(statement)
     return kept[::-1]
 
 
-def assigned_and_used(lines: Iterable[str], users: Iterable[str]) -> list[str]:
-    """Return the variables that `lines` assign and `users` name, in order."""
-    used = set(_NAME.findall("\n".join(users)))
-    found = (_ASSIGNED.match(line) for line in lines)
-    return list(dict.fromkeys(match.group(1) for match in found if match and match.group(1) in used))
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+def defined_and_read(before: Sequence[Statement], after: Sequence[Statement]) -> list[str]:
+    """Return the variables that the statements `before` define and those `after` read, in order."""
+    read = {name for statement in walk(after) for name in statement.names()}
+    defined = (statement.result for statement in before)
+    return [name for name in dict.fromkeys(defined) if name is not None and name in read]

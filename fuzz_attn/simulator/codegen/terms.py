@@ -1,68 +1,34 @@
-"""Variables of the generated code, and the regions and lanes that they belong to."""
+"""What holds the values of the IR in the generated code: variables and numbers, and sums and conjunctions of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from fuzz_attn.simulator.frontend.ir import Type, Value
-
-Literal = int | float | bool
-
-
-@dataclass(slots=True, eq=False)
-class Scope:
-    """A set of lanes and the variables captured for them: outer name -> inner name."""
-
-    parent: Scope | None
-    lanes: str
-    captures: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """Lines of generated code that run together.
-
-    `shared` ones run before all others, once for a program or a launch: what they define is seen everywhere.
-    """
-
-    parent: Region | None
-    scope: Scope
-    loop: bool = False
-    lines: list[str] = field(default_factory=list)
-    depth: int = 0
-    shared: bool = False
-
-    def encloses(self, other: Region) -> bool:
-        """Whether what is defined here is visible in `other`."""
-        if self.shared:
-            return True
-        region: Region | None = other
-        while region is not None:
-            if region is self:
-                return True
-            region = region.parent
-        return False
+from fuzz_attn.simulator.codegen.expressions import Expression, Literal, Name
+from fuzz_attn.simulator.codegen.regions import Region
+from fuzz_attn.simulator.codegen.value_ranges import ValueRange
+from fuzz_attn.simulator.frontend.ir import Type
 
 
 @dataclass(slots=True, eq=False)
 class Term:
-    """One variable of the generated code.
+    """One variable or number of the generated code.
 
-    `affine` says that it is a multiple of an arange plus something; `start` that it is the arange itself from
-    that number on, and `prefix` that it is a mask whose first so many elements hold and no other, both known
-    when the code is generated. `unrounded` is the float32 term that it rounds to its own, narrower type.
+    `shape` is that of the tile, 1 where an axis is broadcast. `varying` terms have a row for each lane of their region.
+    `affine` terms are a multiple of an arange plus a constant. A term with a `start` is the arange from that number on;
+    one with a `prefix` is a mask of which just that many leading elements hold. Both are known when the code is
+    generated. `unrounded` is the float32 term that this one rounds to its own, narrower type.
     """
 
-    name: str
+    expression: Expression
     shape: tuple[int, ...]
     varying: bool
     region: Region
     element: str
     literal: Literal | None = None
     affine: bool = False
-    range: str | None = None
+    range: ValueRange | None = None
     start: int | None = None
     prefix: int | None = None
     unrounded: Term | None = None
@@ -80,16 +46,16 @@ class Term:
 
 @dataclass(slots=True, eq=False)
 class Val:
-    """An SSA value as a sum (integers, pointers) or a conjunction (masks) of terms. `base` names a pointer's memory.
+    """An SSA value as a sum (integers, pointers) or a conjunction (masks) of terms. `base` is a pointer's memory.
 
     `groups` are the parts of a pointer's offset that were 32-bit sums: they wrap as a whole.
     """
 
     type: Type
     terms: tuple[Term, ...]
-    base: str | None = None
+    base: Name | None = None
     groups: tuple[Val, ...] = ()
-    range: str | None = None
+    range: ValueRange | None = None
 
     @property
     def term(self) -> Term:
@@ -110,26 +76,3 @@ def broadcast_shape(shapes: Iterable[tuple[int, ...]], rank: int) -> tuple[int, 
             if size != 1:
                 result[axis] = size
     return tuple(result)
-
-
-def literal_text(value: Literal) -> str:
-    """Python source of a number; infinities and NaN are names of the generated module."""
-    if isinstance(value, float):
-        if math.isnan(value):
-            return "nan"
-        if value in (float("inf"), float("-inf")):
-            return "inf" if value > 0 else "-inf"
-    text = repr(value)
-    return f"({text})" if text.startswith("-") else text
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a trial of a loop's body may be undone to."""
-
-    lines: list[tuple[Region, list[str]]]
-    captures: list[tuple[Scope, dict[str, tuple[str, str, str]]]]
-    cache: dict[tuple[object, ...], Term]
-    values: dict[Value, Val]
-    sites: int
-    coverage_sites: int

@@ -10,13 +10,18 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
 
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.interpreted import compiled
 from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
+from fuzz_attn.simulator.triton_compat import (
+    Parameter,
+    defaults_of,
+    is_function,
+    parameters_of,
+    reinterpreted_type,
+    source_digest,
+)
 
 MOST_FORMS: Final = 1024
 """So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
@@ -45,8 +50,7 @@ def told(constant: Any) -> str:
         return f"({', '.join(map(told, constant))})"
     if isinstance(constant, tl.constexpr):
         return f"constexpr[{told(constant.value)}]"
-    constant = compiled(constant)
-    return str(getattr(constant, "cache_key", None) or repr(constant))
+    return source_digest(constant) if is_function(constant) else repr(constant)
 
 
 class Key:
@@ -100,36 +104,17 @@ class Bound:
         return {path: functools.reduce(operator.getitem, path, parameters) for path in self.form.constants}
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    name: str
-    constant: bool
-    annotation: str
-    pointer: str
-
-
 class Binder:
     """Binds arguments to the parameters of one kernel."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._names: list[str] = list(kernel.arg_names)
-        self._parameters = [
-            _Parameter(
-                parameter.name,
-                bool(parameter.is_constexpr),
-                _annotation(parameter),
-                "*k" if parameter.is_const else "*",
-            )
-            for parameter in kernel.params
-        ]
-        self._constants = [parameter.name for parameter in self._parameters if parameter.constant]
-        self._others = [parameter.name for parameter in self._parameters if not parameter.constant]
+        self._parameters = parameters_of(kernel)
+        self._names = [parameter.name for parameter in self._parameters]
+        self._constants = [parameter.name for parameter in self._parameters if parameter.is_constexpr]
+        self._others = [parameter.name for parameter in self._parameters if not parameter.is_constexpr]
         self._forms: dict[object, Form] = {}
-        signature = kernel.signature.parameters
-        self._defaults = {
-            name: parameter.default for name, parameter in signature.items() if parameter.default is not parameter.empty
-        }
+        self._defaults = defaults_of(kernel)
 
     def bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
         """Return the bound arguments; keywords that are no parameters are launch options and are ignored."""
@@ -184,13 +169,13 @@ def _flattened(values: Iterable[Any]) -> tuple[list[Any], list[object]]:
         else:
             leaves.append(value)
             if _is_constant(value):
-                kinds.append(told(value))
+                kinds.append(value if is_function(value) else told(value))
     return leaves, kinds
 
 
 def _is_constant(value: Any) -> bool:
     """Return whether Triton makes a constant of the value of a parameter without an annotation."""
-    return value is None or isinstance(value, (tl.constexpr, JITFunction, InterpretedFunction))
+    return value is None or isinstance(value, tl.constexpr) or is_function(value)
 
 
 class _Typed:
@@ -204,16 +189,16 @@ class _Typed:
         self.constants: list[Path] = []
         self._leaves = 0
 
-    def add(self, parameter: _Parameter, path: Path, value: Any) -> None:
+    def add(self, parameter: Parameter, path: Path, value: Any) -> None:
         """Type one parameter."""
-        if parameter.constant:
+        if parameter.is_constexpr:
             self.key.append((type(value), _hashable(value)))
             self.constants.append(path)
             self.signature[parameter.name] = _CONSTANT
         else:
             self.signature[parameter.name] = self._typed(parameter, parameter.name, path, value)
 
-    def _typed(self, parameter: _Parameter, name: str, path: Path, value: Any) -> Signature:
+    def _typed(self, parameter: Parameter, name: str, path: Path, value: Any) -> Signature:
         if isinstance(value, tuple):
             return self._tuple(name, path, value)
         place, self._leaves = self._leaves, self._leaves + 1
@@ -221,7 +206,7 @@ class _Typed:
             self.key.append((type(value), told(value)))
             self.constants.append(path)
             return _CONSTANT
-        type_ = _argument_type(name, value, parameter.annotation, parameter.pointer)
+        type_ = _argument_type(name, value, parameter)
         self.key.append(type_)
         self.passed.append((name, type_))
         self.places.append(place)
@@ -230,7 +215,7 @@ class _Typed:
     def _tuple(self, name: str, path: Path, value: tuple[Any, ...]) -> Signature:
         """Type a tuple's elements; like Triton, by their values only, and as a tuple of the same class."""
         self.key.append((type(value), len(value)))
-        element = _Parameter(name, constant=False, annotation="", pointer="*")
+        element = Parameter(name, is_constexpr=False, annotation="", is_const=False)
         names = _element_names(name, value)
         types = [self._typed(element, names[index], (*path, index), inner) for index, inner in enumerate(value)]
         return value._make(types) if hasattr(value, "_make") else tuple(types)
@@ -243,11 +228,6 @@ def _element_names(name: str, value: tuple[Any, ...]) -> list[str]:
     return [f"{name}.{field}" for field in fields]
 
 
-def _annotation(parameter: Any) -> str:
-    annotation = parameter.annotation_type
-    return annotation if isinstance(annotation, str) else ""
-
-
 def _hashable(value: Any) -> object:
     if value.__class__ in _TOLD_BY_TEXT:
         return told(value)
@@ -258,16 +238,17 @@ def _hashable(value: Any) -> object:
     return value
 
 
-def _argument_type(name: str, value: Any, annotation: str, pointer: str) -> str:
+def _argument_type(name: str, value: Any, parameter: Parameter) -> str:
     if isinstance(value, (bool, int, float)):
-        return annotation or scalar_type(value)
+        return parameter.annotation or scalar_type(value)
     if isinstance(value, torch.Tensor):
         known = TORCH_TYPES.get(value.dtype)
         if known is None:
             raise LoweringError(f"argument {name!r} has the type {value.dtype}, which the simulator does not know")
-        return f"{pointer}{known[0]}"
-    if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
-        return f"*{value.dtype}"  # triton.reinterpret's wrapper, with one of Triton's types
+        return f"{'*k' if parameter.is_const else '*'}{known[0]}"
+    reinterpreted = reinterpreted_type(value)
+    if reinterpreted is not None:
+        return f"*{reinterpreted}"
     raise UnsupportedOperation(f"argument {name!r} of {type(value).__name__}", Location())
 
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
+from fuzz_attn.simulator.frontend.attributes import Attributes
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*?)(?:, #.*)?>$")
 _POINTER = re.compile(r"!tt\.ptr<(.*?)(?:, \d+)?>$")
@@ -71,6 +72,11 @@ class Operation:
     regions: list[list[Block]] = field(default_factory=list)
     successors: list[tuple[str, list[Value]]] = field(default_factory=list)
     location: Location = UNKNOWN_LOCATION
+
+    @property
+    def attributes(self) -> Attributes:
+        """What the text says beside operands and types."""
+        return Attributes(self.text)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,32 +1,24 @@
-"""From a `@triton.jit` function and the types of its arguments to the text of its TTIR, without a GPU.
+"""Lowering: from a `@triton.jit` function and the types of its arguments to the text of its TTIR, without a GPU.
 
-Arguments are typed as Triton types them, but an integer that is 1 is not made a constant and divisibility by 16
-is not noted: both only let the compiler write faster code, and would multiply the number of programs to lower.
-A kernel that needs the constant 1 to compile (a shape, a `static_assert`) raises `LoweringError`.
+Arguments are typed as Triton types them, with two exceptions: an integer 1 is not made a constant, and divisibility by
+16 is not recorded. Both only let the compiler write faster code, and would multiply the programs to lower. A kernel
+that needs the constant 1 to compile (a shape, a `static_assert`) raises LoweringError.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
-import itertools
-import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import torch
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.compiler.compiler import make_backend
 
 from fuzz_attn.errors import LoweringError
-from fuzz_attn.simulator.frontend.interpreted import interpreted_functions_accepted
+from fuzz_attn.simulator.frontend.interpreted import Translations
+from fuzz_attn.simulator.triton_compat import FrontEnd
 
-_TARGET = ("cuda", 90, 32)
-
-TORCH_TYPES: dict[torch.dtype, tuple[str, str]] = {
+TORCH_TYPES: Final[dict[torch.dtype, tuple[str, str]]] = {
     torch.bool: ("i1", "i1"),
     torch.int8: ("i8", "i8"),
     torch.uint8: ("u8", "i8"),
@@ -43,9 +35,9 @@ TORCH_TYPES: dict[torch.dtype, tuple[str, str]] = {
     torch.float8_e4m3fn: ("fp8e4nv", "f8E4M3FN"),
     torch.float8_e5m2: ("fp8e5", "f8E5M2"),
 }
-"""For each torch type the name in a kernel's signature and the element type in the IR."""
+"""For each torch type its name in a kernel's signature and the element type in the IR."""
 
-SCALAR_TYPES: dict[str, np.dtype[Any]] = {
+SCALAR_TYPES: Final[dict[str, np.dtype[Any]]] = {
     "u1": np.dtype(np.bool_),
     "i1": np.dtype(np.bool_),
     "i8": np.dtype(np.int8),
@@ -63,6 +55,9 @@ SCALAR_TYPES: dict[str, np.dtype[Any]] = {
 }
 """The numpy type that holds a scalar argument."""
 
+LOWERINGS_IN_A_CONTEXT: Final = 64
+"""A context of the compiler keeps some 50 kB of each kernel. To make one takes a tenth of the time of a lowering."""
+
 
 def scalar_type(value: object) -> str:
     """Return the name in a signature of a Python number, as Triton types it."""
@@ -77,51 +72,29 @@ def scalar_type(value: object) -> str:
     raise LoweringError(f"{value!r} of {type(value)} is not an argument that the simulator can pass to a kernel")
 
 
-@functools.lru_cache(maxsize=1)
-def _backend() -> tuple[Any, Any, Any]:
-    target = GPUTarget(*_TARGET)
-    backend = make_backend(target)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # The checks would only be asserts, which Triton leaves out too, but not what they compute.
-        options = backend.parse_options({"sanitize_overflow": False})
-    return target, backend, options
+class Lowering:
+    """Lowers kernels with Triton's own front end. `count` is the number of lowerings so far."""
 
+    def __init__(self, translations: Translations, lowerings_in_a_context: int = LOWERINGS_IN_A_CONTEXT) -> None:
+        self.count = 0
+        self._translations = translations
+        self._lowerings_in_a_context = lowerings_in_a_context
+        self._front_end: FrontEnd | None = None
+        self._contexts: list[Any] = []
+        weakref.finalize(self, self._contexts.clear)  # also at exit, or Triton's bindings report a leak
 
-LOWERINGS_IN_A_CONTEXT: Final = 64
-"""What one has seen stays in it, some 50 kB a kernel; to make one takes a tenth of the time of a lowering."""
-_LOWERINGS: Final = itertools.count()
+    def lower(self, function: Any, signature: Mapping[str, object], constants: Mapping[tuple[int, ...], Any]) -> str:
+        """Return the TTIR of a JITFunction for a signature, which says "constexpr" where `constants` has a value.
 
-
-@functools.lru_cache(maxsize=1)
-def _context(_: int) -> Any:
-    """Return the compiler's context of an era."""
-    context = ir.context()
-    ir.load_dialects(context)
-    _backend()[1].load_dialects(context)
-    return context
-
-
-atexit.register(_context.cache_clear)  # or Triton's bindings would complain that it was never given back
-
-
-def lower(function: Any, signature: Mapping[str, object], constants: Mapping[tuple[int, ...], Any]) -> str:
-    """Return the TTIR text of a JITFunction for a signature, which says "constexpr" where `constants` has a value.
-
-    A constant is found by the number of its parameter and, within tuples, the numbers of the elements.
-    Raises LoweringError with the front end's message.
-    """
-    target, backend, options = _backend()
-    context = _context(next(_LOWERINGS) // LOWERINGS_IN_A_CONTEXT)
-    source = ASTSource(function, signature=dict(signature), constexprs=dict(constants))
-    implementation = backend.get_codegen_implementation(options)
-    try:
-        with interpreted_functions_accepted():
-            module = source.make_ir(target, options, implementation, backend.get_module_map(), context)
-    except Exception as error:
-        raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
-    stages: dict[str, Any] = {}
-    backend.add_stages(stages, options, source.language)
-    module = stages["ttir"](module, {})
-    text: str = module.str() if hasattr(module, "str") else str(module)
-    return text
+        A constant is found by the number of its parameter and, within tuples, the numbers of the elements. Raises
+        LoweringError with the front end's message.
+        """
+        front_end = self._front_end = self._front_end or FrontEnd()
+        if self.count % self._lowerings_in_a_context == 0:
+            self._contexts[:] = [front_end.new_context()]
+        self.count += 1
+        try:
+            with self._translations.accepted():
+                return front_end.ttir(function, signature, constants, self._contexts[0])
+        except Exception as error:
+            raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error

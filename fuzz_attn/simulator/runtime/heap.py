@@ -1,4 +1,4 @@
-"""What the C library does with memory that a launch gives back."""
+"""What the C library does with memory that a launch frees."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LARGE_BYTES: Final = 16 * 2**20
 def keep_freed_memory() -> bool:
     """Let this process keep up to 64 MiB of what it frees; return whether its C library can.
 
-    A launch makes hundreds of arrays that live for microseconds. glibc may give their pages back to the system
-    whenever the last one goes, and take them again, zeroed, one page fault each, for the next: that can cost more than
-    all of the arithmetic: without this, a warm launch of 5 sequences with 16 heads of 128 (the last case of
-    tests/simulator/benchmark.py) has 3944 page faults and takes 24.8 ms of CPU instead of 12.9. In the small cases of a
-    campaign there are 8 to 64 faults a case instead of 3. Arrays of 16 MiB and more still go back at once.
+    A launch makes hundreds of arrays that live for microseconds. Without this, glibc may return their pages to the
+    system and get new ones, zeroed, with a page fault each. This can cost more than all of the arithmetic: a warm
+    launch of 5 sequences with 16 heads of 128 (the last case of tests/benchmarks/bench_simulator.py) has 3944 page
+    faults and takes 24.8 ms of CPU instead of 12.9. The small cases of a campaign have 8 to 64 faults each instead of
+    3. Arrays of 16 MiB and more are returned at once.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

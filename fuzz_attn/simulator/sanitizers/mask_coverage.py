@@ -105,7 +105,3 @@ class Masks:
     def items(self) -> Iterator[tuple[Site, int]]:
         """Yield each mask with its bits, in the order of `seen`."""
         return zip(self._slots, self.seen, strict=True)
-
-
-MASKS = Masks()
-"""Those of this process, since programs outlive sessions."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzz_attn.simulator.torch_compat import DispatchMode, written_arguments
 
 _CREATORS = {
     torch.ops.aten.empty.memory_format,
@@ -81,28 +81,12 @@ class Shadows:
             np.lib.stride_tricks.as_strided(view, tuple(tensor.shape), strides)[...] = True
 
 
-@functools.lru_cache(maxsize=4096)
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Positions and names of the arguments that an operator of torch writes to."""
-    arguments = enumerate(func._schema.arguments)
-    return tuple(
-        (index, argument.name)
-        for index, argument in arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
-class EmptyWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its hook untyped
+class EmptyWatcher(DispatchMode):
     """While active, notes tensors that come from `torch.empty` and its kin, and what torch itself writes to them."""
 
     def __init__(self, shadows: Shadows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._shadows = shadows
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is ever compiled, and the guard against it costs more than all the rest."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
@@ -110,7 +94,7 @@ class EmptyWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             if isinstance(result, torch.Tensor) and result.device.type == "cpu":
                 self._shadows.add(result)
         elif self._shadows:
-            for index, name in _written_arguments(func):
+            for index, name in written_arguments(func):
                 value = args[index] if index < len(args) else (kwargs or {}).get(name)
                 if isinstance(value, torch.Tensor) and value.device.type == "cpu":
                     self._shadows.write(value)

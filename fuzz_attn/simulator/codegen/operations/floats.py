@@ -1,134 +1,156 @@
-"""Emission of float arithmetic and mathematical functions."""
+"""Float arithmetic and mathematical functions."""
 
 from __future__ import annotations
 
-import re
-
-from fuzz_attn.simulator.codegen.emission import elementwise, predicate_of, rounded
+from fuzz_attn.simulator.codegen.elementwise import elementwise, rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.expressions import (
+    NUMPY,
+    Attribute,
+    Binary,
+    Builder,
+    Expression,
+    Unary,
+    function,
+    infix,
+    method,
+    numpy,
+    numpy_function,
+    prefix,
+)
 from fuzz_attn.simulator.frontend.ir import Operation
 
-_UNARY = {
-    "arith.negf": "-{0}",
-    "math.absf": "np.abs({0})",
-    "math.absi": "np.abs({0})",
-    "math.exp": "np.exp({0})",
-    "math.exp2": "np.exp2({0})",
-    "math.log": "np.log({0})",
-    "math.log2": "np.log2({0})",
-    "math.sin": "np.sin({0})",
-    "math.cos": "np.cos({0})",
-    "math.tanh": "np.tanh({0})",
-    "math.sqrt": "np.sqrt({0})",
-    "tt.precise_sqrt": "np.sqrt({0})",
-    "math.rsqrt": "reciprocal_root({0})",
-    "math.erf": "error_function({0})",
-    "math.floor": "np.floor({0})",
-    "math.ceil": "np.ceil({0})",
+_ARITHMETIC: dict[str, Builder] = {
+    "arith.negf": prefix("-"),
+    "math.absf": numpy_function("abs"),
+    "math.absi": numpy_function("abs"),
+    "math.exp": numpy_function("exp"),
+    "math.exp2": numpy_function("exp2"),
+    "math.log": numpy_function("log"),
+    "math.log2": numpy_function("log2"),
+    "math.sin": numpy_function("sin"),
+    "math.cos": numpy_function("cos"),
+    "math.tanh": numpy_function("tanh"),
+    "math.sqrt": numpy_function("sqrt"),
+    "tt.precise_sqrt": numpy_function("sqrt"),
+    "math.rsqrt": function("reciprocal_root"),
+    "math.erf": function("error_function"),
+    "math.floor": numpy_function("floor"),
+    "math.ceil": numpy_function("ceil"),
+    "arith.addf": infix("+"),
+    "arith.subf": infix("-"),
+    "arith.mulf": infix("*"),
+    "arith.divf": infix("/"),
+    "tt.precise_divf": infix("/"),
+    "arith.remf": numpy_function("fmod"),
+    "arith.maxnumf": numpy_function("fmax"),
+    "arith.minnumf": numpy_function("fmin"),
+    "arith.maximumf": numpy_function("maximum"),
+    "arith.minimumf": numpy_function("minimum"),
+}
+
+_EXACT = frozenset(
+    {"arith.negf", "math.absf", "math.floor", "math.ceil", "arith.remf"}
+    | {"arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf"}
+)
+"""Operations that need no rounding: the result is one of the operands, perhaps with another sign."""
+
+
+def _one(left: Expression, right: Expression) -> Expression:
+    return Binary("|", Binary("<", left, right), Binary(">", left, right))
+
+
+def _unordered(left: Expression, right: Expression) -> Expression:
+    return Binary("|", numpy("isnan", left), numpy("isnan", right))
+
+
+def _negated(build: Builder) -> Builder:
+    return lambda left, right: Unary("~", build(left, right))
+
+
+_COMPARISONS: dict[str, Builder] = {
+    "oeq": infix("=="),
+    "ogt": infix(">"),
+    "oge": infix(">="),
+    "olt": infix("<"),
+    "ole": infix("<="),
+    "one": _one,
+    "ord": _negated(_unordered),
+    "ueq": _negated(_one),
+    "ugt": _negated(infix("<=")),
+    "uge": _negated(infix("<")),
+    "ult": _negated(infix(">=")),
+    "ule": _negated(infix(">")),
+    "une": infix("!="),
+    "uno": _unordered,
 }
 
 
-_BINARY = {
-    "arith.addf": "{0} + {1}",
-    "arith.subf": "{0} - {1}",
-    "arith.mulf": "{0} * {1}",
-    "arith.divf": "{0} / {1}",
-    "tt.precise_divf": "{0} / {1}",
-    "arith.remf": "np.fmod({0}, {1})",
-    "arith.maxnumf": "np.fmax({0}, {1})",
-    "arith.minnumf": "np.fmin({0}, {1})",
-    "arith.maximumf": "np.maximum({0}, {1})",
-    "arith.minimumf": "np.minimum({0}, {1})",
+def _test(name: str) -> Builder:
+    """Return the builder of a function of numpy with a truth value, which the library returns as an integer."""
+    return lambda operand: method(numpy(name, operand), "astype", Attribute(NUMPY, "int32"))
+
+
+_LIBRARY: dict[str, Builder] = {
+    "tanh": numpy_function("tanh"),
+    "exp": numpy_function("exp"),
+    "exp2": numpy_function("exp2"),
+    "log": numpy_function("log"),
+    "log2": numpy_function("log2"),
+    "log1p": numpy_function("log1p"),
+    "expm1": numpy_function("expm1"),
+    "sqrt": numpy_function("sqrt"),
+    "rsqrt": function("reciprocal_root"),
+    "erf": function("error_function"),
+    "fabs": numpy_function("abs"),
+    "floor": numpy_function("floor"),
+    "ceil": numpy_function("ceil"),
+    "trunc": numpy_function("trunc"),
+    "rint": numpy_function("rint"),
+    "pow": numpy_function("power"),
+    "fmod": numpy_function("fmod"),
+    "isnan": _test("isnan"),
+    "isinf": _test("isinf"),
 }
-
-
-# Exact in any format: the result is one of the operands, perhaps with another sign.
-_EXACT = {"arith.negf", "math.absf", "math.floor", "math.ceil", "arith.remf"}
-
-
-_EXACT |= {"arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf"}
-
-
-_COMPARE_FLOAT = {
-    "oeq": "{0} == {1}",
-    "ogt": "{0} > {1}",
-    "oge": "{0} >= {1}",
-    "olt": "{0} < {1}",
-    "ole": "{0} <= {1}",
-    "one": "({0} < {1}) | ({0} > {1})",
-    "ord": "~(np.isnan({0}) | np.isnan({1}))",
-    "ueq": "~(({0} < {1}) | ({0} > {1}))",
-    "ugt": "~({0} <= {1})",
-    "uge": "~({0} < {1})",
-    "ult": "~({0} >= {1})",
-    "ule": "~({0} > {1})",
-    "une": "{0} != {1}",
-    "uno": "np.isnan({0}) | np.isnan({1})",
-}
-
-
-_LIBRARY = {
-    "tanh": "np.tanh({0})",
-    "exp": "np.exp({0})",
-    "exp2": "np.exp2({0})",
-    "log": "np.log({0})",
-    "log2": "np.log2({0})",
-    "log1p": "np.log1p({0})",
-    "expm1": "np.expm1({0})",
-    "sqrt": "np.sqrt({0})",
-    "rsqrt": "reciprocal_root({0})",
-    "erf": "error_function({0})",
-    "fabs": "np.abs({0})",
-    "floor": "np.floor({0})",
-    "ceil": "np.ceil({0})",
-    "trunc": "np.trunc({0})",
-    "rint": "np.rint({0})",
-    "pow": "np.power({0}, {1})",
-    "fmod": "np.fmod({0}, {1})",
-    "isnan": "np.isnan({0}).astype(np.int32)",
-    "isinf": "np.isinf({0}).astype(np.int32)",
-}
-
-
-_SYMBOL = re.compile(r'symbol = "__nv_(\w+?)f?"')
+"""Functions of libdevice: `__nv_tanh` for float64, `__nv_tanhf` for float32."""
 
 
 def _float(emitter: Emitter, operation: Operation) -> None:
-    template = _UNARY.get(operation.name) or _BINARY[operation.name]
+    build = _ARITHMETIC[operation.name]
     element = operation.results[0].type.element
-    elementwise(emitter, operation, template if operation.name in _EXACT else rounded(template, element))
+    elementwise(emitter, operation, build if operation.name in _EXACT else rounded(build, element))
 
 
-def _compare_floats(emitter: Emitter, operation: Operation) -> None:
-    template = _COMPARE_FLOAT.get(predicate_of(operation))
-    if template is None:
-        raise emitter.unsupported(f"arith.cmpf {predicate_of(operation)}")
-    elementwise(emitter, operation, template)
+def _compare(emitter: Emitter, operation: Operation) -> None:
+    predicate = operation.attributes.keyword
+    build = _COMPARISONS.get(predicate)
+    if build is None:
+        raise emitter.unsupported(f"arith.cmpf {predicate}")
+    elementwise(emitter, operation, build)
 
 
 def _clamp(emitter: Emitter, operation: Operation) -> None:
-    if "propagateNan = all" in operation.text:
-        elementwise(emitter, operation, "np.minimum(np.maximum({0}, {1}), {2})")
-    else:
-        elementwise(emitter, operation, "np.fmin(np.fmax({0}, {1}), {2})")
+    keeps_nan = operation.attributes.named.get("propagateNan") == "all"
+    smaller, larger = ("minimum", "maximum") if keeps_nan else ("fmin", "fmax")
+    elementwise(emitter, operation, lambda value, low, high: numpy(smaller, numpy(larger, value, low), high))
 
 
 def _fma(emitter: Emitter, operation: Operation) -> None:
     element = operation.results[0].type.element
-    elementwise(emitter, operation, rounded("fused_multiply_add({0}, {1}, {2})", element), arrays=True)
+    elementwise(emitter, operation, rounded(function("fused_multiply_add"), element), arrays=True)
 
 
 def _library(emitter: Emitter, operation: Operation) -> None:
-    match = _SYMBOL.search(operation.text)
-    template = _LIBRARY.get(match.group(1)) if match else None
-    if template is None:
-        raise emitter.unsupported(f"tt.extern_elementwise {match.group(1) if match else ''}".strip())
-    elementwise(emitter, operation, template)
+    symbol = operation.attributes.named.get("symbol", "").removeprefix("__nv_")
+    build = _LIBRARY.get(symbol) or _LIBRARY.get(symbol.removesuffix("f"))
+    if build is None:
+        raise emitter.unsupported(f"tt.extern_elementwise {symbol}".strip())
+    elementwise(emitter, operation, build)
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys([*_UNARY, *_BINARY], _float),
-    "arith.cmpf": _compare_floats,
+    **dict.fromkeys(_ARITHMETIC, _float),
+    "arith.cmpf": _compare,
     "tt.clampf": _clamp,
     "math.fma": _fma,
     "tt.extern_elementwise": _library,

@@ -1,98 +1,130 @@
-"""Emission of loops, branches and early returns.
+"""`scf.for`.
 
-A loop whose trip counts differ between programs runs them sorted by falling count, so that the programs still
-running are always the first rows: leaving a loop costs a slice. A `while`, an `if` and a branch between blocks
-take the rows of the programs that go there.
+A loop whose trip counts differ between programs runs them sorted by falling count, so that the programs still running
+are always the first rows: leaving a loop costs a slice.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from fuzz_attn.simulator.codegen.carried import (
     Carried,
     Layout,
     advance_carried,
-    carry,
-    enter_scope,
+    bind_all,
+    carry_all,
+    entered,
     fits,
     flat_names,
-    indented,
+    join_all,
     layout_of,
     start_carried,
+    taken,
+    unpacked,
 )
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, Val
+from fuzz_attn.simulator.codegen.expressions import (
+    NONE,
+    Binary,
+    Expression,
+    From,
+    Group,
+    ListOf,
+    Name,
+    all_of,
+    call,
+    constant,
+    dtype,
+    index,
+    item,
+    method,
+    numpy,
+    size,
+)
+from fuzz_attn.simulator.codegen.regions import Region, Scope, loop_in
+from fuzz_attn.simulator.codegen.statements import Assign, Do, For, If
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
 from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
+from fuzz_attn.simulator.runtime import ranges
 
 TRIALS = 12
+"""How often a loop is generated at most, until the layouts of its carried values hold what its body yields."""
 
 
 def _for(emitter: Emitter, operation: Operation) -> None:
     bounds = [emitter.operand(operation, index) for index in range(3)]
     inits = [emitter.val(value) for value in operation.operands[3:]]
     varying = any(term.varying for term in bounds)
+    emit_loop = _for_varying if varying else _for_uniform
     layouts = [layout_of(emitter, init, varying) for init in inits]
     for _ in range(TRIALS):
         state = emitter.snapshot()
-        carried = [carry(emitter, layout, value) for layout, value in zip(layouts, operation.results, strict=True)]
-        build = _for_varying if varying else _for_uniform
-        yielded = build(emitter, operation, bounds, carried, inits)
-        joined = [layout.join(other, emitter) for layout, other in zip(layouts, yielded, strict=True)]
+        carried = carry_all(emitter, layouts, operation.results)
+        joint = join_all(emitter, layouts, emit_loop(emitter, operation, bounds, carried, inits))
         if varying:
-            joined = [layout.diverged() for layout in joined]
-        if joined == layouts:
+            joint = [layout.diverged() for layout in joint]
+        if joint == layouts:
             break
         emitter.rollback(state)
-        layouts = joined
-    for item, value in zip(carried, operation.results, strict=True):
-        item.bind(emitter, value, emitter.region)
+        layouts = joint
+    bind_all(emitter, carried, operation.results, emitter.region)
 
 
-def loop_region(emitter: Emitter, scope: Scope) -> Region:
-    """Return a region inside of the current one that runs more than once, for the lanes of `scope`."""
-    return Region(emitter.region, scope, loop=True, depth=emitter.region.depth + 1)
-
-
-def yields(operation: Operation, region: int = 0) -> list[Value]:
-    """Return what a region of an operation yields."""
-    return operation.regions[region][0].operations[-1].operands
-
-
-def _number(emitter: Emitter, term: Term) -> str:
-    return term.name if term.literal is not None else f"{emitter.name(term)}.item()"
+def _number(emitter: Emitter, term: Term) -> Expression:
+    read = emitter.read(term)
+    return read if term.literal is not None else item(read)
 
 
 def _for_uniform(
     emitter: Emitter, operation: Operation, bounds: list[Term], carried: list[Carried], inits: list[Val]
 ) -> list[Layout]:
-    outer = emitter.region
     block = operation.regions[0][0]
     start_carried(emitter, carried, inits)
-    region = loop_region(emitter, outer.scope)
+    region = loop_in(emitter.region)
     counter, name, limits = emitter.fresh("t"), emitter.fresh("i"), emitter.fresh("r")
     low, high, step = (_number(emitter, term) for term in bounds)
-    outer.lines.append(f"{limits} = ({low}, {high} - 1, ())")
+    last = Binary("-", high, constant(1))
+    emitter.add(Assign(limits, Group((low, last, constant(())))))
     element = block.arguments[0].type.element
-    region.lines.append(f"{name} = np.array([{counter}], DTYPES['{element}'])")
-    emitter.define(block.arguments[0], Term(name, (), False, region, element, range=limits))
-    yielded = _body(emitter, region, block, carried, block.arguments[1:], union=False)
-    outer.lines.append(f"check_iterations(len(range({low}, {high}, {step})))")
-    outer.lines.append(f"for {counter} in range({low}, {high}, {step}):")
-    outer.lines += indented(region.lines)
+    emitter.add_to(region, Assign(name, numpy("array", ListOf((counter,)), dtype(element))))
+    emitter.define(block.arguments[0], Term(name, (), False, region, element, range=RunRange(limits)))
+    yielded = emit_body(emitter, region, block, carried, block.arguments[1:], union=False)
+    emitter.start(operation)
+    trips = call("range", low, high, step)
+    emitter.add(check_iterations(call("len", trips)), For(counter, trips, region.statements))
     return yielded
 
 
-def _body(
-    emitter: Emitter, region: Region, block: Block, carried: list[Carried], arguments: list[Value], union: bool
+def check_iterations(count: Expression) -> Do:
+    """Return the statement that ends a launch whose loop runs for too long."""
+    return Do(call("check_iterations", count))
+
+
+def emit_body(
+    emitter: Emitter,
+    region: Region,
+    block: Block,
+    carried: Sequence[Carried],
+    arguments: Sequence[Value],
+    *,
+    union: bool,
+    advanced: list[Carried] | None = None,
 ) -> list[Layout]:
-    outer, emitter.region = emitter.region, region
-    for item, argument in zip(carried, arguments, strict=True):
-        item.bind(emitter, argument, region)
-    emitter.emit(block.operations[:-1])
-    vals = [emitter.val(value) for value in block.operations[-1].operands]
-    yielded = [layout_of(emitter, val) for val in vals]
-    if all(fits(item.layout, layout, emitter) for item, layout in zip(carried, yielded, strict=True)):
-        advance_carried(emitter, carried, vals, union)
-    emitter.region = outer
+    """Emit the body of a loop, and return the layouts of what it yields.
+
+    Its arguments are the values `carried`; it assigns what it yields to those `advanced` (default: the same) if they
+    can hold it.
+    """
+    advanced = list(carried) if advanced is None else advanced
+    with emitter.inside(region):
+        bind_all(emitter, carried, arguments, region)
+        emitter.emit(block.operations[:-1])
+        vals = [emitter.val(value) for value in block.operations[-1].operands]
+        yielded = [layout_of(emitter, val) for val in vals]
+        if all(fits(one.layout, layout, emitter) for one, layout in zip(advanced, yielded, strict=True)):
+            advance_carried(emitter, advanced, vals, union)
     return yielded
 
 
@@ -103,53 +135,66 @@ def _for_varying(
     block = operation.regions[0][0]
     start_carried(emitter, carried, inits)
     scope = Scope(outer.scope, emitter.fresh("lanes"))
-    region = loop_region(emitter, scope)
-    counts, most, least, ends, order, saved, counter = (emitter.fresh(prefix) for prefix in "nmlepst")
+    region = loop_in(outer, scope)
+    counts, most, least, counter = (emitter.fresh(prefix) for prefix in "nmlt")
+    leaving = _Leaving(emitter, flat_names(carried))
     low, high, step = (emitter.array(term) for term in bounds)
     limits = emitter.fresh("r")
-    names = ", ".join(emitter.name(term) for term in (low, high, step))
-    outer.lines += [
-        f"{counts} = trip_counts({names})",
-        f"{most}, {least} = extremes({counts})",
-        f"{ends}, {saved} = None, []",
-        f"check_iterations({most})",
-        f"{limits} = ranges.loop({emitter.name(low)}, {emitter.name(high)})",
-    ]
+    given = [emitter.read(term) for term in (low, high, step)]
+    emitter.add(
+        Assign(counts, call("trip_counts", *given)),
+        unpacked([most, least], call("extremes", counts)),
+        Assign(Group((leaving.ends, leaving.saved)), Group((NONE, ListOf()))),
+        check_iterations(most),
+        Assign(limits, range_call(ranges.loop, given[0], given[1])),
+    )
     _induction(emitter, region, block.arguments[0], (low, step), counter, limits)
-    yielded = _body(emitter, region, block, carried, block.arguments[1:], union=True)
-    variables = flat_names(carried)
-    outer.lines.append(f"if {most} != {least}:")
-    outer.lines.append(f"    {order}, {ends} = longest_first({counts})")
-    entry: list[str] = []
-    enter_scope(entry, "take", order, scope, outer.scope.lanes, variables)
-    outer.lines += indented(entry)
-    outer.lines.append("else:")
-    entry = []
-    enter_scope(entry, "", "", scope, outer.scope.lanes, variables)
-    outer.lines += indented(entry)
-    everything = ", ".join([scope.lanes, *(capture[1] for capture in scope.captures.values()), *variables])
-    outer.lines += [
-        f"for {counter} in range({most}):",
-        f"    if {counter} >= {least} and {ends}[{counter}] != {scope.lanes}.size:",
-    ]
-    left = ", ".join(f"{name}[{ends}[{counter}]:]" for name in variables)
-    outer.lines += [f"        {saved}.append(({left}{',' if variables else ''}))"]
-    outer.lines += [f"        {everything}, = head({ends}[{counter}], {everything})"]
-    outer.lines += indented(region.lines)
-    if variables:
-        joined = ", ".join(variables)
-        outer.lines += [f"if {ends} is not None:", f"    {joined}, = restore({order}, {saved}, ({joined},))"]
+    yielded = emit_body(emitter, region, block, carried, block.arguments[1:], union=True)
+    emitter.start(operation)
+    sort = unpacked([leaving.order, leaving.ends], call("longest_first", counts))
+    sorted_entry = taken(leaving.order, scope, outer.scope.lanes, leaving.variables)
+    emitter.add(If(Binary("!=", most, least), [sort, sorted_entry], [entered(scope, outer.scope.lanes)]))
+    leave = leaving.statement(scope, counter, least)
+    emitter.add(For(counter, call("range", most), [leave, *region.statements]))
+    if leaving.variables:
+        emitter.add(leaving.restored())
     return yielded
 
 
+class _Leaving:
+    """How lanes leave a loop whose trip counts differ: the variables for it, and the statements."""
+
+    def __init__(self, emitter: Emitter, variables: list[Name]) -> None:
+        self.ends, self.order, self.saved = (emitter.fresh(prefix) for prefix in "eps")
+        self.variables = variables
+
+    def statement(self, scope: Scope, counter: Name, least: Name) -> If:
+        """Return the statement at the start of an iteration: the lanes that do not run it are the last rows."""
+        end = index(self.ends, counter)
+        leaves = all_of([Binary(">=", counter, least), Binary("!=", end, size(scope.lanes))])
+        left = Group(tuple(index(name, From(end)) for name in self.variables))
+        everything = [scope.lanes, *scope.inner_names, *self.variables]
+        return If(
+            leaves,
+            [Do(method(self.saved, "append", left)), unpacked(everything, call("head", end, *everything))],
+        )
+
+    def restored(self) -> If:
+        """Return the statement behind the loop: values of all lanes in their first order."""
+        values = call("restore", self.order, self.saved, Group(tuple(self.variables)))
+        return If(Binary("is not", self.ends, NONE), [unpacked(self.variables, values)])
+
+
 def _induction(
-    emitter: Emitter, region: Region, argument: Value, terms: tuple[Term, Term], counter: str, limits: str
+    emitter: Emitter, region: Region, argument: Value, terms: tuple[Term, Term], counter: Name, limits: Name
 ) -> None:
     low, step = terms
     name = emitter.fresh("i")
     element = argument.type.element
-    region.lines.append(f"{name} = {emitter.name(low, region)} + {counter} * {emitter.name(step, region)}")
-    emitter.define(argument, Term(name, (), low.varying or step.varying, region, element, range=limits))
+    passed = Binary("*", counter, emitter.read(step, region))
+    emitter.add_to(region, Assign(name, Binary("+", emitter.read(low, region), passed)))
+    varying = low.varying or step.varying
+    emitter.define(argument, Term(name, (), varying, region, element, range=RunRange(limits)))
 
 
 HANDLERS: dict[str, Handler] = {"scf.for": _for}

@@ -1,121 +1,151 @@
-"""Emission of integer operations other than sums and products."""
+"""Integer operations other than sums and products."""
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.emission import elementwise, predicate_of, track, track_exactly
+from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.expressions import (
+    NUMPY,
+    Attribute,
+    Binary,
+    Builder,
+    Conditional,
+    Expression,
+    Literal,
+    call,
+    constant,
+    function,
+    infix,
+    numpy_function,
+)
+from fuzz_attn.simulator.codegen.terms import Term
+from fuzz_attn.simulator.codegen.tracking import range_of, track, track_exactly, track_wrapped
+from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RangeFunction, low_of
 from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.runtime import ranges
 
-_INTEGER = {
-    "arith.divsi": "divide({0}, {1})",
-    "arith.remsi": "np.fmod({0}, {1})",
-    "arith.divui": "unsigned_divide({0}, {1})",
-    "arith.remui": "unsigned_remainder({0}, {1})",
-    "arith.maxsi": "np.maximum({0}, {1})",
-    "arith.minsi": "np.minimum({0}, {1})",
-    "arith.maxui": "unsigned_pick(np.maximum, {0}, {1})",
-    "arith.minui": "unsigned_pick(np.minimum, {0}, {1})",
-    "arith.ori": "{0} | {1}",
-    "arith.xori": "{0} ^ {1}",
-    "arith.shrsi": "{0} >> {1}",
-    "arith.shrui": "shift_right_logical({0}, {1})",
-    "tt.mulhiui": "multiply_high({0}, {1})",
+
+def _unsigned_pick(name: str) -> Builder:
+    return lambda left, right: call("unsigned_pick", Attribute(NUMPY, name), left, right)
+
+
+_BUILDERS: dict[str, Builder] = {
+    "arith.divsi": function("divide"),
+    "arith.remsi": numpy_function("fmod"),
+    "arith.divui": function("unsigned_divide"),
+    "arith.remui": function("unsigned_remainder"),
+    "arith.maxsi": numpy_function("maximum"),
+    "arith.minsi": numpy_function("minimum"),
+    "arith.maxui": _unsigned_pick("maximum"),
+    "arith.minui": _unsigned_pick("minimum"),
+    "arith.ori": infix("|"),
+    "arith.xori": infix("^"),
+    "arith.shrsi": infix(">>"),
+    "arith.shrui": function("shift_right_logical"),
+    "tt.mulhiui": function("multiply_high"),
 }
 
+_NEED_ARRAYS = frozenset({"arith.divui", "arith.remui", "arith.maxui", "arith.minui", "tt.mulhiui"})
+"""Operations that look at an operand's bits, which a number of Python's does not have."""
 
-# Operations that look at an operand's bits, so that a bare number will not do.
-_NEEDS_ARRAYS = {"arith.divui", "arith.remui", "arith.maxui", "arith.minui", "tt.mulhiui"}
+_TAKE_NUMBERS = frozenset({"arith.divsi"})
+"""Operations whose function treats a number of Python's in a faster way."""
 
-
-_INTEGER_RANGES = {
-    "arith.divsi": "ranges.divide",
-    "arith.remsi": "ranges.remainder",
-    "arith.maxsi": "ranges.maximum",
-    "arith.minsi": "ranges.minimum",
+_RANGES: dict[str, RangeFunction] = {
+    "arith.divsi": ranges.divide,
+    "arith.remsi": ranges.remainder,
+    "arith.maxsi": ranges.maximum,
+    "arith.minsi": ranges.minimum,
 }
 
+_SIGNED = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}
+_UNSIGNED = {"ult": "<", "ule": "<=", "ugt": ">", "uge": ">="}
 
-_COMPARE_SIGNED = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}
 
-
-_COMPARE_UNSIGNED = {"ult": "<", "ule": "<=", "ugt": ">", "uge": ">="}
+def _is_power_of_two(number: Literal | None) -> bool:
+    return number is not None and number >= 1 and not int(number) & (int(number) - 1)
 
 
 def _divide(emitter: Emitter, operation: Operation) -> None:
-    """Emit division by a power of two as a shift, where the dividend's range has no negative numbers.
-
-    Its remainder is a mask then.
-    """
+    """Emit division by a power of two as a shift, and its remainder as a mask, where no dividend is negative."""
     dividend, divisor = (emitter.operand(operation, index) for index in (0, 1))
-    number = divisor.literal
-    if (
-        number is None
-        or dividend.literal is not None
-        or number < 1
-        or int(number) & (int(number) - 1)
-        or dividend.range is None
-    ):
+    found, number = dividend.range, divisor.literal
+    if number is None or not _is_power_of_two(number) or dividend.literal is not None or found is None:
         _integer(emitter, operation)
         return
     quotient = operation.name == "arith.divsi"
-    fast = "{0} >> {1}" if quotient else "{0} & {1}"
-    slow = _INTEGER[operation.name].replace("{1}", divisor.name)
+    shifted = infix(">>" if quotient else "&")
+
+    def divided(left: Expression, _: Expression) -> Expression:
+        return _BUILDERS[operation.name](left, divisor.expression)
+
+    def either(left: Expression, small: Expression) -> Expression:
+        not_negative = Binary(">=", low_of(found), constant(0))
+        return Conditional(shifted(left, small), not_negative, divided(left, small))
+
+    build = either if not isinstance(found, KnownRange) else shifted if found.low >= 0 else divided
     small = int(number).bit_length() - 1 if quotient else int(number) - 1
     operands = [dividend, emitter.literal(small, dividend.shape, dividend.element)]
-    if not dividend.range.startswith("("):
-        fast = f"{fast} if {dividend.range}[0] >= 0 else {slow}"
-    elif dividend.range.startswith("(-"):
-        fast = slow
-    term = emitter.assign(fast, operands, dividend.shape, dividend.element)
+    term = emitter.assign(build, operands, dividend.shape, dividend.element)
     emitter.define(operation.results[0], term)
     if operation.results[0] in emitter.tracked:
-        track(emitter, term, f"{_INTEGER_RANGES[operation.name]}({{0}}, {{1}})", [dividend, divisor])
+        track(emitter, term, _RANGES[operation.name], [found, range_of(divisor)])
 
 
 def _integer(emitter: Emitter, operation: Operation) -> None:
-    term = elementwise(emitter, operation, _INTEGER[operation.name], arrays=operation.name in _NEEDS_ARRAYS)
+    name = operation.name
+    term = elementwise(
+        emitter, operation, _BUILDERS[name], arrays=name in _NEED_ARRAYS, plain_numbers=name in _TAKE_NUMBERS
+    )
     if operation.results[0] in emitter.tracked:
-        known = _INTEGER_RANGES.get(operation.name)
-        if known is None:
-            track_exactly(emitter, operation, term)
+        operands = [range_of(emitter.operand(operation, index)) for index in (0, 1)]
+        if name in _RANGES:
+            track(emitter, term, _RANGES[name], operands)
         else:
-            track(emitter, term, f"{known}({{0}}, {{1}})", [emitter.operand(operation, i) for i in (0, 1)])
+            track_exactly(emitter, term, emitter.operand(operation, 0).range)
 
 
 def _shift_left(emitter: Emitter, operation: Operation) -> None:
-    term = elementwise(emitter, operation, "shift_left({0}, {1})")
-    if operation.results[0] in emitter.tracked:
-        operands = [emitter.operand(operation, index) for index in (0, 1)]
-        if operands[1].literal is not None:
-            factor = 1 << int(operands[1].literal)
-            name = track(emitter, term, f"ranges.multiply({{0}}, ({factor}, {factor}, ()))", operands)
-            left, right = (emitter.name(operand, term.region) for operand in operands)
-            given = f"{left}, {right}, {term.name}, {term.region.scope.lanes}, {emitter.site()}, {name}"
-            term.range = emitter.within(term, name, f"ranges.wrapped('shl', {given})")
-        else:
-            track_exactly(emitter, operation, term)
+    term = elementwise(emitter, operation, function("shift_left"))
+    if operation.results[0] not in emitter.tracked:
+        return
+    operands = [emitter.operand(operation, index) for index in (0, 1)]
+    count = operands[1].literal
+    if count is None:
+        track_exactly(emitter, term, operands[0].range)
+        return
+    factor = 1 << int(count)
+    guess = track(emitter, term, ranges.multiply, [range_of(operands[0]), KnownRange(factor, factor)])
+    track_wrapped(emitter, term, constant("shl"), operands, guess)
 
 
-def _compare_integers(emitter: Emitter, operation: Operation) -> None:
-    predicate = predicate_of(operation)
+def _compare(emitter: Emitter, operation: Operation) -> None:
+    predicate = operation.attributes.keyword
     boolean = operation.operands[0].type.element == "i1"
-    if predicate in _COMPARE_SIGNED and not (boolean and predicate[0] == "s"):
-        term = elementwise(emitter, operation, f"{{0}} {_COMPARE_SIGNED[predicate]} {{1}}")
-        left, right = (emitter.operand(operation, index) for index in (0, 1))
-        if predicate == "slt" and left.start is not None and right.literal is not None:
-            size = max(left.shape)
-            term.prefix = min(max(int(right.literal) - left.start, 0), size)
-    elif predicate not in _COMPARE_UNSIGNED:
-        raise emitter.unsupported(f"arith.cmpi {predicate} of i1")
+    if predicate in _SIGNED and not (boolean and predicate not in ("eq", "ne")):
+        term = elementwise(emitter, operation, infix(_SIGNED[predicate]))
+        _note_prefix(emitter, operation, term)
+    elif predicate in _UNSIGNED:
+        elementwise(emitter, operation, _unsigned_comparison(_UNSIGNED[predicate]), arrays=True)
     else:
-        sign = _COMPARE_UNSIGNED[predicate]
-        elementwise(emitter, operation, f"unsigned({{0}}) {sign} unsigned({{1}})", arrays=True)
+        raise emitter.unsupported(f"arith.cmpi {predicate} of i1")
+
+
+def _note_prefix(emitter: Emitter, operation: Operation, term: Term) -> None:
+    """Note how many leading elements of `arange < number` hold."""
+    left, right = (emitter.operand(operation, index) for index in (0, 1))
+    if operation.attributes.keyword == "slt" and left.start is not None and right.literal is not None:
+        term.prefix = min(max(int(right.literal) - left.start, 0), max(left.shape))
+
+
+def _unsigned_comparison(sign: str) -> Builder:
+    return lambda left, right: Binary(sign, call("unsigned", left), call("unsigned", right))
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(_INTEGER, _integer),
+    **dict.fromkeys(_BUILDERS, _integer),
     "arith.divsi": _divide,
     "arith.remsi": _divide,
     "arith.shli": _shift_left,
-    "arith.cmpi": _compare_integers,
+    "arith.cmpi": _compare,
 }

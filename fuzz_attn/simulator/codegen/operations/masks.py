@@ -1,28 +1,31 @@
-"""Emission of selections and of conjunctions of masks."""
+"""Selections, and conjunctions of masks."""
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.emission import cover, elementwise, track_exactly
+from fuzz_attn.simulator.codegen.coverage import cover
+from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.expressions import dtype, function, infix
 from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
+from fuzz_attn.simulator.codegen.tracking import range_of, track_exactly
+from fuzz_attn.simulator.codegen.value_ranges import range_call
 from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.runtime import ranges
 
 
 def _and(emitter: Emitter, operation: Operation) -> None:
     result = operation.results[0]
     left, right = (emitter.val(operand) for operand in operation.operands)
     if result.type.element != "i1" or len({term.shape for term in (*left.terms, *right.terms)}) == 1:
-        term = elementwise(emitter, operation, "{0} & {1}")
+        term = elementwise(emitter, operation, infix("&"))
         if result in emitter.tracked:
-            track_exactly(emitter, operation, term)
+            track_exactly(emitter, term, emitter.operand(operation, 0).range)
         return
     by_shape: dict[tuple[int, ...], Term] = {}
     for term in sorted((*left.terms, *right.terms), key=lambda term: term.region.depth):
         known = by_shape.get(term.shape)
-        if known is None:
-            by_shape[term.shape] = term
-        else:
-            by_shape[term.shape] = emitter.assign("{0} & {1}", [known, term], term.shape, "i1")
+        both = term if known is None else emitter.assign(infix("&"), [known, term], term.shape, "i1")
+        by_shape[term.shape] = both
     emitter.define(result, *by_shape.values())
 
 
@@ -30,19 +33,17 @@ def _select(emitter: Emitter, operation: Operation) -> None:
     result = operation.results[0]
     if result.type.pointer:
         raise emitter.unsupported("arith.select of pointers")
-    operands = [emitter.operand(operation, index) for index in range(3)]
-    if emitter.coverage:
-        cover(emitter, "select", operands[0])
-    mask = emitter.array(operands[0])
-    shape = broadcast_shape((term.shape for term in operands), len(result.type.shape))
-    template = f"select({{0}}, {{1}}, {{2}}, DTYPES['{result.type.element}'])"
-    term = emitter.assign(template, [mask, *operands[1:]], shape, result.type.element)
+    mask, left, right = (emitter.operand(operation, index) for index in range(3))
+    cover(emitter, "select", mask)
+    shape = broadcast_shape((term.shape for term in (mask, left, right)), len(result.type.shape))
+    mask = emitter.array(mask)
+    element = result.type.element
+    term = emitter.assign(function("select", dtype(element)), [mask, left, right], shape, element)
     emitter.define(result, term)
     if result in emitter.tracked:
-        name = emitter.fresh("r")
-        left, right = (operand.range or "ranges.EVERYTHING" for operand in operands[1:])
-        emitter.note(f"{name} = ranges.choose({{1}}, {{lanes}}, {left}, {right})", term, [mask])
-        term.range = name
+        sides = [range_of(side).expression for side in (left, right)]
+        chosen = range_call(ranges.choose, emitter.read(mask, term.region), term.region.scope.lanes, *sides)
+        term.range = emitter.range_variable(chosen, term.region, clean=False)
 
 
 HANDLERS: dict[str, Handler] = {"arith.andi": _and, "arith.select": _select}

@@ -1,64 +1,130 @@
-"""Emission of loads, stores and atomics."""
+"""Loads, stores and atomics."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fuzz_attn.simulator.codegen.accesses import (
     Access,
     access_of,
-    apart_axes,
-    check_groups,
-    check_taints,
-    column_axes,
+    check_overflow,
     full_offsets,
-    inner_region,
-    mask_text,
+    lane_arguments,
     moved,
-    plan_columns,
-    plan_rows,
     spread_offsets,
+    whole_mask,
 )
-from fuzz_attn.simulator.codegen.emission import track_exactly
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.expressions import (
+    NONE,
+    RUN,
+    Binary,
+    Conditional,
+    Expression,
+    Group,
+    Name,
+    all_of,
+    call,
+    constant,
+    item,
+    method,
+    numpy,
+)
+from fuzz_attn.simulator.codegen.regions import arm_of
+from fuzz_attn.simulator.codegen.rows import Rows, apart_axes, column_axes, plan_columns, plan_rows
+from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
 from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
+from fuzz_attn.simulator.codegen.tracking import track_result
 from fuzz_attn.simulator.frontend.ir import Operation
-
-_RMW = re.compile(r"^\s*(\w+),")
 
 
 def _by_form(
     emitter: Emitter,
     access: Access,
     axes: list[tuple[int, Term]],
-    by_rows: Callable[[int, str, str, str], str],
+    by_rows: Callable[[int, Rows], Statement],
     general: Callable[[], None],
 ) -> None:
-    """Emit the access by rows along the first axis with consecutive columns, or else element by element.
-
-    `by_rows` makes the line from (axis, row starts, width, row mask).
-    """
+    """Emit the access by rows along the first axis with consecutive columns, or else in the general way."""
     if not axes:
         general()
         return
     axis, column = axes[0]
     plan = plan_rows(emitter, access, axis, column)
-    line = by_rows(axis, plan.starts, plan.width, plan.mask)
-    if not plan.conditions:
-        emitter.line(line)
+    statement = by_rows(axis, plan)
+    if not plan.tests:
+        emitter.add(statement)
         return
-    emitter.region.lines += [f"if {' and '.join(plan.conditions)}:", f"    {line}"]
-    _otherwise(emitter, "else", lambda: _by_form(emitter, access, axes[1:], by_rows, general))
+    other = _apart(emitter, lambda: _by_form(emitter, access, axes[1:], by_rows, general))
+    emitter.add(If(all_of(plan.tests), [statement], other))
 
 
-def _otherwise(emitter: Emitter, condition: str, emit: Callable[[], None]) -> None:
-    """Emit lines that only run under a condition."""
-    outer, inner = emitter.region, inner_region(emitter)
-    emitter.region = inner
-    emit()
-    emitter.region = outer
-    outer.lines += [f"{condition}:", *(f"    {line}" for line in inner.lines)]
+def _apart(emitter: Emitter, emit: Callable[[], None]) -> list[Statement]:
+    """Return statements that only run under a condition."""
+    with emitter.inside(arm_of(emitter.region)) as inner:
+        emit()
+    return inner.statements
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load while it is emitted: `other` is what masked elements are read as, `name` the variable of the result."""
+
+    emitter: Emitter
+    access: Access
+    other: Term | None
+    name: Name
+    first: tuple[Expression, ...]
+
+    @property
+    def splits(self) -> bool:
+        """Whether the load can be one of rows: masked elements are all read as the same number."""
+        return self.other is None or self.other.bare
+
+    def filler(self) -> Expression:
+        """Return the number that masked elements are read as."""
+        if self.other is None:
+            return NONE
+        read = self.emitter.read(self.other)
+        return read if self.other.literal is not None else item(read)
+
+    def by_rows(self, axis: int, plan: Rows) -> Statement:
+        """Return the load of whole rows."""
+        given = (*self.first, plan.starts, plan.width, constant(self.access.sizes[axis]), plan.mask, self.filler())
+        rows = method(self.access.memory, "load_rows", *given)
+        return Assign(self.name, moved(rows, axis, self.access.rank), effect=True)
+
+    def by_columns(self) -> None:
+        """Emit the load of rows whose columns lie apart, or element by element where they have another form."""
+        emitter, access = self.emitter, self.access
+        axes = apart_axes(access) if self.splits else []
+        if not axes:
+            self.by_elements()
+            return
+        axis, column = axes[0]
+        columns, plan = plan_columns(emitter, access, axis, column)
+        given = (plan.starts, columns, plan.width, constant(access.sizes[axis]), plan.mask, self.filler())
+        rows: Expression = method(access.memory, "load_columns", *given)
+        if plan.tests:
+            rows = Conditional(rows, all_of(plan.tests), NONE)
+        emitter.add(Assign(self.name, rows))
+        general = _apart(emitter, self.by_elements)
+        in_place = moved(self.name, axis, access.rank)
+        # A dot product rounds by the order of its operands in memory.
+        ordered: list[Statement] = [Assign(self.name, numpy("ascontiguousarray", in_place))]
+        emitter.add(If(Binary("is", self.name, NONE), general, [] if in_place is self.name else ordered))
+
+    def by_elements(self) -> None:
+        """Emit the load element by element."""
+        emitter, access, other = self.emitter, self.access, self.other
+        offsets = emitter.read(full_offsets(emitter, access))
+        if other is not None and not other.bare:
+            shape = Group((emitter.row_count(access.varying), *map(constant, access.shape)))
+            offsets = numpy("broadcast_to", offsets, shape)
+        filler = NONE if other is None else emitter.read(other)
+        load = method(access.memory, "load", *self.first, offsets, whole_mask(emitter, access), filler)
+        emitter.add(Assign(self.name, load, effect=True))
 
 
 def _load(emitter: Emitter, operation: Operation) -> None:
@@ -68,100 +134,56 @@ def _load(emitter: Emitter, operation: Operation) -> None:
     if other is not None:
         access.shape = broadcast_shape((access.shape, other.shape), access.rank)
         access.varying = access.varying or other.varying
-    check_groups(emitter, access)
-    check_taints(emitter, access)
-    name = emitter.fresh()
-    call = f"(run, {emitter.site()}, {emitter.region.scope.lanes}"
-
-    def by_rows(axis: int, starts: str, width: str, mask: str) -> str:
-        filler = "None" if other is None else _scalar(emitter, other)
-        arguments = f"{starts}, {width}, {access.sizes[axis]}, {mask}, {filler}"
-        return f"{name} = {access.memory}.load_rows{call}, {arguments}){moved(axis, access.rank)}"
-
-    def general() -> None:
-        offsets = emitter.name(full_offsets(emitter, access))
-        if other is not None and not other.bare:
-            count = f"{emitter.region.scope.lanes}.size" if access.varying else "1"
-            offsets = f"np.broadcast_to({offsets}, ({count}, {', '.join(map(str, access.shape))},))"
-        filler = "None" if other is None else emitter.name(other)
-        emitter.line(f"{name} = {access.memory}.load{call}, {offsets}, {mask_text(emitter, access.mask)}, {filler})")
-
-    def apart() -> None:
-        axes = apart_axes(access) if other is None or other.bare else []
-        if not axes:
-            general()
-            return
-        axis = axes[0][0]
-        columns, plan = plan_columns(emitter, access, *axes[0])
-        filler = "None" if other is None else _scalar(emitter, other)
-        arguments = f"{plan.starts}, {columns}, {plan.width}, {access.sizes[axis]}, {plan.mask}, {filler}"
-        condition = f" if {' and '.join(plan.conditions)} else None" if plan.conditions else ""
-        emitter.line(f"{name} = {access.memory}.load_columns({arguments}){condition}")
-        _otherwise(emitter, f"if {name} is None", general)
-        order = moved(axis, access.rank)
-        if order:  # a dot product rounds by the order in memory
-            emitter.region.lines += ["else:", f"    {name} = np.ascontiguousarray({name}{order})"]
-
-    axes = column_axes(access) if other is None or other.bare else []
-    _by_form(emitter, access, axes, by_rows, apart)
-    term = Term(name, access.shape, access.varying, emitter.region, result.type.element)
-    emitter.define(result, term)
-    if result in emitter.tracked:
-        track_exactly(emitter, Operation("", []), term)
-
-
-def _scalar(emitter: Emitter, term: Term) -> str:
-    return emitter.name(term) if term.literal is not None else f"{emitter.name(term)}.item()"
+    check_overflow(emitter, access)
+    load = _Load(emitter, access, other, emitter.fresh(), lane_arguments(emitter))
+    _by_form(emitter, access, column_axes(access) if load.splits else [], load.by_rows, load.by_columns)
+    emitter.define(result, Term(load.name, access.shape, access.varying, emitter.region, result.type.element))
+    track_result(emitter, result)
 
 
 def _store(emitter: Emitter, operation: Operation) -> None:
     access = access_of(emitter, operation, 2)
-    values, last = emitter.operand(operation, 1), ""
+    values = emitter.operand(operation, 1)
+    last: tuple[Expression, ...] = ()
     if values.unrounded is not None:  # only what is stored is rounded then
-        values, last = values.unrounded, ", True"
-    check_groups(emitter, access)
-    check_taints(emitter, access)
-    call = f"(run, {emitter.site()}, {emitter.region.scope.lanes}"
+        values, last = values.unrounded, (constant(True),)
+    check_overflow(emitter, access)
+    first = lane_arguments(emitter)
 
-    def by_rows(axis: int, starts: str, width: str, mask: str) -> str:
+    def by_rows(axis: int, plan: Rows) -> Statement:
         shape = (*values.shape[:axis], access.sizes[axis], *values.shape[axis + 1 :])
-        spread = emitter.ranked(values)
-        source = emitter.name(spread)
-        if spread.shape != shape:
-            source = f"spread({source}, {shape})"
-        order = moved(axis, access.rank, inverse=True)
-        return f"{access.memory}.store_rows{call}, {starts}, {width}, {source}{order}, {mask}{last})"
+        ranked = emitter.ranked(values)
+        array = emitter.read(ranked)
+        if ranked.shape != shape:
+            array = call("spread", array, constant(shape))
+        array = moved(array, axis, access.rank, inverse=True)
+        return Do(method(access.memory, "store_rows", *first, plan.starts, plan.width, array, plan.mask, *last))
 
-    def general() -> None:
-        offsets = emitter.name(spread_offsets(emitter, access))
-        source = emitter.name(values if values.literal is not None else emitter.ranked(values))
-        emitter.line(f"{access.memory}.store{call}, {offsets}, {source}, {mask_text(emitter, access.mask)}{last})")
+    def by_elements() -> None:
+        offsets = emitter.read(spread_offsets(emitter, access))
+        array = emitter.read(values if values.literal is not None else emitter.ranked(values))
+        mask = whole_mask(emitter, access)
+        emitter.add(Do(method(access.memory, "store", *first, offsets, array, mask, *last)))
 
-    _by_form(emitter, access, column_axes(access), by_rows, general)
+    _by_form(emitter, access, column_axes(access), by_rows, by_elements)
 
 
 def _atomic(emitter: Emitter, operation: Operation) -> None:
     exchange = operation.name == "tt.atomic_cas"
     access = access_of(emitter, operation, 3 if exchange else 2)
     result = operation.results[0]
-    check_groups(emitter, access)
-    check_taints(emitter, access)
-    match = _RMW.match(operation.text)
-    kind = "cas" if exchange or match is None else match.group(1)
-    site, lanes = emitter.site(), emitter.region.scope.lanes
-    offsets = emitter.name(spread_offsets(emitter, access))
-    values = [
-        emitter.name(emitter.ranked(emitter.operand(operation, index))) for index in ((1, 2) if exchange else (1,))
-    ]
+    check_overflow(emitter, access)
+    kind = constant("cas" if exchange else operation.attributes.keyword)
+    _, site, lanes = lane_arguments(emitter)
+    offsets = emitter.read(spread_offsets(emitter, access))
+    operands = [emitter.operand(operation, index) for index in ((1, 2) if exchange else (1,))]
+    values = [emitter.read(emitter.ranked(operand)) for operand in operands]
     name = emitter.fresh()
-    mask = mask_text(emitter, access.mask)
-    element = result.type.element
-    where = f"{site}, {lanes}, {offsets}, {mask}, {', '.join(values)}"
-    emitter.line(f"{name} = atomic(run, {access.memory}, '{kind}', '{element}', {where})")
-    term = Term(name, access.sizes, True, emitter.region, result.type.element)
-    emitter.define(result, term)
-    if result in emitter.tracked:
-        track_exactly(emitter, Operation("", []), term)
+    mask = whole_mask(emitter, access)
+    what = (RUN, access.memory, kind, constant(result.type.element))
+    emitter.add(Assign(name, call("atomic", *what, site, lanes, offsets, mask, *values), effect=True))
+    emitter.define(result, Term(name, access.sizes, True, emitter.region, result.type.element))
+    track_result(emitter, result)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -1,162 +1,177 @@
-"""Emission of reductions, scans, dot products, histograms and gathers."""
+"""Reductions and scans along an axis of a tile."""
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.emission import axis_of, full, rounded, track_exactly, track_result
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from fuzz_attn.simulator.codegen.elementwise import rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, Val, broadcast_shape
+from fuzz_attn.simulator.codegen.expressions import (
+    NUMPY,
+    Attribute,
+    Call,
+    Expression,
+    Group,
+    Name,
+    Starred,
+    call,
+    constant,
+    index,
+    numpy,
+)
+from fuzz_attn.simulator.codegen.regions import Region, Scope
+from fuzz_attn.simulator.codegen.statements import Assign, Define, Return
+from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
+from fuzz_attn.simulator.codegen.tracking import track_result
 from fuzz_attn.simulator.frontend.ir import Operation
 
-_REDUCE = {
-    "arith.addf": "np.add.reduce({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.addi": "np.add.reduce({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.mulf": "np.multiply.reduce({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.muli": "np.multiply.reduce({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.maxnumf": "reduce_ignoring_nan('fmax', {0}, {axis})",
-    "arith.minnumf": "reduce_ignoring_nan('fmin', {0}, {axis})",
-    "arith.maximumf": "reduce_maximum(np.maximum, {0}, {axis})",
-    "arith.minimumf": "reduce_maximum(np.minimum, {0}, {axis})",
-    "arith.maxsi": "np.maximum.reduce({0}, axis={axis})",
-    "arith.minsi": "np.minimum.reduce({0}, axis={axis})",
-    "arith.andi": "np.bitwise_and.reduce({0}, axis={axis})",
-    "arith.ori": "np.bitwise_or.reduce({0}, axis={axis})",
-    "arith.xori": "np.bitwise_xor.reduce({0}, axis={axis})",
+Along: TypeAlias = Callable[[Expression, Expression], Expression]
+"""Makes an expression from a tile and the number of an axis."""
+
+
+def _ufunc(name: str) -> Along:
+    """Return the reduction by one of numpy's operations."""
+    return lambda tile, axis: _along(name, "reduce", tile, axis)
+
+
+def _same_type(name: str) -> Along:
+    """Return the reduction in the type of the elements; numpy would take a wider one for narrow integers."""
+    return lambda tile, axis: _along(name, "reduce", tile, axis, dtype=Attribute(tile, "dtype"))
+
+
+def _along(name: str, how: str, tile: Expression, axis: Expression, **keywords: Expression) -> Expression:
+    function = Attribute(Attribute(NUMPY, name), how)
+    return Call(function, (tile,), (("axis", axis), *keywords.items()))
+
+
+def _ignoring_nan(name: str) -> Along:
+    return lambda tile, axis: call("reduce_ignoring_nan", constant(name), tile, axis)
+
+
+def _keeping_nan(name: str) -> Along:
+    return lambda tile, axis: call("reduce_maximum", Attribute(NUMPY, name), tile, axis)
+
+
+_ADDS: Final = frozenset({"arith.addf", "arith.addi"})
+_REDUCTIONS: Final[dict[str, Along]] = {
+    "arith.addf": _same_type("add"),
+    "arith.addi": _same_type("add"),
+    "arith.mulf": _same_type("multiply"),
+    "arith.muli": _same_type("multiply"),
+    "arith.maxnumf": _ignoring_nan("fmax"),
+    "arith.minnumf": _ignoring_nan("fmin"),
+    "arith.maximumf": _keeping_nan("maximum"),
+    "arith.minimumf": _keeping_nan("minimum"),
+    "arith.maxsi": _ufunc("maximum"),
+    "arith.minsi": _ufunc("minimum"),
+    "arith.andi": _ufunc("bitwise_and"),
+    "arith.ori": _ufunc("bitwise_or"),
+    "arith.xori": _ufunc("bitwise_xor"),
 }
-
-
-_SCAN = {
-    "arith.addf": "np.add.accumulate({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.addi": "np.add.accumulate({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.mulf": "np.multiply.accumulate({0}, axis={axis}, dtype={0}.dtype)",
-    "arith.muli": "np.multiply.accumulate({0}, axis={axis}, dtype={0}.dtype)",
-}
-
-
-def _dot(emitter: Emitter, operation: Operation) -> None:
-    left, right = full(emitter, operation, 0), full(emitter, operation, 1)
-    addend = emitter.operand(operation, 2)
-    result = operation.results[0]
-    precise = "{0}", "{1}"
-    if operation.operands[0].type.element.startswith("i"):
-        precise = "{0}.astype(np.int32)", "{1}.astype(np.int32)"
-    operands, last = [left, right], "None"
-    if addend.literal != 0:
-        operands.append(emitter.ranked(addend))
-        last = "{2}"
-    shape = result.type.shape
-    template = rounded(f"dot({precise[0]}, {precise[1]}, {last})", result.type.element)
-    emitter.define(result, emitter.assign(template, operands, shape, result.type.element))
-
-
-def _simple_combine(operation: Operation) -> str | None:
-    """Return the name of the one operation that combines two elements, and them alone, if there is just one."""
-    block = operation.regions[0][0]
-    body = block.operations
-    if len(body) != 2 or len(operation.operands) != 1 or set(body[0].operands) != set(block.arguments):
-        return None
-    return body[0].name if body[1].operands == body[0].results else None
-
-
-def _combine_function(emitter: Emitter, operation: Operation) -> str:
-    """Emit a function of the region that combines elements; its operands are arrays of one shape."""
-    block = operation.regions[0][0]
-    function = emitter.fresh("combine")
-    outer = emitter.region
-    region = Region(None, Scope(None, "lanes"))
-    names = [emitter.fresh("a") for _ in block.arguments]
-    emitter.region = region
-    for name, argument in zip(names, block.arguments, strict=True):
-        emitter.values[argument] = Val(argument.type, (Term(name, (), False, region, argument.type.element),))
-    emitter.emit(block.operations[:-1])
-    returned = ", ".join(emitter.single(emitter.val(value)).name for value in block.operations[-1].operands)
-    emitter.region = outer
-    root = emitter.region
-    root.lines.append(f"def {function}({', '.join(names)}):")
-    root.lines += [f"    {line}" for line in region.lines]
-    root.lines.append(f"    return ({returned},)")
-    return function
-
-
-def _define_reduced(emitter: Emitter, operation: Operation, terms: list[Term]) -> None:
-    for value, term in zip(operation.results, terms, strict=True):
-        emitter.define(value, term)
-        if value in emitter.tracked:
-            track_exactly(emitter, Operation("", []), term)
+_SCANS: Final = {"arith.addf": "add", "arith.addi": "add", "arith.mulf": "multiply", "arith.muli": "multiply"}
 
 
 def _reduce(emitter: Emitter, operation: Operation) -> None:
-    axis = axis_of(operation)
-    sources = [_spread_axis(emitter, operation, index, axis) for index in range(len(operation.operands))]
-    shape = broadcast_shape((source.shape for source in sources), len(sources[0].shape))
+    axis = operation.attributes.integer("axis")
+    sources, shape = _sources(emitter, operation, axis)
     reduced = (*shape[:axis], *shape[axis + 1 :])
-    template = _REDUCE.get(_simple_combine(operation) or "")
+    combine = _simple_combine(operation)
+    along = _REDUCTIONS.get(combine)
     element = operation.results[0].type.element
-    if template is not None and not (element == "i1" and "add" in template):
-        text = rounded(template.replace("{axis}", str(axis + 1)), element)
-        _define_reduced(emitter, operation, [emitter.assign(text, sources, reduced, element)])
+    where = constant(axis + 1)
+    if along is None or (element == "i1" and combine in _ADDS):
+        _combine(emitter, operation, sources, shape, reduced, "reduce_pairs", where)
         return
-    sources = [emitter.spread(source, shape) for source in sources]
-    _combine(emitter, operation, sources, reduced, "reduce_pairs", str(axis + 1))
-
-
-def _combine(
-    emitter: Emitter, operation: Operation, sources: list[Term], shape: tuple[int, ...], helper: str, how: str
-) -> None:
-    """Emit a call of `helper` with the function of the region; it stays in this region, where the function is."""
-    function, together = _combine_function(emitter, operation), emitter.fresh()
-    arrays = ", ".join(emitter.name(source) for source in sources)
-    emitter.line(f"{together} = {helper}({function}, {how}, *np.broadcast_arrays({arrays}))")
-    pinned = Term(together, (), any(source.varying for source in sources), emitter.region, "f32")
-    terms = [
-        emitter.assign(f"{{0}}[{i}]", [pinned], shape, value.type.element) for i, value in enumerate(operation.results)
-    ]
-    _define_reduced(emitter, operation, terms)
-
-
-def _spread_axis(emitter: Emitter, operation: Operation, index: int, axis: int) -> Term:
-    """Return an operand with its own elements along `axis`; other axes may stay lazily broadcast."""
-    term = emitter.ranked(emitter.operand(operation, index))
-    size = operation.operands[index].type.shape[axis]
-    shape = (*term.shape[:axis], size, *term.shape[axis + 1 :])
-    return emitter.spread(term, shape)
+    build = rounded(lambda tile: along(tile, where), element)
+    _define(emitter, operation, [emitter.assign(build, sources, reduced, element)])
 
 
 def _scan(emitter: Emitter, operation: Operation) -> None:
-    axis, reverse = axis_of(operation), "reverse = true" in operation.text
-    sources = [_spread_axis(emitter, operation, index, axis) for index in range(len(operation.operands))]
-    shape = broadcast_shape((source.shape for source in sources), len(sources[0].shape))
-    template = _SCAN.get(_simple_combine(operation) or "")
+    axis, reverse = operation.attributes.integer("axis"), operation.attributes.named.get("reverse") == "true"
+    sources, shape = _sources(emitter, operation, axis)
+    name = _SCANS.get(_simple_combine(operation))
     element = operation.results[0].type.element
-    if template is not None and element not in ("bf16", "f16", "i1"):
-        text = template.replace("{axis}", str(axis + 1))
-        if reverse:
-            text = f"np.flip({text.replace('{0}', f'np.flip({{0}}, {axis + 1})', 1)}, {axis + 1})"
-        _define_reduced(emitter, operation, [emitter.assign(text, sources, shape, element)])
+    where = constant(axis + 1)
+    if name is None or element in ("bf16", "f16", "i1"):
+        _combine(emitter, operation, sources, shape, shape, "scan", where, constant(reverse))
         return
-    sources = [emitter.spread(source, shape) for source in sources]
-    _combine(emitter, operation, sources, shape, "scan", f"{axis + 1}, {reverse}")
+
+    def build(tile: Expression) -> Expression:
+        source = numpy("flip", tile, where) if reverse else tile
+        scanned = _along(name, "accumulate", source, where, dtype=Attribute(tile, "dtype"))
+        return numpy("flip", scanned, where) if reverse else scanned
+
+    _define(emitter, operation, [emitter.assign(build, sources, shape, element)])
 
 
-def _histogram(emitter: Emitter, operation: Operation) -> None:
-    bins = operation.results[0].type.shape[0]
-    operands = [full(emitter, operation, index) for index in range(len(operation.operands))]
-    mask = "{1}" if len(operands) > 1 else "None"
-    term = emitter.assign(f"histogram({{0}}, {bins}, {mask})", operands, (bins,), "i32")
-    emitter.define(operation.results[0], term)
+def _sources(emitter: Emitter, operation: Operation, axis: int) -> tuple[list[Term], tuple[int, ...]]:
+    """Return the operands with their own elements along `axis`, and their common shape."""
+    sources = [_spread_axis(emitter, operation, place, axis) for place in range(len(operation.operands))]
+    return sources, broadcast_shape((source.shape for source in sources), len(sources[0].shape))
 
 
-def _gather(emitter: Emitter, operation: Operation) -> None:
-    operands = [full(emitter, operation, index) for index in (0, 1)]
-    result = operation.results[0]
-    template = f"gather({{0}}, {{1}}, {axis_of(operation) + 1})"
-    emitter.define(result, emitter.assign(template, operands, result.type.shape, result.type.element))
-    track_result(emitter, operation, result)
+def _spread_axis(emitter: Emitter, operation: Operation, place: int, axis: int) -> Term:
+    """Return an operand with its own elements along `axis`; other axes may stay lazily broadcast."""
+    term = emitter.ranked(emitter.operand(operation, place))
+    size = operation.operands[place].type.shape[axis]
+    return emitter.spread(term, (*term.shape[:axis], size, *term.shape[axis + 1 :]))
 
 
-HANDLERS: dict[str, Handler] = {
-    "tt.dot": _dot,
-    "tt.reduce": _reduce,
-    "tt.scan": _scan,
-    "tt.histogram": _histogram,
-    "tt.gather": _gather,
-}
+def _simple_combine(operation: Operation) -> str:
+    """Return the name of the one operation that combines two elements, or "" if it takes more than that."""
+    block = operation.regions[0][0]
+    body = block.operations
+    if len(body) != 2 or len(operation.operands) != 1 or set(body[0].operands) != set(block.arguments):
+        return ""
+    return body[0].name if body[1].operands == body[0].results else ""
+
+
+def _combine(
+    emitter: Emitter,
+    operation: Operation,
+    sources: list[Term],
+    shape: tuple[int, ...],
+    result_shape: tuple[int, ...],
+    helper: str,
+    *how: Expression,
+) -> None:
+    """Emit a call of `helper` with the function of the region; it stays in this region, where the function is."""
+    tiles = [emitter.spread(source, shape) for source in sources]
+    function, together = _combine_function(emitter, operation), emitter.fresh()
+    arrays = Starred(numpy("broadcast_arrays", *(emitter.read(tile) for tile in tiles)))
+    emitter.add(Assign(together, call(helper, function, *how, arrays)))
+    pinned = Term(together, (), any(tile.varying for tile in tiles), emitter.region, "f32")
+    terms = [
+        emitter.assign(_at(place), [pinned], result_shape, value.type.element)
+        for place, value in enumerate(operation.results)
+    ]
+    _define(emitter, operation, terms)
+
+
+def _at(place: int) -> Callable[[Expression], Expression]:
+    return lambda results: index(results, constant(place))
+
+
+def _combine_function(emitter: Emitter, operation: Operation) -> Name:
+    """Emit a function of the region that combines elements; its operands are arrays of one shape."""
+    block = operation.regions[0][0]
+    function = emitter.fresh("combine")
+    names = tuple(emitter.fresh("a") for _ in block.arguments)
+    with emitter.inside(Region(None, Scope(None, Name("lanes")))) as region:
+        for name, argument in zip(names, block.arguments, strict=True):
+            emitter.define(argument, Term(name, (), False, region, argument.type.element))
+        emitter.emit(block.operations[:-1])
+        results = [emitter.single(emitter.val(value)).expression for value in block.operations[-1].operands]
+        emitter.add(Return(Group(tuple(results))))
+    emitter.add(Define(function, names, region.statements))
+    return function
+
+
+def _define(emitter: Emitter, operation: Operation, terms: list[Term]) -> None:
+    for value, term in zip(operation.results, terms, strict=True):
+        emitter.define(value, term)
+        track_result(emitter, value)
+
+
+HANDLERS: dict[str, Handler] = {"tt.reduce": _reduce, "tt.scan": _scan}

@@ -1,20 +1,29 @@
-"""Emission of integer sums and products, which stay lists of terms where an address may need them apart."""
+"""Integer sums and products, which stay lists of terms where an address may need them apart."""
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.emission import elementwise, track
+from typing import Final
+
+from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.expressions import constant, infix, prefix
 from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.tracking import range_of, track, track_wrapped
+from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RangeFunction, ValueRange
 from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.runtime import ranges
+
+_KINDS: Final = {"arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul"}
+_SIGNS: Final = {"add": "+", "sub": "-", "mul": "*"}
+_RANGES: Final[dict[str, RangeFunction]] = {"add": ranges.add, "sub": ranges.subtract, "mul": ranges.multiply}
 
 
 def _ring(emitter: Emitter, operation: Operation) -> None:
-    """Addition, subtraction and multiplication of integers."""
+    """Emit an addition, subtraction or multiplication of integers."""
     left, right = (emitter.val(operand) for operand in operation.operands)
-    type_ = operation.results[0].type
-    kind = operation.name[6:9]
-    if type_.element == "i1":
-        elementwise(emitter, operation, "{0} & {1}" if kind == "mul" else "{0} ^ {1}")
+    kind = _KINDS[operation.name]
+    if operation.results[0].type.element == "i1":
+        elementwise(emitter, operation, infix("&" if kind == "mul" else "^"))
     elif kind == "mul":
         _multiply(emitter, operation, left, right)
     elif _keeps_sum(emitter, operation, left, right):
@@ -23,18 +32,15 @@ def _ring(emitter: Emitter, operation: Operation) -> None:
         _ring_single(emitter, operation, kind)
 
 
-_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
-
-
-_RANGES = {"add": "ranges.add", "sub": "ranges.subtract", "mul": "ranges.multiply"}
-
-
 def _ring_single(emitter: Emitter, operation: Operation, kind: str) -> None:
     operands = [emitter.operand(operation, index) for index in (0, 1)]
-    term = elementwise(emitter, operation, f"{{0}} {_SIGNS[kind]} {{1}}")
+    term = elementwise(emitter, operation, infix(_SIGNS[kind]))
     term.affine = _stays_affine(operands, kind)
-    if operation.results[0] in emitter.tracked:
-        _check_ring(emitter, operation, term, operands, kind)
+    if operation.results[0] not in emitter.tracked:
+        return
+    guess = track(emitter, term, _RANGES[kind], [range_of(operand) for operand in operands])
+    if operation.results[0].type.element == "i32":
+        track_wrapped(emitter, term, constant(kind), operands, guess)
 
 
 def _stays_affine(operands: list[Term], kind: str) -> bool:
@@ -44,16 +50,8 @@ def _stays_affine(operands: list[Term], kind: str) -> bool:
     return (left.affine and right.scalar) or (kind == "add" and right.affine and left.scalar)
 
 
-def _check_ring(emitter: Emitter, operation: Operation, term: Term, operands: list[Term], kind: str) -> None:
-    name = track(emitter, term, f"{_RANGES[kind]}({{0}}, {{1}})", operands)
-    if operation.results[0].type.element == "i32":
-        left, right = (emitter.name(operand, term.region) for operand in operands)
-        given = f"{left}, {right}, {term.name}, {term.region.scope.lanes}, {emitter.site()}, {name}"
-        term.range = emitter.within(term, name, f"ranges.wrapped('{kind}', {given})")
-
-
 def _keeps_sum(emitter: Emitter, operation: Operation, left: Val, right: Val) -> bool:
-    """Whether a sum should stay a list of terms: its parts vary along different axes, and no wrap can be missed."""
+    """Return whether a sum stays a list of terms: its parts vary along different axes, and no wrap can be missed."""
     result = operation.results[0]
     if not result.type.shape or not (result.type.element == "i64" or result in emitter.tracked):
         return False
@@ -66,50 +64,48 @@ def _keeps_sum(emitter: Emitter, operation: Operation, left: Val, right: Val) ->
 def _sum(emitter: Emitter, operation: Operation, left: Val, right: Val, kind: str) -> None:
     result = operation.results[0]
     terms = list(left.terms)
-    for term in right.terms:
-        terms.append(term if kind == "add" else _negative(emitter, term))
-    merged = merge_terms(emitter, terms, result.type.element)
+    terms += [term if kind == "add" else _negative(emitter, term) for term in right.terms]
+    merged = _merged(emitter, terms, result.type.element)
     val = emitter.define(result, *merged)
     if result in emitter.tracked:
-        val.range = total_range(emitter, merged)
+        val.range = _total_range(emitter, merged)
 
 
 def _negative(emitter: Emitter, term: Term) -> Term:
     if term.literal is not None:
         return emitter.literal(-term.literal, term.shape, term.element)
-    negative = emitter.assign("-{0}", [term], term.shape, term.element)
+    negative = emitter.assign(prefix("-"), [term], term.shape, term.element)
     if term.range:
-        track(emitter, negative, "ranges.subtract((0, 0, ()), {0})", [term])
+        track(emitter, negative, ranges.subtract, [KnownRange(0, 0), term.range])
     return negative
 
 
-def merge_terms(emitter: Emitter, terms: list[Term], element: str) -> tuple[Term, ...]:
-    """Terms with those of one shape added up; literal zeros fall away."""
-    by_shape: dict[tuple[tuple[int, ...], bool], Term] = {}
+def _merged(emitter: Emitter, terms: list[Term], element: str) -> tuple[Term, ...]:
+    """Return the terms with those of one shape added up, without literal zeros."""
+    by_shape: dict[tuple[int, ...], Term] = {}
     for term in sorted(terms, key=lambda term: term.region.depth):
         if term.literal == 0 and len(terms) > 1:
             continue
-        key = (term.shape, False)
-        known = by_shape.get(key)
-        by_shape[key] = term if known is None else _add_terms(emitter, known, term, element)
+        known = by_shape.get(term.shape)
+        by_shape[term.shape] = term if known is None else _add_terms(emitter, known, term, element)
     return tuple(by_shape.values()) or (terms[0],)
 
 
 def _add_terms(emitter: Emitter, left: Term, right: Term, element: str) -> Term:
     if left.literal is not None and right.literal is not None:
         return emitter.literal(left.literal + right.literal, left.shape, element)
-    term = emitter.assign("{0} + {1}", [left, right], left.shape, element)
+    term = emitter.assign(infix("+"), [left, right], left.shape, element)
     if left.range and right.range:
-        track(emitter, term, "ranges.add({0}, {1})", [left, right])
+        track(emitter, term, ranges.add, [left.range, right.range])
     return term
 
 
-def total_range(emitter: Emitter, terms: tuple[Term, ...]) -> str:
+def _total_range(emitter: Emitter, terms: tuple[Term, ...]) -> ValueRange:
     """Emit the range of a sum of terms."""
     region = emitter.place(terms)
-    total = terms[0].range or "ranges.EVERYTHING"
+    total = range_of(terms[0])
     for term in terms[1:]:
-        total = emitter.ranged("ranges.add({0}, {1})", [total, term.range or "ranges.EVERYTHING"], region)
+        total = emitter.ranged(ranges.add, [total, range_of(term)], region)
     return total
 
 
@@ -117,20 +113,22 @@ def _multiply(emitter: Emitter, operation: Operation, left: Val, right: Val) -> 
     result = operation.results[0]
     if len(left.terms) > 1 and len(right.terms) == 1:
         left, right = right, left
-    factor = left.terms[0]
+    factor = left.term
     if len(left.terms) > 1 or len(right.terms) == 1 or not factor.scalar or result.type.element != "i64":
         _ring_single(emitter, operation, "mul")
         return
-    products = []
-    for term in right.terms:
-        pair = [emitter.array(term) if factor.literal is not None else term, factor]
-        product = emitter.assign("{0} * {1}", pair, term.shape, "i64", affine=term.affine)
-        if result in emitter.tracked:
-            track(emitter, product, "ranges.multiply({0}, {1})", pair)
-        products.append(product)
+    products = tuple(_product(emitter, term, factor, result in emitter.tracked) for term in right.terms)
     val = emitter.define(result, *products)
     if result in emitter.tracked:
-        val.range = total_range(emitter, tuple(products))
+        val.range = _total_range(emitter, products)
 
 
-HANDLERS: dict[str, Handler] = dict.fromkeys(["arith.addi", "arith.subi", "arith.muli"], _ring)
+def _product(emitter: Emitter, term: Term, factor: Term, tracked: bool) -> Term:
+    pair = [emitter.array(term) if factor.literal is not None else term, factor]
+    product = emitter.assign(infix("*"), pair, term.shape, "i64", affine=term.affine)
+    if tracked:
+        track(emitter, product, ranges.multiply, [range_of(one) for one in pair])
+    return product
+
+
+HANDLERS: dict[str, Handler] = dict.fromkeys(_KINDS, _ring)

@@ -1,18 +1,18 @@
-"""The simulator beside Triton's interpreter, in one run: `python tests/simulator/benchmark.py`.
+"""The simulator beside Triton's interpreter, in one run: cold and warm launches.
 
-The cases are those of the design's table, in bfloat16: a paged attention kernel with 16 rows to a program (this
-folder's sample), and the project's own unified kernel on the same lengths. CPU times, the best of several
-launches, in milliseconds. Before a cold one, all that the simulator has kept of earlier launches is forgotten.
+Four batches in bfloat16, each with two kernels: a sample of tests/simulator, which works on 16 rows in a program, and
+the project's unified attention. CPU times in milliseconds, the best of several launches. A cold launch has a new
+simulator.
 """
 
 # ruff: noqa: PLC0415
-# Reason: torch's threads and the path are set before anything of ours is imported.
+# Reason: torch's threads are set before anything of ours is imported.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,8 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as in a campaign's workers; numpy's BLAS 
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+SAMPLES = Path(__file__).parents[1] / "simulator"
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,25 @@ def best(call: Callable[[], object], seconds: float = 1.0) -> float:
 
 def simulated(launch: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds of (cold launch, warm launch); each opens a session of its own."""
-    from fuzz_attn.simulator import session, simulate
+    from fuzz_attn.simulator import Simulator, simulate
 
-    def once() -> None:
-        with simulate() as record:
+    def once(simulator: Simulator) -> None:
+        with simulate(simulator) as session:
             launch()
-        assert not record.findings, record.findings
+        assert not session.findings, session.findings
 
-    def first() -> None:
-        for kept in (session._PROGRAMS, session._BINDERS):
-            kept.clear()
-        once()
+    warm = Simulator()
+    return best(lambda: once(Simulator())), best(lambda: once(warm))
 
-    return best(first), best(once)
+
+def loaded(name: str) -> Any:
+    """A module of tests/simulator, by the name of its file."""
+    specification = importlib.util.spec_from_file_location(name.removesuffix(".py"), SAMPLES / name)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
 
 
 def row(name: str, programs: int, interpreter: float, times: tuple[float, float]) -> str:
@@ -143,25 +148,25 @@ def main() -> None:
     torch.set_num_threads(1)
     from fuzz_attn.kernels.unified_attention import unified_attention
     from fuzz_attn.simulator import simulate
-    from tests.simulator.interpreter_worker import InterpreterWorker
-    from tests.simulator.sample_kernels import add_kernel, paged_attention_kernel
+
+    samples, worker_module = loaded("sample_kernels.py"), loaded("interpreter_worker.py")
 
     with simulate():  # imports and the first use of Triton's front end are no part of any case
-        add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
+        samples.add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
     columns = f"{'interpreter':>12} {'cold':>9} {'warm':>9} {'ratio':>8}"
     print(f"{'case':40} {'programs':>8} {columns}")
     ratios = []
-    with InterpreterWorker() as worker:
+    with worker_module.InterpreterWorker() as worker:
         for case in CASES:
             t = tensors(case)
             grid, arguments, constants = sample_launch(case, t)
-            path = str(HERE / "sample_kernels.py")
+            path = samples.__file__
             worker.launch(path, "paged_attention_kernel", grid, *arguments, **constants)
             seconds = min(
                 worker.launch(path, "paged_attention_kernel", grid, *arguments, **constants)[1]
                 for _ in range(3 if grid[0] < 20 else 1)
             )
-            times = simulated(lambda: paged_attention_kernel[grid](*arguments, **constants))  # noqa: B023 - called at once
+            times = simulated(lambda: samples.paged_attention_kernel[grid](*arguments, **constants))  # noqa: B023 - called at once
             print(row(case.name, grid[0] * grid[1], seconds * 1e3, times), flush=True)
             ratios.append(seconds * 1e3 / times[1])
         for case in CASES:

@@ -179,3 +179,13 @@ def guarded_row_kernel(x_ptr, out_ptr, tiles, first, limit, BLOCK: tl.constexpr)
         place = tile * BLOCK + tl.arange(0, BLOCK)
         total += tl.sum(tl.load(x_ptr + place, mask=guard & (place < limit), other=0.0))
     tl.store(out_ptr + tl.program_id(0), total)
+
+
+@triton.jit
+def endless_kernel(out_ptr, limits_ptr):
+    """Counts up to the limit of each program, one by one."""
+    limit = tl.load(limits_ptr + tl.program_id(0))
+    count = 0
+    while count < limit:
+        count += 1
+    tl.store(out_ptr + tl.program_id(0), count)

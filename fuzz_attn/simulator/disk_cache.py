@@ -18,13 +18,14 @@ from typing import Any, Final
 import triton
 
 from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.codegen.statements import Origin
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
 
 LIMIT_BYTES: Final = 256 * 2**20
 """A folder that holds more loses what was not used for longest, down to three quarters of it."""
 CHECK_EVERY: Final = 256
-"""Programs that a process stores between two looks at the folder's size; the first one looks too."""
+"""A cache looks at its folder's size when it stores its first program, and then after as many more."""
 
 _STALE_SECONDS: Final = 3600.0
 _OWN: Final = re.compile(r"[0-9a-f]{64}\.(?:program|json)|tmp\w+\.part")
@@ -35,7 +36,7 @@ _OWN: Final = re.compile(r"[0-9a-f]{64}\.(?:program|json)|tmp\w+\.part")
 def generator_version() -> str:
     """Return a digest of the simulator's own source and of Triton's and Python's versions: of all that a file needs."""
     digest = hashlib.sha256(triton.__version__.encode() + importlib.util.MAGIC_NUMBER)
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -50,6 +51,7 @@ def _encode(program: Program) -> bytes:
     fields = (
         program.name,
         program.source,
+        *_encode_origins(program.origins),
         [(site.file, site.line) for site in program.sites],
         [(kind, site.file, site.line, several) for kind, site, several in program.coverage_sites],
         [(name, type_.element, type_.pointer) for name, type_ in program.parameters],
@@ -63,16 +65,25 @@ def _encode(program: Program) -> bytes:
     return hashlib.sha256(body).digest() + body
 
 
+def _encode_origins(origins: list[Origin]) -> tuple[list[tuple[str, str, int]], list[int]]:
+    """Return the different origins, and for each line the place of its own among them."""
+    different = {origin: place for place, origin in enumerate(dict.fromkeys(origins))}
+    fields = [(origin.operation, origin.location.file, origin.location.line) for origin in different]
+    return fields, [different[origin] for origin in origins]
+
+
 def _decode(data: bytes) -> Program:
     """Return the program of a file. Raises ValueError for a damaged one, which `marshal` itself might not survive."""
     digest, body = data[:32], data[32:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the digest does not fit")
     fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - our own file, as far as the digest tells
-    name, source, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
+    name, source, origins, lines, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
+    different = [Origin(operation, Location(file, line)) for operation, file, line in origins]
     return Program(
         name=name,
         source=source,
+        origins=[different[place] for place in lines],
         sites=[Location(*site) for site in sites],
         coverage_sites=[(kind, Location(file, line), several) for kind, file, line, several in coverage_sites],
         parameters=[(name, Type(element, (), pointer)) for name, element, pointer in parameters],
@@ -90,12 +101,11 @@ class DiskCache:
     Its files together hold at most `limit` bytes, but for what is stored between two looks at them.
     """
 
-    _stored = 0
-    """Programs that this process has stored, in whatever folder."""
-
-    def __init__(self, folder: Path, limit: int = LIMIT_BYTES) -> None:
+    def __init__(self, folder: Path, limit: int = LIMIT_BYTES, check_every: int = CHECK_EVERY) -> None:
         self._folder = folder
         self._limit = limit
+        self._check_every = check_every
+        self._stored = 0
 
     def get(self, key: str) -> Program | None:
         """Return the program stored under `key`, or None. What is found counts as used now."""
@@ -116,9 +126,9 @@ class DiskCache:
             with os.fdopen(handle, "wb") as file:
                 file.write(_encode(program))
             os.replace(name, self._folder / f"{key}.program")
-            if DiskCache._stored % CHECK_EVERY == 0:
+            if self._stored % self._check_every == 0:
                 self.prune()
-            DiskCache._stored += 1
+            self._stored += 1
 
     def prune(self) -> None:
         """Remove the files used longest ago if the folder holds more than the limit, and what older versions left.

@@ -1,16 +1,19 @@
-"""Numbers with the largest error that a float32 computation of them may have, so that no test picks a tolerance.
-
-Each operation bounds what it makes of its operands' errors, then adds its own rounding. Sums and dots are bounded for
-every order of summation (Higham's gamma), because BLAS libraries and machines differ in theirs.
-"""
+"""Whole kernels, as Triton's tutorials teach them, against torch in float64 and against Triton's interpreter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from fuzz_attn.oracle.roundings import EXP_UNITS, FLUSHED, UNDERFLOW, UNIT, cast_unit, gamma, half_denormal
+from fuzz_attn.simulator import simulate
+
+KERNELS = "sample_kernels.py"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,92 @@ def _stored(exact: torch.Tensor, error: torch.Tensor, unit: float = UNIT, lost: 
 
 def _gamma(operations: float) -> float:
     return float(gamma(torch.tensor(operations, dtype=torch.float64), UNIT))
+
+
+def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _both(
+    kernels: Any, interpreter: Any, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any
+) -> tuple[list[Any], list[Any]]:
+    """The arguments after the launch in the simulator and in the interpreter; the simulator must find nothing."""
+    copies = [argument.clone() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+    with simulate() as session:
+        getattr(kernels, kernel)[grid](*copies, **constants)
+    assert not session.findings
+    interpreted, _ = interpreter.launch(str(Path(kernels.__file__)), kernel, grid, *arguments, **constants)
+    return copies, interpreted
+
+
+@pytest.mark.parametrize("columns", [1, 31, 50, 64])
+def test_softmax(kernels: Any, interpreter: Any, columns: int) -> None:
+    x = _normal(7, columns) * 10
+    ours, theirs = _both(
+        kernels, interpreter, "softmax_kernel", (7,), x, columns, torch.zeros(7, columns), columns, columns, BLOCK=64
+    )
+    numerator = (exactly(x) - exactly(x.amax(1, keepdim=True))).exp()
+    for out in (ours[2], theirs[2]):
+        assert_within(out, numerator / numerator.total(1))
+
+
+def test_layer_norm(kernels: Any, interpreter: Any) -> None:
+    x, weight, bias = _normal(9, 100), _normal(100, seed=1), _normal(100, seed=2)
+    arguments = (x, 100, weight, bias, torch.zeros(9, 100), 100, 1e-5)
+    ours, theirs = _both(kernels, interpreter, "layer_norm_kernel", (9,), *arguments, BLOCK=32)
+    centred = exactly(x) - exactly(x).total(1) / exactly(100.0)
+    variance = (centred * centred).total(1) / exactly(100.0)
+    scale = exactly(1.0) / (variance + exactly(1e-5)).root()
+    for out in (ours[4], theirs[4]):
+        assert_within(out, centred * scale * exactly(weight) + exactly(bias))
+
+
+def _matmul(
+    kernels: Any, interpreter: Any, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `a @ b` by the simulator and by the interpreter."""
+    (m, k), n = a.shape, b.shape[1]
+    arguments = (a, k, 1, b, n, 1, torch.zeros(m, n, dtype=dtype), n, 1, m, n, k)
+    ours, theirs = _both(
+        kernels, interpreter, "matmul_kernel", (5 * 3,), *arguments, BLOCK_M=16, BLOCK_N=32, BLOCK_K=16, GROUP_M=2
+    )
+    return ours[6], theirs[6]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matmul_in_grouped_order(kernels: Any, interpreter: Any, dtype: torch.dtype) -> None:
+    a, b = _normal(70, 50).to(dtype), _normal(50, 90, seed=1).to(dtype)
+    for out in _matmul(kernels, interpreter, a, b, dtype):
+        assert_within(out, (exactly(a) @ exactly(b)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matmul_of_integers_is_exact_before_it_is_stored(kernels: Any, interpreter: Any, dtype: torch.dtype) -> None:
+    """Every order of summation gives these sums, which float32 holds and the narrow types do not."""
+    a, b = (_normal(*shape).mul(9).round().to(dtype) for shape in ((70, 50), (50, 90)))
+    for out in _matmul(kernels, interpreter, a, b, dtype):
+        assert torch.equal(out, (a.double() @ b.double()).to(dtype))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_flash_attention_forward(kernels: Any, interpreter: Any, dtype: torch.dtype, causal: bool) -> None:
+    q, k, v = (_normal(3, 77, 32, seed=seed).to(dtype) for seed in range(3))
+    arguments = (q, k, v, torch.zeros_like(q), 0.3, 77 * 32, 32, 77)
+    ours, theirs = _both(
+        kernels,
+        interpreter,
+        "flash_attention_kernel",
+        (5, 3),
+        *arguments,
+        HEAD_SIZE=32,
+        BLOCK_M=16,
+        BLOCK_N=16,
+        CAUSAL=causal,
+    )
+    visible = torch.ones(77, 77, dtype=torch.bool).tril(0 if causal else 77)
+    scores = exactly(q) @ exactly(k.mT) * exactly(0.3)
+    weights = online_weights(scores, visible, rescalings=5)
+    expected = (weights.to(dtype) @ exactly(v) / weights.total(-1)).to(dtype)
+    for out in (ours[3], theirs[3]):
+        assert_within(out, expected)

@@ -1,13 +1,25 @@
-"""Random inputs of the unified attention launcher, small, for comparing the simulator with the interpreter."""
+"""Our unified attention in the simulator, against the oracle and against Triton's interpreter, on drawn inputs."""
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.kernels.unified_attention import unified_attention
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.simulator import Simulator, simulate
+from fuzz_attn.targets.target import load_target
+
+DRAWN_CASES = int(os.environ.get("FUZZ_ATTN_SIMULATOR_CASES", "40"))
+"""How many inputs are drawn; 2,000 before a release."""
+
+SIMULATOR = Simulator()
 HEADS = [(1, 1), (2, 1), (4, 2), (3, 1), (8, 2), (5, 1), (17, 1)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -15,7 +27,7 @@ FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 @dataclass(frozen=True)
 class Shape:
-    """What an input is made of; every field is drawn by `random_shape`."""
+    """What an input is made of; every field is drawn by `_random_shape`."""
 
     seed: int
     sequences: tuple[tuple[int, int], ...]
@@ -34,7 +46,7 @@ class Shape:
     strided: bool
 
 
-def random_shape(seed: int) -> Shape:
+def _random_shape(seed: int) -> Shape:
     """A shape with lengths up to some 40 tokens; empty sequences, every dtype and every feature occur."""
     draw = random.Random(seed)
     decode = draw.random() < 0.3
@@ -153,3 +165,61 @@ def exact_attention_inputs(shape: Shape) -> dict[str, Any]:
         "k_descale": torch.tensor([0.5]) if fp8 else None,
         "v_descale": torch.tensor([2.0]) if fp8 else None,
     }
+
+
+def _run_both(interpreter: Any, keywords: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs of unified attention by the simulator, which must find nothing, and by the interpreter."""
+    copies = dict(keywords, out=keywords["out"].clone())
+    with simulate(SIMULATOR) as session:
+        unified_attention(**copies)
+    assert not session.findings
+    values, _ = interpreter.call("fuzz_attn.kernels.unified_attention:unified_attention", **keywords)
+    return copies["out"], dict(zip(keywords, values, strict=True))["out"]
+
+
+def _reference(shape: Shape, keywords: dict[str, Any]) -> Reference:
+    """Return what the oracle says of these inputs."""
+    window = keywords["window_size"][0] + 1
+    queries, contexts = zip(*shape.sequences, strict=True)
+    tensors = AttentionTensors(
+        query=keywords["q"],
+        key_cache=keywords["k"],
+        value_cache=keywords["v"],
+        output=keywords["out"],
+        query_start_loc=keywords["cu_seqlens_q"],
+        seq_lens=keywords["seqused_k"],
+        block_table=keywords["block_table"],
+        query_lens=queries,
+        context_lens=contexts,
+        softmax_scale=float(torch.tensor(keywords["softmax_scale"])),
+        window=window,
+        softcap=keywords["softcap"],
+        k_scale=keywords["k_descale"],
+        v_scale=keywords["v_descale"],
+        out_scale=keywords["output_scale"],
+        alibi_slopes=keywords["alibi_slopes"],
+        qq_bias=keywords["qq_bias"],
+        sinks=keywords["sinks"],
+        kv_dtype=keywords["k"].dtype,
+    )
+    return attend(tensors, load_target("unified").model)
+
+
+@pytest.mark.parametrize("seed", range(DRAWN_CASES))
+def test_unified_attention_on_drawn_cases(interpreter: Any, seed: int) -> None:
+    shape = _random_shape(seed)
+    keywords = attention_inputs(shape)
+    reference = _reference(shape, keywords)
+    for out in _run_both(interpreter, keywords):
+        tokens = len(reference.expected)
+        if tokens:
+            error = (out[:tokens].double() - reference.expected).abs()
+            assert (error <= reference.bound).all(), float((error / reference.bound).max())
+        assert not out[tokens:].any()
+
+
+@pytest.mark.parametrize("seed", range(DRAWN_CASES))
+def test_unified_attention_on_exact_cases(interpreter: Any, seed: int) -> None:
+    """The numbers are such that every order of summation gives the same bits, so the two agree in each."""
+    ours, theirs = _run_both(interpreter, exact_attention_inputs(_random_shape(seed)))
+    assert torch.equal(ours.float(), theirs.float())

@@ -1,0 +1,90 @@
+"""The arguments of a launch as its program takes them: memories of tensors, arrays of numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fuzz_attn.errors import SimulatorError
+from fuzz_attn.simulator.frontend.binding import Bound
+from fuzz_attn.simulator.frontend.lowering import SCALAR_TYPES, TORCH_TYPES
+from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.simulator.runtime.memory import Memory
+from fuzz_attn.simulator.sanitizers.layout import Layout
+from fuzz_attn.simulator.sanitizers.races import RaceTracker
+from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
+from fuzz_attn.simulator.triton_compat import reinterpreted_type
+
+_SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types that numpy knows too, by the bytes of an element."""
+
+
+def scalar_key(bound: Bound) -> tuple[object, ...]:
+    """Return the numbers of a launch; floats by their text, since 0.0 equals -0.0 and NaN does not equal itself."""
+    values = [value for (_, type_), value in zip(bound.form.passed, bound.passed, strict=True) if type_[0] != "*"]
+    return tuple([value if value.__class__ is int else repr(value) for value in values])
+
+
+def scalars(bound: Bound) -> list[Any]:
+    """Return an array for each number and None for each tensor."""
+    arguments = zip(bound.form.passed, bound.passed, strict=True)
+    return [None if type_[0] == "*" else _scalar(value, type_) for (_, type_), value in arguments]
+
+
+def _scalar(value: Any, type_: str) -> Any:
+    dtype = SCALAR_TYPES[type_]
+    array = np.array([value], dtype)
+    return array.view(f"i{dtype.itemsize}") if dtype.kind == "u" else array
+
+
+def memory_of(name: str, value: Any, shadows: Shadows) -> Memory:
+    """Return the memory of a tensor argument, with its shadow if it has one.
+
+    Raises SimulatorError for a tensor that is not on the CPU.
+    """
+    tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
+    if tensor.device.type != "cpu":
+        raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
+    layout = _layout(tensor.shape, tensor.stride())
+    element = TORCH_TYPES[tensor.dtype][1]
+    memory = Memory(name, _flat(tensor, layout, element), element, layout)
+    memory.shift = int(tensor.storage_offset())
+    memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
+    memory.written = shadows.find(tensor)
+    return memory
+
+
+def watch_races(memories: list[Memory], stored: Iterable[Memory]) -> None:
+    """Give a race tracker to the memories that share a storage with one of those in which the launch stores."""
+    for storage in {memory.storage for memory in stored} - {None}:
+        sharing = [memory for memory in memories if memory.storage == storage]
+        tracker = RaceTracker(max(memory.shift + memory.extent for memory in sharing))
+        for memory in sharing:
+            memory.tracker = tracker
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    return Layout(tuple(shape), tuple(strides))
+
+
+def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
+    """Return the storage from a tensor's first element to its last one, without a copy."""
+    if layout.empty:
+        return np.zeros(0, STORAGE[element])
+    line = tensor.detach().as_strided((layout.extent,), (1,))
+    return line.view(_SAME_SIZE[tensor.element_size()]).numpy().view(STORAGE[element])
+
+
+def _reinterpreted(wrapper: Any) -> torch.Tensor:
+    """Return the tensor inside the wrapper that `triton.reinterpret` returns, viewed as its other type."""
+    name = reinterpreted_type(wrapper)
+    for dtype, (triton_name, _) in TORCH_TYPES.items():
+        if triton_name == name:
+            base: torch.Tensor = wrapper.base
+            return base.view(dtype)
+    raise SimulatorError(f"a tensor reinterpreted as {name} is not supported")

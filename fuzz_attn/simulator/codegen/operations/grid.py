@@ -1,0 +1,71 @@
+"""Program ids, aranges and pointer arithmetic: from where a program is in the grid to where it accesses memory."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.expressions import (
+    NONE,
+    NUMPY,
+    RUN,
+    Attribute,
+    ListOf,
+    constant,
+    index,
+    method,
+    numpy,
+)
+from fuzz_attn.simulator.codegen.statements import Assign
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.tracking import track_exactly
+from fuzz_attn.simulator.codegen.value_ranges import KnownRange, id_range
+from fuzz_attn.simulator.frontend.ir import Operation
+
+_AXES: Final = {"x": 0, "y": 1, "z": 2}
+
+
+def _program_id(emitter: Emitter, operation: Operation) -> None:
+    axis = _AXES[operation.attributes.keyword]
+    region = emitter.region
+    while region.parent is not None and region.parent.scope is region.scope:
+        region = region.parent
+    name = emitter.fresh()
+    emitter.add_to(region, Assign(name, method(RUN, "program_ids", region.scope.lanes, constant(axis))))
+    emitter.define(operation.results[0], Term(name, (), True, region, "i32", range=id_range(axis)))
+
+
+def _num_programs(emitter: Emitter, operation: Operation) -> None:
+    axis = _AXES[operation.attributes.keyword]
+    extent = ListOf((index(Attribute(RUN, "grid"), constant(axis)),))
+    programs = numpy("array", extent, Attribute(NUMPY, "int32"))
+    term = emitter.assign(lambda: programs, [], (), "i32", per_launch=True)
+    track_exactly(emitter, term)
+    emitter.define(operation.results[0], term)
+
+
+def _make_range(emitter: Emitter, operation: Operation) -> None:
+    attributes = operation.attributes
+    if "end" not in attributes.named:
+        raise emitter.unsupported("tt.make_range")
+    start, end = attributes.integer("start"), attributes.integer("end")
+    arange = numpy("arange", constant(start), constant(end), dtype=Attribute(NUMPY, "int32"))
+    term = emitter.assign(lambda: index(arange, NONE), [], (end - start,), "i32", affine=True)
+    term.range, term.start = KnownRange(start, end - 1), start
+    emitter.define(operation.results[0], term)
+
+
+def _add_pointer(emitter: Emitter, operation: Operation) -> None:
+    pointer, offset = (emitter.val(operand) for operand in operation.operands)
+    group = Val(offset.type, offset.terms, range=offset.range)
+    groups = (*pointer.groups, group) if len(offset.terms) > 1 and offset.type.element == "i32" else pointer.groups
+    terms = tuple(term for term in (*pointer.terms, *offset.terms) if term.literal != 0)
+    emitter.define(operation.results[0], *terms, base=pointer.base, groups=groups)
+
+
+HANDLERS: dict[str, Handler] = {
+    "tt.get_program_id": _program_id,
+    "tt.get_num_programs": _num_programs,
+    "tt.make_range": _make_range,
+    "tt.addptr": _add_pointer,
+}

@@ -1,0 +1,140 @@
+"""The simulator: the programs of all kernels that were launched, kept between sessions, and what their masks showed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from fuzz_attn.errors import SimulatorError
+from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
+from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.disk_cache import DiskCache, key_of
+from fuzz_attn.simulator.frontend.binding import Binder, Bound, told
+from fuzz_attn.simulator.frontend.interpreted import Translations
+from fuzz_attn.simulator.frontend.ir import Function
+from fuzz_attn.simulator.frontend.lowering import Lowering
+from fuzz_attn.simulator.frontend.parser import parse_module
+from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.simulator.triton_compat import python_function, source_digest, source_of
+
+Rewrite: TypeAlias = Callable[[Function], Function]
+"""Returns another kernel or the very same one, and changes nothing in place. Hashable, as part of a program's key."""
+
+MOST_PROGRAMS: Final = 512
+"""Programs kept in memory, half a megabyte each: a campaign goes on to new compile keys all night."""
+
+MOST_REWRITTEN: Final = 4096
+"""Programs of rewritten kernels kept in memory, 0.1 megabyte each: every change that an audit compares in a round."""
+
+Kept = TypeVar("Kept")
+
+
+class Recent(Generic[Kept]):
+    """A mapping that keeps the `most` entries that were used last, and calls `drop` with what it removes."""
+
+    def __init__(self, most: int, drop: Callable[[Kept], None] = lambda kept: None) -> None:
+        self._entries: OrderedDict[object, Kept] = OrderedDict()
+        self._most = most
+        self._drop = drop
+
+    def get(self, key: object, make: Callable[[], Kept]) -> Kept:
+        """Return the entry of a key; `make` it if there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = make()
+            if len(self._entries) > self._most:
+                self._drop(self._entries.popitem(last=False)[1])
+        else:
+            self._entries.move_to_end(key)
+        return entry
+
+
+class Simulator:
+    """Finds the program of a launch: in memory, on disk, or by lowering the kernel.
+
+    `coverage` records what masks show in `masks`. `cache_dir` is a folder of generated programs. `rewrite` changes each
+    parsed kernel before code is made of it. `extension` has operations that are not Triton's. Programs of rewritten
+    kernels, or with an extension, never go to the disk. `coverage` and `rewrite` may be set between sessions.
+    """
+
+    def __init__(
+        self,
+        *,
+        coverage: bool = False,
+        cache_dir: Path | None = None,
+        rewrite: Rewrite | None = None,
+        extension: Extension = NO_EXTENSION,
+        most_programs: int = MOST_PROGRAMS,
+    ) -> None:
+        self.coverage = coverage
+        self.rewrite = rewrite
+        self.masks = Masks()
+        self.translations = Translations()
+        self.lowering = Lowering(self.translations)
+        self._extension = extension
+        self._disk = DiskCache(cache_dir) if cache_dir is not None and extension is NO_EXTENSION else None
+        self._binders: dict[Callable[..., Any], Binder] = {}
+        self._programs: Recent[Program] = Recent(most_programs, Program.forget)
+        self._parsed: Recent[Function] = Recent(most_programs)
+        self._rewritten: Recent[Program] = Recent(MOST_REWRITTEN, Program.forget)
+
+    def bind(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
+        """Return the arguments of a launch of a JITFunction, bound to its parameters."""
+        function = python_function(kernel)
+        binder = self._binders.get(function)
+        if binder is None or binder.kernel is not kernel:
+            binder = self._binders[function] = Binder(kernel)
+        return binder.bind(arguments, keywords)
+
+    def program(self, kernel: Any, bound: Bound) -> Program:
+        """Return the program of a launch. Raises UnsupportedOperation or LoweringError."""
+        # What the kernel calls is compared only for the disk: that takes milliseconds.
+        key = (python_function(kernel), source_of(kernel), bound.form.key, self.coverage)
+        return self._programs.get(key, lambda: self._loaded(kernel, bound))
+
+    def rewritten(self, kernel: Any, bound: Bound, rewrite: Rewrite) -> tuple[Function, Program]:
+        """Return the parsed kernel of a launch, and the program of what `rewrite` makes of it."""
+        key = (source_digest(kernel), bound.form.key)
+        function = self._parsed.get(key, lambda: self._parse(kernel, bound))
+        program = self._rewritten.get((key, self.coverage, rewrite), lambda: self._changed(key, function, rewrite))
+        return function, program
+
+    def _changed(self, key: object, function: Function, rewrite: Rewrite) -> Program:
+        changed = rewrite(function)
+        if changed is function:  # all rewrites that leave a kernel as it is share one program
+            return self._rewritten.get((key, self.coverage, None), lambda: self._generate_changed(function))
+        return self._generate_changed(changed)
+
+    def _generate_changed(self, function: Function) -> Program:
+        """Return the program of a rewritten kernel; raises SimulatorError where it is none."""
+        try:
+            return generate(function, self.coverage, self._extension)
+        except SimulatorError:
+            raise
+        except Exception as error:
+            raise SimulatorError(f"no program can be made of the rewritten {function.name}: {error!r}") from error
+
+    def _loaded(self, kernel: Any, bound: Bound) -> Program:
+        """Return the program of a launch from the disk, or a new one."""
+        if self._disk is None:
+            return self._generate(kernel, bound)
+        key = key_of(
+            source_digest(kernel),
+            python_function(kernel).__code__.co_filename,  # findings and coverage name it
+            sorted(bound.signature.items()),
+            [(path, told(value)) for path, value in bound.constants().items()],
+            self.coverage,
+        )
+        program = self._disk.get(key)
+        if program is None:
+            program = self._generate(kernel, bound)
+            self._disk.put(key, program)
+        return program
+
+    def _generate(self, kernel: Any, bound: Bound) -> Program:
+        return generate(self._parse(kernel, bound), self.coverage, self._extension)
+
+    def _parse(self, kernel: Any, bound: Bound) -> Function:
+        return parse_module(self.lowering.lower(kernel, bound.signature, bound.constants()))

@@ -1,0 +1,303 @@
+"""Everything of Triton that its documentation does not promise. Seen to work with Triton 3.6 to 3.9.
+
+No other module of the simulator or the backends uses such a name. `tests/simulator/test_triton_compat.py` has a canary
+for each: run it first when a new Triton breaks something.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import mock
+
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, code_generator, make_backend
+from triton.runtime import Autotuner, JITFunction, interpreter
+from triton.runtime.interpreter import InterpretedFunction
+
+TARGET: Final = ("cuda", 90, 32)
+"""The device that kernels are lowered for; the simulator stops long before its instructions matter."""
+
+
+# Kernels and their parameters.
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a kernel; `annotation` is the type that it names, or empty; `const` means a pointer to read."""
+
+    name: str
+    is_constexpr: bool
+    annotation: str
+    is_const: bool
+
+
+def parameters_of(kernel: Any) -> list[Parameter]:
+    """Return the parameters of a JITFunction."""
+    return [
+        Parameter(
+            parameter.name,
+            bool(parameter.is_constexpr),
+            parameter.annotation_type if isinstance(parameter.annotation_type, str) else "",
+            bool(parameter.is_const),
+        )
+        for parameter in kernel.params
+    ]
+
+
+def defaults_of(kernel: Any) -> dict[str, Any]:
+    """Return the default values of a JITFunction's parameters."""
+    parameters = kernel.signature.parameters.items()
+    return {name: parameter.default for name, parameter in parameters if parameter.default is not parameter.empty}
+
+
+def is_function(value: object) -> bool:
+    """Return whether a value is a function decorated with `triton.jit`, for the compiler or the interpreter."""
+    return isinstance(value, (JITFunction, InterpretedFunction))
+
+
+def is_interpreted(value: object) -> bool:
+    """Return whether a value is a function that was decorated for the interpreter."""
+    return isinstance(value, InterpretedFunction)
+
+
+def python_function(kernel: Any) -> Callable[..., Any]:
+    """Return the Python function that was decorated."""
+    function: Callable[..., Any] = kernel.fn
+    return function
+
+
+def source_of(kernel: Any) -> str:
+    """Return the source text of a JITFunction, which a user may replace."""
+    source: str = kernel.src
+    return source
+
+
+def source_digest(function: Any) -> str:
+    """Return a digest of a decorated function's source and of all that it calls; the first one takes milliseconds."""
+    if isinstance(function, InterpretedFunction):
+        return _digest_of(function.fn)
+    digest: str = function.cache_key
+    return digest
+
+
+def reinterpreted_type(value: Any) -> str | None:
+    """Return the name in a signature of the type that `triton.reinterpret` gave a tensor; None for anything else."""
+    if not (hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr")):
+        return None
+    return str(value.dtype).replace("uint", "u").replace("int", "i")
+
+
+# Functions decorated for the interpreter.
+
+
+class TranslatedFunction(JITFunction):  # type: ignore[misc]  # Triton has no types
+    """A JITFunction of the Python function of an InterpretedFunction. `translate` turns one into the other."""
+
+    hash: str | None
+
+    def __init__(self, function: Any, translate: Callable[[Any], Any]) -> None:
+        self._translate = translate
+        super().__init__(function.fn, noinline=function.kwargs.get("noinline"))
+
+    def get_capture_scope(self) -> dict[str, Any]:
+        """Return the names that the function sees, with JITFunctions in place of InterpretedFunctions."""
+        return {name: self._translate(value) for name, value in super().get_capture_scope().items()}
+
+    @property
+    def cache_key(self) -> str:
+        """A digest of the function and of all that it calls; Triton resets `hash` when the source changes."""
+        if self.hash is None:
+            self.hash = hashlib.sha256((self.src + _digest_of(self.fn)).encode()).hexdigest()
+        return self.hash
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def translating_generator(translate: Callable[[Any], Any]) -> type:
+    """Return Triton's walk over a function's syntax tree, with `translate` applied to each function it calls."""
+
+    class Generator(code_generator.CodeGenerator):  # type: ignore[misc]  # Triton has no types
+        def call_Function(  # noqa: N802 - Triton's name
+            self, node: ast.AST, function: Any, arguments: list[Any], keywords: dict[str, Any]
+        ) -> Any:
+            """Return the value of a call, also of a function that is found as an attribute of a module."""
+            return super().call_Function(node, translate(function), [translate(one) for one in arguments], keywords)
+
+    return Generator
+
+
+def using_generator(generator: type) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which Triton's front end uses this generator."""
+    return mock.patch.object(code_generator, "CodeGenerator", generator)
+
+
+def _digest_of(function: Any) -> str:
+    """Return a digest of a Python function's source and of all that it refers to by name."""
+    seen: dict[str, str] = {}
+    pending = [function]
+    while pending:
+        current = pending.pop()
+        name = f"{current.__module__}.{current.__qualname__}:{current.__code__.co_firstlineno}"
+        if name in seen:
+            continue
+        seen[name] = inspect.getsource(current)
+        for used in current.__code__.co_names:
+            value = current.__globals__.get(used)
+            if isinstance(value, InterpretedFunction):
+                pending.append(value.fn)
+            elif isinstance(value, (int, float, str)) or hasattr(value, "value"):
+                seen[f"{name}.{used}"] = repr(value)
+    return hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()
+
+
+# Lowering.
+
+
+class FrontEnd:
+    """Triton's front end for one target."""
+
+    def __init__(self) -> None:
+        self._target = GPUTarget(*TARGET)
+        self._backend = make_backend(self._target)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Overflow checks would only add asserts, which Triton leaves out too, and what they compute.
+            self._options = self._backend.parse_options({"sanitize_overflow": False})
+
+    def new_context(self) -> Any:
+        """Return a context of the compiler, which grows with each kernel that it lowers."""
+        context = ir.context()
+        ir.load_dialects(context)
+        self._backend.load_dialects(context)
+        return context
+
+    def ttir(self, function: Any, signature: Mapping[str, Any], constants: Mapping[Any, Any], context: Any) -> str:
+        """Return the text of a JITFunction's TTIR; raises whatever Triton raises for a kernel that it rejects."""
+        options, backend = self._options, self._backend
+        source = ASTSource(function, signature=dict(signature), constexprs=dict(constants))
+        implementation = backend.get_codegen_implementation(options)
+        module = source.make_ir(self._target, options, implementation, backend.get_module_map(), context)
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, source.language)
+        module = stages["ttir"](module, {})
+        text: str = module.str() if hasattr(module, "str") else str(module)
+        return text
+
+
+# Launches.
+
+Launch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+"""What is called in place of a launch: with the kernel, its arguments by position and by name, and the grid."""
+
+
+@contextlib.contextmanager
+def launches_replaced(launch: Launch) -> Iterator[None]:
+    """Call `launch` wherever Triton would launch a kernel, until the context is left.
+
+    An autotuner takes its first configuration instead of a benchmark.
+    """
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+        if warmup:
+            return
+        for hook in self.pre_run_hooks:
+            hook(*arguments, **keywords)
+        launch(self, arguments, keywords, grid)
+
+    replacements = [(JITFunction, run), (InterpretedFunction, run), (Autotuner, _run_first_configuration)]
+    originals = [(owner, owner.__dict__["run"]) for owner, _ in replacements]
+    try:
+        for owner, replacement in replacements:
+            owner.run = replacement
+        yield
+    finally:
+        for owner, original in originals:
+            owner.run = original
+
+
+def _run_first_configuration(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Launch an autotuned kernel with the first configuration that its pruning leaves."""
+    self.nargs = dict(zip(self.arg_names, arguments, strict=False))
+    config = self.prune_configs(keywords)[0] if len(self.configs) > 1 else self.configs[0]
+    self.best_config = config
+    chosen = config.all_kwargs()
+    if config.pre_hook is not None:
+        config.pre_hook({**self.nargs, **keywords, **chosen})
+    result = self.fn.run(*arguments, **keywords, **chosen)
+    self.nargs = None
+    return result
+
+
+# The interpreter.
+
+InterpreterBuilder: Final = interpreter.InterpreterBuilder
+"""Its methods `cast_impl`, `binary_op`, `unary_op` and `create_dot` do the interpreter's arithmetic."""
+
+TensorHandle: Final = interpreter.TensorHandle
+"""A value of the interpreter: numpy `data` of a Triton `dtype`."""
+
+LANGUAGE: Final[tuple[Any, ...]] = (
+    *(tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.condition),
+    tl.core.tensor_descriptor_base,
+)
+"""The modules and classes that the interpreter patches for a launch."""
+
+
+def float_conversion() -> Callable[..., Any]:
+    """Return the interpreter's function that converts floats, from (data, source, target, rounding mode)."""
+    function: Callable[..., Any] = interpreter._convert_float
+    return function
+
+
+@contextlib.contextmanager
+def float_conversion_replaced(convert: Callable[..., Any]) -> Iterator[None]:
+    """Let the interpreter convert floats with `convert`, until the context is left."""
+    with mock.patch.object(interpreter, "_convert_float", convert):
+        yield
+
+
+@contextlib.contextmanager
+def arithmetic_replaced(**methods: Callable[..., Any]) -> Iterator[None]:
+    """Give the interpreter's builder these methods, until the context is left."""
+    with contextlib.ExitStack() as stack:
+        for name, method in methods.items():
+            stack.enter_context(mock.patch.object(InterpreterBuilder, name, method))
+        yield
+
+
+@contextlib.contextmanager
+def language_patched_once() -> Iterator[None]:
+    """Let a jit function that a kernel calls use the patches of Triton's language that the kernel's launch has made.
+
+    The interpreter makes them anew at every call of a device function, which is half of its time. No result changes.
+    """
+    original = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def patch(fn: Any) -> Any:
+        languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        if languages and languages <= patched:
+            return interpreter._LangPatchScope()
+        scope = original(fn)
+        patched.update(languages)
+        restore = scope.restore
+
+        def restored() -> None:
+            restore()
+            patched.clear()
+
+        scope.restore = restored
+        return scope
+
+    with mock.patch.object(interpreter, "_patch_lang", patch):
+        yield
