@@ -1,4 +1,4 @@
-"""What this project uses of Hypothesis beyond its documented interface. Seen to work with 6.165.4 to 6.170.15.
+"""What this project uses of Hypothesis beyond its documented interface. Seen to work with 6.165.4 and 6.170.15.
 
 - ``choices_to_bytes`` encodes the choices of a draw as an example database holds them.
 - A database keeps failures that are not yet shrunk under the test's key with the suffix ``.secondary``; Hypothesis
