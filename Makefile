@@ -1,4 +1,4 @@
-# The one entry point, for humans and CI alike. Every target first makes or updates the environment it runs in.
+# The entry point for people and CI. Every target first creates or updates the environment that it runs in.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,18 +16,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 INPUTS := pyproject.toml constraints.txt Makefile
 
-# The stamp names the place it was made for: a copied or moved environment still points to the old one.
+# The stamp contains the path of the checkout, because a copied or moved environment points to the old path.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
 .PHONY: help fuzz replay nightly test conformance bench coverage lint format wheel hooks clean
 
-# How Triton runs is settled for a whole process when the first kernel is decorated, so it is said before pytest starts.
-test bench coverage: export TRITON_INTERPRET ?= 1
+# On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
+bench: export TRITON_INTERPRET ?= 1
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 	echo
 	echo "Variables: PYTHON=python3.12 builds the environment from another interpreter; WORKERS=4 limits pytest;"
 	echo "on a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes."
@@ -38,13 +38,13 @@ fuzz: $(STAMP) ## fuzz the built-in kernels for a minute; other options: ARGS="-
 replay: $(STAMP) ## run the saved counterexamples again; others: FILES="a.json dir/" ARGS="--backend cuda"
 	@$(BIN)/fuzz-attn replay $(FILES) $(ARGS)
 
-nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; another time in seconds: NIGHTLY_TIME=600
+nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; seconds: NIGHTLY_TIME=600
 	@$(BIN)/fuzz-attn run --backend cuda --max-time $(NIGHTLY_TIME) --out reports/nightly $(ARGS)
 
 test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k links"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-# Triton 3.6's own interpreter, which is the truth here, breaks with numpy 2.4.
+# Triton 3.6's interpreter, which is the reference here, breaks with numpy 2.4.
 conformance: ## run the simulator's tests under the oldest and the newest Triton; others: TRITONS="3.7.0 3.8.0"
 	@for version in $(TRITONS); do
 		place=.venv-triton-$$version
@@ -61,7 +61,7 @@ conformance: ## run the simulator's tests under the oldest and the newest Triton
 bench: $(STAMP) ## run the benchmarks of tests/benchmarks, one after the other
 	@for script in tests/benchmarks/bench_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
 
-coverage: $(STAMP) ## run the tests and say which lines and branches they missed
+coverage: $(STAMP) ## run the tests and list the lines and branches that they missed
 	@$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 	$(BIN)/coverage combine -q
@@ -72,7 +72,7 @@ lint: $(STAMP) ## check style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: $(STAMP) ## format the code, and mend what ruff can mend safely
+format: $(STAMP) ## format the code, and fix what ruff can fix safely
 	@$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
@@ -80,14 +80,14 @@ wheel: $(STAMP) ## build the source distribution and the wheel into dist/
 	@$(BIN)/python -m build --no-isolation > $(VENV)/wheel.log 2>&1 || { cat $(VENV)/wheel.log; exit 1; }
 	ls dist/*
 
-hooks: $(STAMP) ## let git run `make lint` before each commit
+hooks: $(STAMP) ## make git run `make lint` before each commit
 	@$(BIN)/pre-commit install
 
 clean: ## remove the environment, the caches and the builds; reports and counterexamples stay
 	@rm -rf $(VENV) .venv-triton-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find fuzz_attn/ kernels/ strategies/ tests/ -name __pycache__ -prune -exec rm -rf {} +
 
-# A second make waits for the lock, then finds the work done. Warnings of pip are hidden (-qq), its errors are not.
+# A second make waits for the lock and then finds the work done. -qq hides warnings of pip, not its errors.
 $(STAMP): $(INPUTS)
 	@exec 9>> Makefile
 	! command -v flock > /dev/null || flock 9

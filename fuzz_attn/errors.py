@@ -1,14 +1,14 @@
-"""The one family of exceptions: everything fuzz_attn raises on purpose is a FuzzAttnError."""
+"""Every exception of fuzz_attn, all derived from FuzzAttnError."""
 
 from __future__ import annotations
 
 
 class FuzzAttnError(Exception):
-    """Anything that the user can mend: the command line prints its one line and exits with 2."""
+    """An error that the user can fix: the command line prints it in one line and exits with 2."""
 
 
 class CaseError(FuzzAttnError, ValueError):
-    """A case that contradicts itself or exceeds a bound; the message names field, value and bound."""
+    """A case that contradicts itself or exceeds a bound. The message names field, value and bound."""
 
 
 class CounterexampleError(FuzzAttnError):
@@ -24,19 +24,19 @@ class TargetError(FuzzAttnError):
 
 
 class BackendError(FuzzAttnError):
-    """A backend that cannot run here, or whose preflight found the arithmetic wrong."""
+    """A backend that cannot run here, or whose preflight found wrong arithmetic."""
 
 
 class UnsupportedByBackendError(BackendError):
-    """A kernel that a backend cannot run, through no fault of the kernel: another backend must."""
+    """A correct kernel that a backend cannot run, so that another backend must."""
 
 
 class DeviceLostError(BackendError):
-    """A device that a launch has broken for this whole process: only a new process can go on."""
+    """A device that a launch has broken for this process; only a new process can continue."""
 
 
 class DomainError(FuzzAttnError):
-    """A domain that promises nothing, or a case outside of a target's domain."""
+    """A domain that allows nothing, or a case outside of a target's domain."""
 
 
 class SimulatorError(FuzzAttnError):

@@ -1,4 +1,9 @@
-"""Where Triton kernels run, by name."""
+"""Backends: where Triton kernels run, by name.
+
+`backend` is the protocol. `simulator`, `interpreter` and `cuda` implement it; `preflight` checks their arithmetic,
+`shims` fixes the interpreter's, `scratch` poisons uninitialised tensors, `quiet` silences numpy, and `gpus` assigns
+GPUs to workers.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,12 @@ BACKEND_NAMES: Final[tuple[BackendName, ...]] = ("auto", "simulator", "interpret
 def backend_named(name: str) -> Backend:
     """Return the backend of that name; ``auto`` is ``cuda`` where torch sees a GPU, ``simulator`` elsewhere.
 
-    Where ``TRITON_INTERPRET=1`` asks for the CPU, ``auto`` stays there. Raises :class:`BackendError` for a name that
-    does not exist.
+    With ``TRITON_INTERPRET=1``, ``auto`` is always ``simulator``. Raises :class:`BackendError` for an unknown name.
     """
     if name == "auto":
         name = "cuda" if _sees_gpu() else "simulator"
     if name == "cuda":
-        from fuzz_attn.backends.cuda import CudaBackend  # noqa: PLC0415 - beside the others
+        from fuzz_attn.backends.cuda import CudaBackend  # noqa: PLC0415 - as the others are
 
         return CudaBackend()
     if name == "simulator":

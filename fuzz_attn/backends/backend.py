@@ -11,14 +11,14 @@ from fuzz_attn.oracle.verdict import Kind
 
 
 class Observation(NamedTuple):
-    """Something wrong that a backend saw while a kernel ran, which its output need not show."""
+    """A defect that a backend saw while a kernel ran; the output may be right nevertheless."""
 
     kind: Kind
     message: str
 
 
 class Kernels(NamedTuple):
-    """How many kernels were made ready to run: compiled, or found compiled by an earlier process."""
+    """How many kernels were compiled, and how many were loaded because an earlier process had compiled them."""
 
     compiled: int = 0
     loaded: int = 0
@@ -26,52 +26,52 @@ class Kernels(NamedTuple):
 
 @dataclass
 class Watch:
-    """What a backend saw while a target ran; complete once the context is left."""
+    """What a backend saw while a target ran; complete when the context is left."""
 
     observations: list[Observation] = field(default_factory=list)
 
 
 class Backend(Protocol):
-    """One way to run Triton kernels; chosen for a whole process, before any target is imported."""
+    """A way to run Triton kernels; chosen for a whole process, before any target is imported."""
 
     name: str
     device: str
-    """Where the tensors of a case live: ``cpu`` or ``cuda``."""
+    """The device of a case's tensors: ``cpu`` or ``cuda``."""
     sanitizers: bool
-    """Whether it sees accesses out of bounds, uninitialised reads, races and overflows."""
+    """Whether it detects accesses out of bounds, uninitialised reads, races and overflows."""
 
     tensor_core_slack: float
-    """What one addition in a dot product of narrow operands loses, in unit roundoffs: 1 where it rounds to nearest."""
+    """The error of an addition in a dot product of narrow operands, in unit roundoffs; 1 means round to nearest."""
     forks_first: bool
-    """Whether a process must fork before its device wakes, since the device's state does not survive a fork."""
+    """Whether a process must fork before it initialises its device, whose state does not survive a fork."""
 
     def prepare(self) -> None:
-        """Set the process up; must come before Triton decorates the first kernel."""
+        """Set up the process; must be called before Triton decorates the first kernel."""
 
     def start(self) -> None:
-        """Wake the device in the process that launches; raises :class:`fuzz_attn.errors.BackendError` if it cannot."""
+        """Initialise the device in the process that launches.
+
+        Raises :class:`fuzz_attn.errors.BackendError` if that fails.
+        """
 
     def preflight(self) -> tuple[str, ...]:
-        """Check loads, casts and dots of each dtype and return the shims that were needed.
+        """Check loads, casts and dots of each dtype, and return the shims that are needed.
 
-        Raises :class:`fuzz_attn.errors.BackendError` where the arithmetic is wrong and no shim is known.
+        Raises :class:`fuzz_attn.errors.BackendError` if the arithmetic is wrong and no shim fixes it.
         """
 
     def running(self) -> AbstractContextManager[Watch]:
         """Return the context in which a target is called; nothing stays patched outside of it.
 
         Raises :class:`fuzz_attn.errors.UnsupportedByBackendError` for a kernel that this backend cannot run, and
-        :class:`fuzz_attn.errors.DeviceLostError` where the launch broke the device for this process.
+        :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
         """
 
     def reaches_large_offsets(self) -> bool:
-        """Return whether a cache may stretch over tens of gigabytes of addresses, most of them never touched."""
+        """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
 
     def new_masks(self) -> tuple[Mask, ...]:
-        """Return the masks of kernels that showed something new since the last call.
-
-        Always empty on a backend that cannot see them.
-        """
+        """Return the masks of kernels with new outcomes since the last call; a compiled kernel has none."""
 
     def new_kernels(self) -> Kernels:
-        """Return what the targets' launches have compiled since the last call; nothing where nothing is compiled."""
+        """Return how many kernels the targets' launches have compiled since the last call; 0 on a CPU."""

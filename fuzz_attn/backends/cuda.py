@@ -1,4 +1,4 @@
-"""The cuda backend: kernels compiled for the GPU that torch sees, which tells no more than what comes out."""
+"""The cuda backend: kernels compiled for the GPU that torch sees. Only their output is checked."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError
 
 TENSOR_CORE_SLACK: Final = 2.0
-"""Tensor cores truncate where they add: each addend to a bit or more behind the last of the largest, then the sum.
+"""Tensor cores truncate where they add: each addend at a bit or more below the last bit of the largest, then the sum.
 
-Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores" (2021), for Ampere; Hopper is measured
-by tests/benchmarks/bench_dot_rounding.py. Where ``m`` products and an accumulator are of size ``s`` together, each cut
-loses up to ``2^-24 s``, and the sum of what is left as much again: ``m + 1`` units of 2^-24, which is more than ``m``
-and at most ``2 m``. tests/oracle/test_tensor_cores.py emulates it.
+Source: Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores" (2021), for Ampere; Hopper is
+measured by tests/benchmarks/bench_dot_rounding.py. Let ``m`` products and an accumulator have the magnitude ``s`` in
+sum. The truncations of the addends lose up to ``m`` times ``2^-24 s``, and that of the sum as much as one of them. This
+is more than ``m`` and at most ``2 m`` units of 2^-24. tests/oracle/test_tensor_cores.py emulates it.
 """
 
 
 class CudaBackend:
-    """Runs kernels on the first GPU that this process sees; a launch has ended when its context is left."""
+    """Runs kernels on the first GPU that this process sees. When a context is left, its launches have ended."""
 
     name = "cuda"
     device = "cuda"
@@ -35,16 +35,16 @@ class CudaBackend:
         self._kernels = Kernels()
 
     def prepare(self) -> None:
-        """Let Triton compile; raises :class:`BackendError` without a GPU, or where kernels are interpreted already."""
+        """Let Triton compile; raises :class:`BackendError` without a GPU, or if kernels are already interpreted."""
         if os.environ.pop("TRITON_INTERPRET", "0") == "1" and "fuzz_attn.kernels.unified_attention" in sys.modules:
             raise BackendError("backend='cuda' must be prepared before any kernel is imported")
-        import torch  # noqa: PLC0415 - the package's command line does not load it
+        import torch  # noqa: PLC0415 - the command line starts without it
 
         if not torch.cuda.is_available():
             raise BackendError("backend='cuda' needs a GPU, and torch sees none")
 
     def start(self) -> None:
-        """Wake the GPU; raises :class:`BackendError` where it does not answer."""
+        """Initialise the GPU; raises :class:`BackendError` if that fails."""
         import torch  # noqa: PLC0415 - as above
 
         try:
@@ -53,7 +53,7 @@ class CudaBackend:
             raise BackendError(f"backend='cuda' cannot use its GPU: {error}") from error
 
     def preflight(self) -> tuple[str, ...]:
-        """Return no shims; raises :class:`BackendError` where the GPU computes wrongly or cannot compute a type."""
+        """Return no shims; raises :class:`BackendError` if the GPU computes wrongly or lacks a type."""
         from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
 
         found = tuple(preflight.defects(self.device))
@@ -63,9 +63,9 @@ class CudaBackend:
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
-        """Give the target poisoned scratch, and wait until the GPU has done all it was asked for.
+        """Give the target poisoned scratch, and wait until the GPU has finished.
 
-        Raises :class:`DeviceLostError` where the GPU answers no more: nothing else can be run in this process then.
+        Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then.
         """
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
 
@@ -78,30 +78,30 @@ class CudaBackend:
             watch.observations.extend(scratch.observations())
 
     def reaches_large_offsets(self) -> bool:
-        """Return no: on a GPU every address takes memory, and workers share it. A saved case runs if there is room."""
+        """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""
         return False
 
     def new_masks(self) -> tuple[Mask, ...]:
-        """Return nothing: a compiled kernel shows no masks."""
+        """Return nothing: the masks of a compiled kernel are not recorded."""
         return ()
 
     def new_kernels(self) -> Kernels:
-        """Return what the targets' launches have compiled since the last call."""
+        """Return how many kernels the targets' launches have compiled since the last call."""
         kernels, self._kernels = self._kernels, Kernels()
         return kernels
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        """Hear of every kernel that Triton makes ready, beside whoever else listens."""
+        """Count every kernel that Triton compiles or loads; another listener stays in effect."""
         from triton import knobs  # noqa: PLC0415 - imports Triton, so only once prepared
 
         before = knobs.compilation.listener
 
-        def listen(**told: Any) -> None:
-            new = Kernels(compiled=not told["cache_hit"], loaded=told["cache_hit"])
+        def listen(**event: Any) -> None:
+            new = Kernels(compiled=not event["cache_hit"], loaded=event["cache_hit"])
             self._kernels = Kernels(*(old + more for old, more in zip(self._kernels, new, strict=True)))
             if before is not None:
-                before(**told)
+                before(**event)
 
         knobs.compilation.listener = listen
         try:
@@ -111,7 +111,7 @@ class CudaBackend:
 
 
 def _wait() -> None:
-    """Wait for the GPU; raise what it reports, as :class:`DeviceLostError` if it goes on reporting it."""
+    """Wait for the GPU; raise the error that it reports, as :class:`DeviceLostError` if it reports one again."""
     import torch  # noqa: PLC0415 - as above
 
     try:

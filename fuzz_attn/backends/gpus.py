@@ -1,4 +1,4 @@
-"""GPUs: which of those that the caller may use a worker process gets."""
+"""GPUs: which of the GPUs that the caller may use is assigned to a worker process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEVICES: Final = Path("/dev")
 
 
 def gpu_environment(index: int, environment: Mapping[str, str] = os.environ, devices: Path = DEVICES) -> dict[str, str]:
-    """Return what the environment of the worker of that number says of GPUs, before anything imports torch.
+    """Return environment variables that assign a GPU to the worker of that number; set them before torch is imported.
 
-    One GPU for each worker, in turn: out of the caller's ``CUDA_VISIBLE_DEVICES``, else out of the machine's. Nothing
-    is said where there is no choice. torch is told to count GPUs without waking them, so that it can still fork.
+    Workers get one GPU each, in turn, from the caller's ``CUDA_VISIBLE_DEVICES``, else from the machine's. Without a
+    choice none is named. torch must count GPUs without initialising them, so that the process can still fork.
     """
     gpus = visible_gpus(environment, devices)
     chosen = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if len(gpus) > 1 else {}
@@ -23,9 +23,9 @@ def gpu_environment(index: int, environment: Mapping[str, str] = os.environ, dev
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> list[str]:
-    """Return how CUDA names each GPU that the caller may use, in order."""
-    asked = environment.get("CUDA_VISIBLE_DEVICES")
-    if asked is not None:
-        return [name.strip() for name in asked.split(",") if name.strip()]
+    """Return CUDA's names of the GPUs that the caller may use, in order."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
     nodes = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return [str(number) for number in range(len(nodes))]

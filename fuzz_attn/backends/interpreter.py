@@ -1,4 +1,4 @@
-"""The interpreter backend: Triton's own interpreter on the CPU, its known defects mended."""
+"""The interpreter backend: Triton's own interpreter on the CPU, with its known defects fixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuzz_attn.errors import BackendError
 
 
 class InterpreterBackend:
-    """Runs kernels one program at a time with ``TRITON_INTERPRET=1``; torch's own threads are kept to one."""
+    """Runs kernels one program at a time, with ``TRITON_INTERPRET=1``."""
 
     name = "interpreter"
     device = "cpu"
@@ -26,16 +26,16 @@ class InterpreterBackend:
         self._shims: tuple[str, ...] = ()
 
     def prepare(self) -> None:
-        """Ask Triton for its interpreter. Kernels that were decorated before stay compiled, so refuse these."""
+        """Select Triton's interpreter; raises :class:`BackendError` if kernels have been decorated for the compiler."""
         if os.environ.get("TRITON_INTERPRET") != "1" and "fuzz_attn.kernels.unified_attention" in sys.modules:
             raise BackendError("backend='interpreter' must be prepared before any kernel is imported")
         os.environ["TRITON_INTERPRET"] = "1"
 
     def start(self) -> None:
-        """Do nothing: a CPU is awake."""
+        """Do nothing: a CPU needs no initialisation."""
 
     def new_kernels(self) -> Kernels:
-        """Return none: nothing is compiled for the CPU."""
+        """Return 0 kernels: nothing is compiled for the CPU."""
         return Kernels()
 
     def preflight(self) -> tuple[str, ...]:
@@ -48,12 +48,12 @@ class InterpreterBackend:
             with shims.applied(self._shims):
                 left = tuple(preflight.defects(self.device))
         if left:
-            raise BackendError(f"backend='interpreter' computes wrongly, and no shim mends it: {', '.join(left)}")
+            raise BackendError(f"backend='interpreter' computes wrongly, and no shim fixes it: {', '.join(left)}")
         return self._shims
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
-        """Apply the shims, poison scratch; numpy's warnings on Inf and NaN are what kernels do by design."""
+        """Apply the shims, poison scratch, and silence numpy's warnings on Inf and NaN."""
         from fuzz_attn.backends import shims  # noqa: PLC0415 - imports Triton, so only once prepared
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
 
@@ -63,11 +63,11 @@ class InterpreterBackend:
         watch.observations.extend(scratch.observations())
 
     def reaches_large_offsets(self) -> bool:
-        """Return whether the machine gives out so many addresses, which cost nothing."""
+        """Return whether the machine provides so many addresses, which take no memory."""
         from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
         return reaches_large_offsets()
 
     def new_masks(self) -> tuple[Mask, ...]:
-        """Return nothing: a program at a time passes by, and nobody looks at its masks."""
+        """Return nothing: the interpreter does not record masks."""
         return ()

@@ -1,6 +1,6 @@
-"""Preflight: does a backend load, cast and multiply each dtype rightly? Asked before a campaign blames a kernel.
+"""Preflight: checks that a backend loads, casts and multiplies each dtype correctly, before a campaign blames a kernel.
 
-Import this module only after the backend is prepared: its kernels are decorated at import.
+Import this module only after the backend is prepared: its kernels are decorated on import.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -57,7 +57,7 @@ def defects(device: str) -> Iterator[str]:
 
 
 def _holds(probe: Callable[..., bool], *arguments: object) -> bool:
-    """Return whether a probe compiles, and finds its operation right: a GPU may lack a type altogether."""
+    """Return whether a probe compiles and its operation is correct; a GPU may lack a type altogether."""
     try:
         return probe(*arguments)
     except CompilationError:

@@ -1,4 +1,4 @@
-"""Numpy's warnings on Inf and NaN, silenced while kernels run on the CPU: they make these by design."""
+"""Silence for numpy's warnings on Inf and NaN, which kernels produce by design."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence numpy's floating-point warnings for as long as the context lasts."""
+    """Silence numpy's floating-point warnings while the context lasts."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield

@@ -1,4 +1,4 @@
-"""Poisoned scratch: what ``torch.empty`` gives to a target is neither zero by luck nor without a guard."""
+"""Poisoned scratch: tensors that a target gets from ``torch.empty`` hold poison, between guard bands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.storage import GUARD_BYTES
 
 POISON: Final = 0xFF
-"""Every byte of it: NaN in each floating-point type, -1 or the largest number in each integer type, true."""
+"""The value of every byte: NaN in each floating-point type, -1 or the largest number in each integer type."""
 
 _UNINITIALISED: Final[frozenset[Callable[..., Any]]] = frozenset(
     (
@@ -27,9 +27,9 @@ _UNINITIALISED: Final[frozenset[Callable[..., Any]]] = frozenset(
 
 
 class PoisonedScratch(TorchFunctionMode):
-    """While it is active, every uninitialised tensor holds poison and lies between guard bands of poison.
+    """While active, fills every uninitialised tensor with poison and puts it between guard bands of poison.
 
-    Sees what is called from Python. What an extension allocates in C++ stays as the allocator gives it.
+    Only calls from Python are caught; tensors that an extension allocates in C++ stay as they are.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class PoisonedScratch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the function returns; of an uninitialised tensor, a poisoned one like it."""
+        """Return what the function returns, or a poisoned tensor like it if it is uninitialised."""
         given = kwargs or {}
         result = func(*args, **given)
         if func not in _UNINITIALISED or torch.compiler.is_compiling() or given.get("out") is not None:
@@ -47,11 +47,11 @@ class PoisonedScratch(TorchFunctionMode):
         return self._guarded(result) if _is_plain(result) else result
 
     def observations(self) -> Iterator[Observation]:
-        """Yield what was written around these tensors; their launches must have ended."""
+        """Yield an observation for each tensor whose guard bands were written; the launches must have ended."""
         for name, guards in self._guards:
             written = int((guards != POISON).sum())
             if written:
-                message = f"{written} bytes around {name}, which the target had from torch.empty, were written"
+                message = f"{written} bytes around {name}, which the target got from torch.empty, were written"
                 yield Observation("written_outside", message)
 
     def _guarded(self, like: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class PoisonedScratch(TorchFunctionMode):
 
 
 def _is_plain(result: Any) -> bool:
-    """Return whether a tensor can be exchanged for another: dense elements in ordinary memory, nothing special."""
+    """Return whether a tensor can be replaced by another: strided elements in ordinary memory, nothing special."""
     return (
         type(result) is torch.Tensor
         and result.layout == torch.strided

@@ -1,7 +1,7 @@
-"""Shims for defects of Triton's interpreter, each small, named, and applied only where the preflight finds its defect.
+"""Shims: named fixes for defects of Triton's interpreter, applied only if the preflight finds the defect.
 
-Up to and including Triton 3.9.0 the interpreter keeps bfloat16 as bit patterns and computes on those (Triton #11584),
-truncates float32 to bfloat16 instead of rounding it, takes the bits of an integer for those of its bfloat16, and loses
+Up to and including Triton 3.9.0 the interpreter keeps bfloat16 as bit patterns and computes on these (Triton #11584),
+truncates float32 to bfloat16 instead of rounding it, uses the bits of an integer as those of its bfloat16, and loses
 the carry when it rounds to fp8. Nothing stays patched outside of the context.
 """
 
@@ -34,11 +34,11 @@ Operation = Callable[..., Any]
 
 
 def needed(defects: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the shims that mend the preflight's findings; a finding that none mends is left out."""
-    return tuple(name for name, mends in _MENDS.items() if any(mends(defect) for defect in defects))
+    """Return the shims that fix the preflight's findings; a finding that none fixes is ignored."""
+    return tuple(name for name, fixes in _FIXES.items() if any(fixes(defect) for defect in defects))
 
 
-_MENDS: Final[dict[str, Callable[[str], bool]]] = {
+_FIXES: Final[dict[str, Callable[[str], bool]]] = {
     "interpreter_float_casts": lambda defect: defect.startswith("cast:"),
     "interpreter_bfloat16_arithmetic": lambda defect: defect in ("add:bfloat16", "dot:bfloat16"),
 }
@@ -46,7 +46,7 @@ _MENDS: Final[dict[str, Callable[[str], bool]]] = {
 
 @contextmanager
 def applied(names: tuple[str, ...]) -> Iterator[None]:
-    """Apply the named shims to the interpreter for as long as the context lasts."""
+    """Apply the named shims to the interpreter while the context lasts."""
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(_SHIMS[name]())
@@ -55,9 +55,9 @@ def applied(names: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def _float_casts() -> Iterator[None]:
-    """Casts round to nearest even; to fp8 they saturate, as the conversion instructions of GPUs do.
+    """Let casts round to nearest even, and saturate to fp8, as the conversion instructions of GPUs do.
 
-    Integers become bfloat16 by way of float32.
+    Integers are cast to bfloat16 through float32.
     """
     original = float_conversion()
 
@@ -83,7 +83,7 @@ def _float_casts() -> Iterator[None]:
 
 @contextmanager
 def _bfloat16_arithmetic() -> Iterator[None]:
-    """Bfloat16 operands are widened to float32 before every operation, and its result is rounded back once."""
+    """Compute on bfloat16 operands in float32, and round each result to bfloat16 once."""
     builder = InterpreterBuilder
     binary, unary, dot = builder.binary_op, builder.unary_op, builder.create_dot
 
@@ -109,7 +109,7 @@ def _is_bfloat16(handle: Any) -> bool:
 
 
 def _widened(handle: Any) -> Any:
-    """Return a bfloat16 handle as float32; any other as it is."""
+    """Return a bfloat16 handle widened to float32; any other unchanged."""
     if not _is_bfloat16(handle):
         return handle
     bits = np.ascontiguousarray(handle.data).astype(np.uint32) << np.uint32(16)
@@ -117,7 +117,7 @@ def _widened(handle: Any) -> Any:
 
 
 def _narrowed(result: Any) -> Any:
-    """Return a result of float32 arithmetic as bfloat16; truth values as they are."""
+    """Return a result of float32 arithmetic rounded to bfloat16; truth values unchanged."""
     if result.dtype == np.bool_:
         return TensorHandle(result, tl.int1)
     return TensorHandle(result.astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
@@ -131,10 +131,10 @@ _SHIMS: Final = {
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Put Triton's language back as it was when the context is left.
+    """Restore Triton's language when the context is left.
 
-    The interpreter patches it for each launch, and again for each device function in another module (every ``tl.max``
-    is one), and undoes only the former. Left so, nothing can be compiled or lowered in this process any more.
+    The interpreter patches it for each launch, and again for each device function in another module, such as
+    ``tl.max``, and undoes only the former. Without this, the process could not compile or lower anything afterwards.
     """
     before = [(namespace, dict(vars(namespace))) for namespace in LANGUAGE]
     try:
@@ -155,6 +155,6 @@ def _restore(namespace: Any, attributes: dict[str, Any]) -> None:
 
 @contextmanager
 def quick_device_calls() -> Iterator[None]:
-    """Patch Triton's language once for each launch in the interpreter, and put it back at the end."""
+    """Let the interpreter patch Triton's language once for each launch, and restore it at the end."""
     with contained(), language_patched_once():
         yield

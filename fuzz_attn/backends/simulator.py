@@ -16,6 +16,7 @@ from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Simulator, simulate
+from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
 
@@ -30,14 +31,14 @@ _KINDS: Final[dict[FindingKind, Kind]] = {
 
 
 def cache_folder() -> Path:
-    """Return where lowered programs are kept: ``FUZZ_ATTN_CACHE``, or ``fuzz_attn`` in the user's cache folder."""
+    """Return the folder of generated programs: ``FUZZ_ATTN_CACHE``, or ``fuzz_attn`` in the user's cache folder."""
     own = os.environ.get("FUZZ_ATTN_CACHE")
     general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(own) if own else general / "fuzz_attn"
 
 
 class SimulatorBackend:
-    """Runs the whole grid of a launch in a few numpy calls, and reports what no output shows."""
+    """Runs the whole grid of a launch in a few numpy calls, and reports what the sanitizers find."""
 
     name = "simulator"
     device = "cpu"
@@ -49,43 +50,44 @@ class SimulatorBackend:
         self._reported: list[int] = []
         self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
         self.parsed: list[Function] = []
-        """The kernels launched since they were last told to be rewritten, before they were; empty without a rewrite."""
+        """The kernels launched since the last call of ``rewrite``, as they were before; empty without a rewrite."""
 
     def prepare(self) -> None:
-        """Let Triton decorate kernels as for a GPU: the simulator lowers them itself."""
+        """Let Triton decorate kernels as for a GPU; the simulator lowers them itself."""
         os.environ.pop("TRITON_INTERPRET", None)
 
     def start(self) -> None:
-        """Do nothing: a CPU is awake."""
+        """Do nothing: a CPU needs no initialisation."""
 
     def new_kernels(self) -> Kernels:
-        """Return none: nothing is compiled for the CPU."""
+        """Return 0 kernels: nothing is compiled for the CPU."""
         return Kernels()
 
     def preflight(self) -> tuple[str, ...]:
-        """Return no shims; raises :class:`BackendError` where the simulator computes wrongly."""
+        """Return no shims; raises :class:`BackendError` if the simulator computes wrongly."""
         from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
 
         with self.running():
             found = tuple(preflight.defects(self.device))
-        self.new_masks()  # what the preflight's own kernels showed is nobody's business
+        self.new_masks()  # masks of the preflight's own kernels are not reported
         if found:
             raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
         return ()
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
-        """Catch every launch, all sanitizers on; raise :class:`UnsupportedByBackendError` for what cannot run.
+        """Run every launch in the simulator, with all sanitizers.
 
-        A kernel that the front end refuses counts as such too: the interpreter tells whether the kernel is wrong, or
-        only wants an integer argument of 1 made a constant, which the simulator never does.
+        Raises :class:`UnsupportedByBackendError` for a kernel that it cannot run. A kernel that the front end rejects
+        counts as one: the interpreter shows whether it is wrong, or only needs an integer argument of 1 to be a
+        constant, which it never is in the simulator.
         """
         watch = Watch()
         with quiet():
             try:
                 with simulate(self._simulator) as session:
                     yield watch
-                if session.unsupported:  # and swallowed, by a target that has something else for a kernel that fails
+                if session.unsupported:  # the target caught it, as it has a fallback for a kernel that fails
                     raise session.unsupported[0]
             except LoopLimitError as error:
                 watch.observations.append(Observation("timeout", str(error)))
@@ -95,20 +97,25 @@ class SimulatorBackend:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
+    def extend(self, extension: Extension) -> None:
+        """Start afresh with a simulator that knows the operations of an extension, which an audit adds to kernels."""
+        self._reported = []
+        self._simulator = Simulator(extension=extension)
+
     def rewrite(self, rewrite: Rewrite) -> None:
-        """From now on change each kernel before it runs, for an audit; masks are not looked at any more."""
+        """Change each kernel before it runs from now on, for an audit; masks are no longer recorded."""
         self._simulator.coverage = False
         self._simulator.rewrite = rewrite
         self.parsed = []
 
     def reaches_large_offsets(self) -> bool:
-        """Return whether the machine gives out so many addresses, which cost nothing."""
+        """Return whether the machine provides so many addresses, which take no memory."""
         from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
         return reaches_large_offsets()
 
     def new_masks(self) -> tuple[Mask, ...]:
-        """Return the masks that showed something new since the last call, with all that they showed so far."""
+        """Return the masks with new outcomes since the last call, with all of their outcomes so far."""
         masks = self._simulator.masks
         if masks.seen == self._reported:
             return ()

@@ -79,10 +79,10 @@ def audit(
     reasons: Path | None,
     out: Path | None,
 ) -> int:
-    """Put bugs into a target's kernels and count those that a campaign finds.
+    """Count the bugs put into a kernel that a campaign finds.
 
-    Every mutant is judged on the cases of a default campaign, in the same order. The default is seeded bugs for the
-    built-in targets, and changes of the IR for all others.
+    The bugs are seeded bugs, the default for the built-in targets, or generated changes of the kernels' IR, the default
+    for all others. Every mutant is judged on the cases of a default campaign, in the same order.
     """
     from fuzz_attn.mutation.audit import Request  # noqa: PLC0415 - imports torch, which the other commands do without
     from fuzz_attn.mutation.audit import audit as run_audit  # noqa: PLC0415 - likewise

@@ -16,10 +16,12 @@ from fuzz_attn.report.coverage_gaps import print_gaps
 @click.argument("run_folder", metavar="RUN_FOLDER", type=FILE)
 @exits
 def coverage(*, run_folder: Path) -> int:
-    """List mask and branch outcomes that a run did not exercise, by source line.
+    """List mask outcomes that a run did not exercise.
 
     The simulator records for the mask of every load, store and select, and for the condition of every branch and loop,
-    whether it was all true, all false or mixed in some program. A mask that was never mixed is an untested boundary.
+    whether it was all true, all false or mixed in some program. The list of missing outcomes names the source line. A
+    mask that was never mixed is an untested boundary.
+
     RUN_FOLDER is the folder that a run printed, of one target or of several, or a coverage.json in it.
     """
     for file in coverage_files(run_folder):

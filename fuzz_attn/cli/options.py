@@ -84,7 +84,9 @@ def target_option(default: str, name: str = "target", *, multiple: bool = False)
 
 
 family_option: Final = click.option(
-    "--family", type=click.Choice(get_args(Family)), help="Kernel family. Default: the one that fits the signature."
+    "--family",
+    type=click.Choice(get_args(Family)),
+    help="Kernel family. Default: the one that fits the signature. Without --target: this project's own kernel.",
 )
 backend_option: Final = click.option(
     "--backend",

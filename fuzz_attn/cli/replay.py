@@ -25,10 +25,11 @@ COLOURS: Final = {"FIXED": "bold green", "FAILED": "bold red", "UNSEEN": "bold y
 @backend_option
 @exits
 def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
-    """Replay saved counterexamples: FAILED or FIXED; exit 1 if any fails.
+    """Replay saved counterexamples.
 
-    Without a file or folder, replay all of tests/counterexamples. UNSEEN means that only sanitizers can see the
-    failure and that the backend has none; it counts as a failure while the file's status is open.
+    Print FAILED or FIXED for each and exit with 1 if any fails. The default is all of tests/counterexamples. UNSEEN
+    means that only sanitizers can see the failure and that the backend has none; it counts as a failure while the
+    file's status is open.
     """
     if not places and not FOLDER.is_dir():
         click.echo(f"no counterexamples: {FOLDER} does not exist")

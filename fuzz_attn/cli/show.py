@@ -20,7 +20,7 @@ from fuzz_attn.report.picture import save_picture
 @click.option("--svg", type=FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
 @exits
 def show(*, file: Path, svg: Path | None) -> int:
-    """Show a counterexample in words, and the command that replays it."""
+    """Show a saved failure and the command that replays it."""
     found = counterexample.load(file)
     shown = Group(failure.render(found, file), origin(found))
     output.show(Console(), shown)

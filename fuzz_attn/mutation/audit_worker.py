@@ -99,11 +99,9 @@ def _load(message: bytes) -> AuditWorker:
     from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
     from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.case_stream import CaseStream  # noqa: PLC0415 - as above
-    from fuzz_attn.mutation.ir import probes  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.position import PositionFile  # noqa: PLC0415 - as above
 
     assert isinstance(healthy.backend, SimulatorBackend)
-    probes.install()
     stream = CaseStream(healthy.target.domain, setup.seed)
     position = PositionFile(Path(setup.scratch) / POSITION_FILE)
     return AuditWorker(setup, healthy, BatchRunner(healthy.target, healthy.backend, stream, position))

@@ -12,8 +12,8 @@ import torch
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
 from fuzz_attn.mutation.case_stream import CaseStream
-from fuzz_attn.mutation.ir import probes
 from fuzz_attn.mutation.ir.mutants import Rewrite, changes_in
+from fuzz_attn.mutation.ir.probes import Probes
 from fuzz_attn.mutation.mutant import IrChange, Mutant
 from fuzz_attn.mutation.mutant_run import MutantRun, limited_processor_time
 from fuzz_attn.mutation.position import NO_MUTANT, PositionFile
@@ -38,6 +38,8 @@ class BatchRunner:
         self._backend = backend
         self._stream = stream
         self._position = position
+        self._probes = Probes()
+        backend.extend(self._probes.extension)
         self.false_alarms: dict[str, set[int]] = {}
         """The cases, counted from 1, on which the healthy target failed, by fixed tolerance or ``PROPERTIES``."""
         self.healthy_cases = 0
@@ -115,12 +117,12 @@ class BatchRunner:
         if change is not None and change not in healthy.changes:
             return
         run.cases += 1
-        probes.TALLY.reached = probes.TALLY.differed = 0
+        self._probes.reset()
         started = time.perf_counter()
         verdict, launch = self._verdict(run, healthy, Rewrite(change, probed=enough > 0))
         run.seconds += time.perf_counter() - started
-        run.reached += probes.TALLY.reached > 0
-        run.differed += probes.TALLY.differed > 0
+        run.reached += self._probes.tally.reached > 0
+        run.differed += self._probes.tally.differed > 0
         if verdict is None:
             run.undecided.clear()
             return

@@ -1,4 +1,4 @@
-"""Generated programs kept on disk, by everything that their source depends on, within a limit of size."""
+"""A folder of generated programs, by all that they depend on, within a limit of size."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
 
 LIMIT_BYTES: Final = 256 * 2**20
-"""A folder that holds more loses what was not used for longest, down to three quarters of it."""
+"""If a folder holds more, the files used longest ago are removed until three quarters of it are left."""
 CHECK_EVERY: Final = 256
 """A cache looks at its folder's size when it stores its first program, and then after as many more."""
 
 _STALE_SECONDS: Final = 3600.0
-_OWN: Final = re.compile(r"[0-9a-f]{64}\.(?:program|json)|tmp\w+\.part")
-"""The names that this module gives its files, now and formerly: nothing else in the folder is ever removed."""
+_OWN: Final = re.compile(r"[0-9a-f]{64}\.program|tmp\w+\.part")
+"""The names of this module's files; no other file is ever removed."""
 
 
 @functools.lru_cache(maxsize=1)
 def generator_version() -> str:
-    """Return a digest of the simulator's own source and of Triton's and Python's versions: of all that a file needs."""
+    """Return a digest of the simulator's source and of the versions of Triton and Python."""
     digest = hashlib.sha256(triton.__version__.encode() + importlib.util.MAGIC_NUMBER)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -77,7 +77,7 @@ def _decode(data: bytes) -> Program:
     digest, body = data[:32], data[32:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the digest does not fit")
-    fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - our own file, as far as the digest tells
+    fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - the digest shows that it is our own file
     name, source, origins, lines, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
     different = [Origin(operation, Location(file, line)) for operation, file, line in origins]
     return Program(
@@ -96,9 +96,9 @@ def _decode(data: bytes) -> Program:
 
 
 class DiskCache:
-    """A folder of programs. A file that cannot be read counts as absent; several processes may share the folder.
+    """A folder of programs, which several processes may share. A file that cannot be read counts as absent.
 
-    Its files together hold at most `limit` bytes, but for what is stored between two looks at them.
+    Its files hold at most `limit` bytes, apart from the programs stored between two checks of the size.
     """
 
     def __init__(self, folder: Path, limit: int = LIMIT_BYTES, check_every: int = CHECK_EVERY) -> None:
@@ -108,7 +108,7 @@ class DiskCache:
         self._stored = 0
 
     def get(self, key: str) -> Program | None:
-        """Return the program stored under `key`, or None. What is found counts as used now."""
+        """Return the program stored under `key`, or None; it counts as used now."""
         path = self._folder / f"{key}.program"
         try:
             program = _decode(path.read_bytes())
@@ -119,7 +119,7 @@ class DiskCache:
         return program
 
     def put(self, key: str, program: Program) -> None:
-        """Store a program. A folder that cannot be written to is no error: the cache only saves time."""
+        """Store a program. If the folder cannot be written to, nothing happens: the cache only saves time."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
@@ -131,10 +131,10 @@ class DiskCache:
             self._stored += 1
 
     def prune(self) -> None:
-        """Remove the files used longest ago if the folder holds more than the limit, and what older versions left.
+        """Remove the files used longest ago if the folder holds more than the limit, and old unfinished ones.
 
-        Another process may do the same at the same time: whoever comes second finds nothing to remove. A program that
-        is removed while a process runs it stays whole there, and is generated again elsewhere.
+        Other processes may do the same at the same time. A process that runs a removed program keeps it in memory;
+        others generate it again.
         """
         found: list[tuple[float, int, str]] = []
         with os.scandir(self._folder) as entries:

@@ -1,4 +1,4 @@
-"""What the sanitizers report, and where in a kernel's source it happened."""
+"""Findings: what the sanitizers report, and the line of a kernel's source that each belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class FindingKind(StrEnum):
-    """The classes of defects that the sanitizers tell apart."""
+    """The kinds of defects that the sanitizers find."""
 
     OUT_OF_BOUNDS_LOAD = "out-of-bounds load"
     OUT_OF_BOUNDS_STORE = "out-of-bounds store"
@@ -22,7 +22,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of a kernel's source; line 0 means that the IR does not say."""
+    """A line of a kernel's source; line 0 means that the IR names none."""
 
     file: str = "<unknown>"
     line: int = 0
@@ -36,10 +36,10 @@ UNKNOWN_LOCATION = Location()
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect of one launch; of many equal ones (same kind and line) the first, with their number in `count`.
+    """A defect seen in a launch; `count` is how often it was seen, and the other fields belong to the first time.
 
-    `program` is (x, y, z) in the grid; `index` counts elements from the tensor's first one, as strides do;
-    `bounds` is the range of valid offsets, first inclusive and last exclusive, or of valid integers.
+    `program` is (x, y, z) in the grid. `index` counts elements from the tensor's first one, as strides do. `bounds` is
+    the range of valid offsets, its end exclusive, or the range of valid integers.
     """
 
     kind: FindingKind
@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, str, str, int, str]:
-        """What makes two findings the same defect: kind, kernel, file, line and tensor."""
+        """Kind, kernel, file, line and tensor; findings that agree in these are one defect."""
         return (self.kind.value, self.kernel, self.location.file, self.location.line, self.tensor)
 
 

@@ -1,4 +1,4 @@
-"""One launch while it runs: its grid, its memories, and the reports of its sanitizers."""
+"""A run: one launch while it executes, with its grid and the findings of its sanitizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fuzz_attn.simulator.torch_compat import modes_disabled
 
 Array = npt.NDArray[Any]
 
-# Elements of the largest tile that programs run together may hold: more of them leave the processor's caches.
+# Programs run together as long as their largest tiles have no more elements in sum, which fit the processor's caches.
 _CHUNK_ELEMENTS = 1 << 18
 
 
@@ -50,7 +50,7 @@ def _shared(array: Array) -> Array:
 
 @dataclass(slots=True)
 class Run:
-    """What the generated code asks for: program ids, and a place to report to."""
+    """What generated code is called with: it gives program ids and takes reports."""
 
     program: Program
     masks: Masks
@@ -58,14 +58,14 @@ class Run:
     findings: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     id_ranges: list[Range] = field(default_factory=list)
     lanes: Array = field(default_factory=lambda: _lanes(0, 0))
-    """The numbers of the programs that run together just now."""
+    """The numbers of the programs that run together now."""
 
     def execute(self, plan: Plan, arguments: list[Any]) -> None:
-        """Run all programs, in chunks that fit the caches, in the order of their numbers."""
+        """Run all programs in the order of their numbers, in chunks that fit the processor's caches."""
         total = self.grid[0] * self.grid[1] * self.grid[2]
         self.id_ranges = [(0, extent - 1, ()) for extent in self.grid]
         chunk = 1 if self.program.sequential else max(1, _CHUNK_ELEMENTS // self.program.elements)
-        # What generated code asks of torch is none of the session's business, and each call would pass through Python.
+        # The session need not see what generated code calls of torch; each call would pass through Python.
         with np.errstate(all="ignore"), modes_disabled(), self.program.explaining():
             function = self.program.ready(self.masks)
             if plan.prepared is None:
@@ -76,7 +76,7 @@ class Run:
                 function(self, self.lanes, plan.prepared, *arguments)
 
     def program_ids(self, lanes: Array, axis: int) -> Array:
-        """Program ids along one axis of the grid; the last axis runs fastest, as in Triton's interpreter."""
+        """Return program ids along an axis of the grid; the last axis runs fastest, as in Triton's interpreter."""
         if lanes is self.lanes:
             return _ids(self.grid, axis, int(lanes[0]), lanes.size)
         return _ids_of(self.grid, axis, lanes)
@@ -103,7 +103,7 @@ class Run:
         message: str,
         count: int,
     ) -> None:
-        """Note a finding, or counts it with an equal one of this launch. `row` is the lane it happened in."""
+        """Record a finding, or count it with an equal one of this launch. It was seen in the program `lanes[row]`."""
         location = self.program.sites[site]
         key = (kind, location, tensor)
         known = self.findings.get(key)
@@ -114,7 +114,7 @@ class Run:
         self.findings[key] = Finding(kind, self.program.name, location, program, tensor, index, bounds, message, count)
 
     def overflow(self, memory: Memory, lanes: Array, taints: tuple[Taint, ...], mask: Array | None, rank: int) -> None:
-        """Report the 32-bit overflows that reach an element which `mask` lets through."""
+        """Report the 32-bit overflows that reach an element which is accessed, which means that `mask` holds."""
         for taint in taints:
             reached = taint.rows(lanes)
             if reached.ndim < rank + 1:
@@ -129,7 +129,7 @@ class Run:
     def overflow_sum(
         self, memory: Memory, lanes: Array, site: int, mask: Array | None, rank: int, *terms: Array
     ) -> None:
-        """As `overflow`, for a 32-bit sum of terms that is formed only at the access."""
+        """Report as `overflow` does, for a 32-bit sum of terms that is computed only at the access."""
         ideal: Any = 0
         for term in terms:
             ideal = ideal + term.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The simulator: the programs of all kernels that were launched, kept between sessions, and what their masks showed."""
+"""The simulator: the programs of all kernels that were launched, and the outcomes of their masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuzz_attn.errors import SimulatorError
 from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
-from fuzz_attn.simulator.frontend.binding import Binder, Bound, told
+from fuzz_attn.simulator.frontend.binding import Binder, Bound, text_of
 from fuzz_attn.simulator.frontend.interpreted import Translations
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.frontend.lowering import Lowering
@@ -39,24 +39,29 @@ class Recent(Generic[Kept]):
         self._most = most
         self._drop = drop
 
+    def find(self, key: object) -> Kept | None:
+        """Return the entry of a key, or None."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
     def get(self, key: object, make: Callable[[], Kept]) -> Kept:
         """Return the entry of a key; `make` it if there is none."""
-        entry = self._entries.get(key)
+        entry = self.find(key)
         if entry is None:
             entry = self._entries[key] = make()
             if len(self._entries) > self._most:
                 self._drop(self._entries.popitem(last=False)[1])
-        else:
-            self._entries.move_to_end(key)
         return entry
 
 
 class Simulator:
     """Finds the program of a launch: in memory, on disk, or by lowering the kernel.
 
-    `coverage` records what masks show in `masks`. `cache_dir` is a folder of generated programs. `rewrite` changes each
-    parsed kernel before code is made of it. `extension` has operations that are not Triton's. Programs of rewritten
-    kernels, or with an extension, never go to the disk. `coverage` and `rewrite` may be set between sessions.
+    With `coverage`, `masks` records the outcomes of masks. `cache_dir` is a folder of generated programs. `rewrite`
+    changes each parsed kernel before code is made of it. `extension` has operations that are not Triton's. Programs of
+    rewritten kernels, or with an extension, never go to the disk. `coverage` and `rewrite` may be set between sessions.
     """
 
     def __init__(
@@ -98,14 +103,14 @@ class Simulator:
         """Return the parsed kernel of a launch, and the program of what `rewrite` makes of it."""
         key = (source_digest(kernel), bound.form.key)
         function = self._parsed.get(key, lambda: self._parse(kernel, bound))
-        program = self._rewritten.get((key, self.coverage, rewrite), lambda: self._changed(key, function, rewrite))
+        own: tuple[object, bool, Rewrite | None] = (key, self.coverage, rewrite)
+        program = self._rewritten.find(own)
+        if program is None:
+            changed = rewrite(function)
+            if changed is function:  # all rewrites that leave a kernel as it is share one program
+                own = (key, self.coverage, None)
+            program = self._rewritten.get(own, lambda: self._generate_changed(changed))
         return function, program
-
-    def _changed(self, key: object, function: Function, rewrite: Rewrite) -> Program:
-        changed = rewrite(function)
-        if changed is function:  # all rewrites that leave a kernel as it is share one program
-            return self._rewritten.get((key, self.coverage, None), lambda: self._generate_changed(function))
-        return self._generate_changed(changed)
 
     def _generate_changed(self, function: Function) -> Program:
         """Return the program of a rewritten kernel; raises SimulatorError where it is none."""
@@ -124,7 +129,7 @@ class Simulator:
             source_digest(kernel),
             python_function(kernel).__code__.co_filename,  # findings and coverage name it
             sorted(bound.signature.items()),
-            [(path, told(value)) for path, value in bound.constants().items()],
+            [(path, text_of(value)) for path, value in bound.constants().items()],
             self.coverage,
         )
         program = self._disk.get(key)

@@ -1,4 +1,4 @@
-"""What the cuda backend decides by itself, without a GPU: tests/backends/test_on_gpu.py runs it on one."""
+"""What the cuda backend does without a GPU; tests/backends/test_on_gpu.py runs it on one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzz_attn.errors import BackendError, DeviceLostError
     [(True, "0", "cuda"), (True, "1", "simulator"), (False, "0", "simulator")],
     ids=["a GPU", "a GPU, but the CPU is asked for", "no GPU"],
 )
-def test_auto_takes_a_gpu_where_there_is_one(
+def test_auto_selects_a_gpu_if_there_is_one(
     gpu: bool, interpret: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
@@ -23,7 +23,7 @@ def test_auto_takes_a_gpu_where_there_is_one(
     assert backend_named("auto").name == expected
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(BackendError, match=r"^backend='cuda' needs a GPU, and torch sees none$"):
@@ -31,7 +31,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *errors: str | None) -> None:
-    """Let the GPU answer each wait with an error or without one; the last answer stays."""
+    """Let the GPU end each wait with an error or without one; the last entry is repeated."""
     left = list(errors)
 
     def synchronize() -> None:
@@ -43,7 +43,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *errors: str | None) -> None:
     monkeypatch.setattr(torch, "zeros", lambda *_, device: torch.ones(1))
 
 
-def test_a_gpu_that_goes_on_reporting_an_error_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_keeps_reporting_an_error_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "an illegal memory access was encountered", "CUDA error")
     with (
         pytest.raises(DeviceLostError, match=r"^an illegal memory access was encountered$"),
@@ -52,19 +52,19 @@ def test_a_gpu_that_goes_on_reporting_an_error_is_lost(monkeypatch: pytest.Monke
         raise ValueError("Triton noticed it first")
 
 
-def test_an_error_that_passes_is_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_reported_once_belongs_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "invalid configuration argument", None)
     with pytest.raises(RuntimeError, match=r"^invalid configuration argument$"), cuda.CudaBackend().running():
         pass
 
 
-def test_an_exception_of_the_target_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_the_target_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, None)
     with pytest.raises(ValueError, match=r"^refused$"), cuda.CudaBackend().running():
         raise ValueError("refused")
 
 
-def test_kernels_are_counted_while_a_target_runs_and_whoever_listened_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_counted_while_a_target_runs_beside_another_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, None)
     heard: list[bool] = []
     monkeypatch.setattr(knobs.compilation, "listener", lambda **told: heard.append(told["cache_hit"]))

@@ -1,4 +1,4 @@
-"""What the simulator cannot run goes on in the interpreter, and is said; asked for by name, it is refused."""
+"""A kernel that the simulator cannot run falls back to the interpreter, unless the simulator was named explicitly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +34,12 @@ def test_auto_falls_back_to_the_interpreter(name: str) -> None:
         assert "backend='simulator' cannot run this" in worker.fallback
 
 
-def test_the_simulator_by_name_is_refused() -> None:
+def test_the_simulator_named_explicitly_is_an_error() -> None:
     with IsolatedWorker(Setup(TARGET, backend="simulator")) as worker, pytest.raises(BackendError, match="cannot run"):
         worker.judge(Order(CASE))
 
 
-def test_the_summary_says_so(campaign: Callable[..., Outcome]) -> None:
+def test_the_summary_reports_the_fallback(campaign: Callable[..., Outcome]) -> None:
     outcome = campaign("unified_attention", setup=Setup(TARGET), max_cases=3)
     assert outcome.failure is None
     printed = text_of(render(outcome.statistics))
@@ -47,7 +47,7 @@ def test_the_summary_says_so(campaign: Callable[..., Outcome]) -> None:
     assert "fallback" in printed
 
 
-def test_a_sanitizers_finding_is_not_called_fixed_by_a_backend_without_them() -> None:
+def test_a_backend_without_sanitizers_does_not_report_their_findings_as_fixed() -> None:
     folder = Path(__file__).parents[1] / "counterexamples" / "unified"
     path = folder / "store_beyond_head.json"
     assert counterexample.load(path).verdict.property_name == "sanitizers"
@@ -56,7 +56,7 @@ def test_a_sanitizers_finding_is_not_called_fixed_by_a_backend_without_them() ->
 
 
 @pytest.mark.parametrize(("marked", "exit_status"), [("fixed", 0), ("open", 1)])
-def test_what_cannot_be_seen_fails_a_replay_while_its_file_is_open(
+def test_a_finding_that_the_backend_cannot_detect_fails_its_replay(
     marked: Literal["open", "fixed"], exit_status: int, tmp_path: Path
 ) -> None:
     known = counterexample.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "store_beyond_head.json")
@@ -67,7 +67,7 @@ def test_what_cannot_be_seen_fails_a_replay_while_its_file_is_open(
     assert f"1 replayed, {exit_status} failed, 1 unseen" in done.output
 
 
-def test_a_plain_finding_is_fixed_on_either(tmp_path: Path) -> None:
+def test_a_wrong_output_is_fixed_on_either_backend(tmp_path: Path) -> None:
     path = tmp_path / "case.json"
     known = counterexample.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "window_too_long.json")
     path.write_bytes(msgspec.json.encode(known))

@@ -1,4 +1,4 @@
-"""The interpreter backend: the preflight finds what this Triton computes wrongly, the shims mend it and leave no trace.
+"""The interpreter backend: the preflight finds what this Triton computes wrongly, and the shims fix it.
 
 Triton's language is patched while a launch runs, so this file decides nothing about Triton's mode: the suite runs with
 TRITON_INTERPRET=1.
@@ -81,14 +81,14 @@ def dot_kernel(a_ptr, b_ptr, target_ptr, SIZE: tl.constexpr):
 
 
 @contextmanager
-def mended() -> Iterator[None]:
+def corrected() -> Iterator[None]:
     with np.errstate(all="ignore"), shims.applied(ALL_SHIMS):
         yield
 
 
 def cast(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     target = torch.zeros(source.shape, dtype=dtype)
-    with mended():
+    with corrected():
         cast_kernel[(1,)](source, target, SIZE=source.numel())
     return target
 
@@ -98,7 +98,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Assert the same bits, where any NaN is as good as another."""
+    """Assert the same bits; any NaN equals any other."""
     both_nan = actual.float().isnan() & expected.float().isnan()
     different = (bits(actual) != bits(expected)) & ~both_nan
     assert not bool(different.any()), (actual[different][:8], expected[different][:8])
@@ -142,7 +142,7 @@ def test_floats_round_to_halves(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_every_half_survives_the_way_up_and_down(dtype: torch.dtype) -> None:
+def test_every_half_survives_a_cast_to_float32_and_back(dtype: torch.dtype) -> None:
     assert_same(cast(cast(every(dtype), torch.float32), dtype), every(dtype))
 
 
@@ -181,10 +181,10 @@ BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("operation", BINARY)
-def test_bfloat16_is_computed_on_its_values(operation: str) -> None:
+def test_bfloat16_operations_use_values_and_not_bits(operation: str) -> None:
     a, b = PAIRS.to(torch.bfloat16).T.contiguous()
     actual = torch.zeros_like(a)
-    with mended():
+    with corrected():
         binary_kernel[(1,)](a, b, actual, OPERATION=operation, SIZE=a.numel())
     assert_same(actual, BINARY[operation](a, b).to(torch.bfloat16))
 
@@ -193,23 +193,23 @@ def test_bfloat16_is_computed_on_its_values(operation: str) -> None:
 def test_bfloat16_operations_on_one_operand(operation: str, known: Any) -> None:
     numbers = every(torch.bfloat16)
     actual = torch.zeros_like(numbers)
-    with mended():
+    with corrected():
         unary_kernel[(1,)](numbers, actual, OPERATION=operation, SIZE=numbers.numel())
     assert_same(actual, known(numbers))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
-def test_dots_multiply_values(dtype: torch.dtype) -> None:
+def test_dot_products_use_values_and_not_bits(dtype: torch.dtype) -> None:
     a, b = (torch.arange(256).reshape(16, 16) % modulus - modulus // 2 for modulus in (11, 7))
     actual = torch.zeros((16, 16))
-    with mended():
+    with corrected():
         dot_kernel[(1,)](a.to(dtype) / 8, b.to(dtype) / 4, actual, SIZE=16)
     assert torch.equal(actual, (a.double() / 8 @ (b.double() / 4)).float())
 
 
 @pytest.fixture(autouse=True)
 def _contained() -> Iterator[None]:
-    """Launches without the backend leave Triton's language patched, which other tests of this process would meet."""
+    """Restore Triton's language, which launches without the backend leave patched."""
     with shims.contained():
         yield
 
@@ -245,12 +245,12 @@ def test_nothing_stays_patched() -> None:
 
 def test_nothing_stays_patched_after_an_exception() -> None:
     before = snapshot()
-    with pytest.raises(RuntimeError, match="of a kernel"), mended(), shims.quick_device_calls():
+    with pytest.raises(RuntimeError, match="of a kernel"), corrected(), shims.quick_device_calls():
         raise RuntimeError("of a kernel")
     assert snapshot() == before
 
 
-def test_the_shims_are_those_that_the_preflight_asks_for() -> None:
+def test_the_backend_applies_the_shims_that_the_preflight_needs() -> None:
     with np.errstate(all="ignore"):
         found = tuple(preflight.defects("cpu"))
     assert InterpreterBackend().preflight() == shims.needed(found)
@@ -266,7 +266,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defects", DEFECTS, ids=str)
-def test_a_shim_is_applied_for_its_defects_alone(defects: tuple[str, ...]) -> None:
+def test_a_shim_is_applied_only_for_its_defects(defects: tuple[str, ...]) -> None:
     assert shims.needed(defects) == DEFECTS[defects]
 
 
@@ -278,7 +278,7 @@ def test_a_shim_is_applied_for_its_defects_alone(defects: tuple[str, ...]) -> No
         ("create_dot", "dot:float16"),
     ],
 )
-def test_the_preflight_sees_a_broken_interpreter(broken: str, defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preflight_detects_a_broken_interpreter(broken: str, defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place: Any = interpreter if broken == "_convert_float" else interpreter.InterpreterBuilder
     original = getattr(place, broken)
 
@@ -294,9 +294,9 @@ def test_the_preflight_sees_a_broken_interpreter(broken: str, defect: str, monke
         assert defect in set(preflight.defects("cpu"))
 
 
-def test_arithmetic_that_no_shim_mends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arithmetic_that_no_shim_fixes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_dot_is_right", lambda dtype, device: dtype != torch.float32)
-    with pytest.raises(BackendError, match=r"^backend='interpreter' computes wrongly, .* mends it: dot:float32$"):
+    with pytest.raises(BackendError, match=r"^backend='interpreter' computes wrongly, .* fixes it: dot:float32$"):
         InterpreterBackend().preflight()
 
 
@@ -309,7 +309,7 @@ def test_quick_device_calls_change_no_bit(path: Any, dtype: Any, case: Attention
     target, outputs = load_target("unified"), []
     for quick in (True, False):
         tensors = materialise(changed)
-        with mended():
+        with corrected():
             if quick:
                 with shims.quick_device_calls():
                     target.run(tensors)
@@ -326,7 +326,7 @@ def test_numpy_agrees_with_torch_on_the_types_that_the_shims_use() -> None:
         assert_same(torch.from_numpy(widened), every(dtype).float())
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(BackendError, match=r"^backend='gpu' must be one of: auto, simulator, interpreter, cuda$"):
         backend_named("gpu")
 
@@ -343,7 +343,7 @@ except BackendError as error:
 """
 
 
-def test_a_kernel_that_was_imported_too_early_is_told() -> None:
+def test_a_kernel_that_was_imported_too_early_is_an_error() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     said = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout == "backend='interpreter' must be prepared before any kernel is imported\n"

@@ -1,4 +1,4 @@
-"""The cuda backend on a GPU: the same cases, properties and files as on a CPU, and what only a device can do wrong."""
+"""The cuda backend on a GPU: the same cases, properties and files as on a CPU, and failures of a device."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_tensors_are_the_same_bits_as_on_a_cpu() -> None:
         assert digest_of(materialise(order.case, "cuda")) == digest_of(materialise(order.case))
 
 
-def test_the_oracle_says_the_same_as_on_a_cpu() -> None:
+def test_the_oracle_agrees_with_itself_on_a_cpu() -> None:
     for order in drawn(FULL, 30, seed=13):
         here, there = attend(materialise(order.case)), attend(materialise(order.case, "cuda"))
         assert there.expected.device.type == "cuda"
@@ -132,14 +132,14 @@ def test_a_hanging_kernel_is_a_verdict_and_the_next_case_is_judged() -> None:
         ("reads_scratch", replace(LONG, dtypes=DTypes("float16", "float16", "float8_e5m2")), ("oracle", "nan")),
     ],
 )
-def test_what_guards_and_poison_see(target: str, case: AttentionCase, expected: tuple[str, str]) -> None:
+def test_guards_and_poison_reveal_defects(target: str, case: AttentionCase, expected: tuple[str, str]) -> None:
     with IsolatedWorker(Setup(spec_of(target), "unified", "cuda")) as worker:
         verdict = worker.judge(Order(case)).verdict
         assert (verdict.property_name, verdict.kind) == expected
         assert worker.judge(Order(SHORT)).verdict.passed
 
 
-def test_what_a_cpu_found_replays_here() -> None:
+def test_a_counterexample_from_a_cpu_replays_on_a_gpu() -> None:
     files = tuple(sorted((ROOT / "tests" / "counterexamples" / "unified").glob("*.json")))
     assert files
     for replayed in replay(files, backend="cuda"):
@@ -147,7 +147,7 @@ def test_what_a_cpu_found_replays_here() -> None:
         assert not replayed.drifted
 
 
-def test_what_a_gpu_found_replays_on_a_cpu(campaign: Callable[..., Outcome]) -> None:
+def test_a_counterexample_from_a_gpu_replays_on_a_cpu(campaign: Callable[..., Outcome]) -> None:
     outcome = campaign(
         "", setup=Setup(spec_of("window_too_long"), "unified", "cuda"), max_time=60.0, max_cases=2000, seed=3
     )

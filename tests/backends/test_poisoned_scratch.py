@@ -1,4 +1,4 @@
-"""What torch.empty gives to a target: poison between guard bands, whose change is told, and nothing once it is over."""
+"""Tensors from torch.empty hold poison between guard bands while a target runs, and writes to these are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_uninitialised_tensors_hold_poison_and_keep_their_layout(make: Callable[
             assert bool((scratch == (255 if dtype == torch.uint8 else -1)).all())
 
 
-def test_what_is_filled_or_special_is_left_alone() -> None:
+def test_filled_and_special_tensors_are_unchanged() -> None:
     with PoisonedScratch() as scratch:
         assert bool((torch.zeros(3) == 0).all())
         assert torch.empty(0, 4).shape == (0, 4)
@@ -55,7 +55,7 @@ def test_what_is_filled_or_special_is_left_alone() -> None:
     assert list(scratch.observations()) == []
 
 
-def test_nothing_stays_behind() -> None:
+def test_nothing_stays_patched_by_scratch() -> None:
     before = torch.empty
     with pytest.raises(ValueError, match="broken"), PoisonedScratch():
         raise ValueError("broken")
@@ -64,7 +64,7 @@ def test_nothing_stays_behind() -> None:
 
 
 @pytest.mark.parametrize(("place", "written"), [(-1, 4), (24, 4), (23, 0), (24 + GUARD_BYTES // 4 - 1, 4)])
-def test_a_write_around_scratch_is_told(place: int, written: int) -> None:
+def test_a_write_around_scratch_is_reported(place: int, written: int) -> None:
     with PoisonedScratch() as scratch:
         tensor = torch.empty(4, 6)
         flat = tensor.as_strided((1,), (1,), tensor.storage_offset() + place)
@@ -73,7 +73,7 @@ def test_a_write_around_scratch_is_told(place: int, written: int) -> None:
     assert [seen.message for seen in scratch.observations()] == told * bool(written)
 
 
-def test_a_target_that_reads_its_scratch_unwritten_fails_in_the_interpreter(case: AttentionCase) -> None:
+def test_a_target_that_reads_unwritten_scratch_fails_in_the_interpreter(case: AttentionCase) -> None:
     verdict = check(experiment(case, lambda out, **_: out.copy_(torch.empty_like(out))))
     assert (verdict.property_name, verdict.kind) == ("oracle", "nan")
 

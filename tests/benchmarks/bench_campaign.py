@@ -1,11 +1,11 @@
-"""What one case of a default campaign costs in all, in seconds of CPU: drawing, tensors, launch, oracle, relations.
+"""The cost of one case of a default campaign in CPU seconds: drawing, tensors, launch, oracle, relations.
 
-Run it with ``make bench``, or one family of it: ``bench_campaign.py 960 unified``. One worker sees each round
-several times, and the fastest but the first counts: a campaign in its steady state, whose kernels are known, on a
-machine that is as calm as it gets. Seconds of CPU, not of the clock; Linux alone tells them of a child.
+Run it with ``make bench``, or for one family with ``bench_campaign.py 960 unified``. One worker plays each round
+several times. The fastest of them counts, without the first: all kernels are known then, and other load on the machine
+matters least. CPU seconds of a child process need Linux.
 
-Another run, all in one process, tells the parts: what is asked within a relation counts for it, and ``draw`` is what is
-left of the round.
+A second run in one process measures the parts. Everything within a relation counts as ``relation``, and the rest of a
+round as ``draw``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS: Final = ("draw", "tensors", "snapshot", "launch", "oracle", "judge", "rel
 
 
 class Cost(NamedTuple):
-    """CPU seconds of some cases: of the process that draws, of its worker, and of each part."""
+    """CPU seconds of some cases: in the parent, which draws, in its worker, and by part."""
 
     parent: float
     child: float
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 class MeasuredCampaign(Campaign):
-    """A campaign of each round several times, and the CPU seconds that the fastest took, here and in the worker."""
+    """A campaign that plays each round several times and keeps the CPU seconds of the fastest, with its worker's."""
 
     def _search(self) -> None:
         assert self.plan.max_cases is not None
@@ -75,25 +75,25 @@ def _seconds_below(pid: int) -> float:
 
 
 class Clock:
-    """CPU seconds by part: time counts for the innermost part that is running, but for all of a relation."""
+    """CPU seconds by part: time counts for the innermost running part, but within a relation for the relation."""
 
     def __init__(self) -> None:
         self._running = ["draw"]
         self.start()
 
     def start(self) -> None:
-        """Count from now on, from 0."""
+        """Start counting from 0."""
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._since = time.process_time()
 
     def stop(self) -> dict[str, float]:
-        """Return the seconds counted."""
+        """Return the counted seconds."""
         self._switch()
         return self._seconds
 
     @contextlib.contextmanager
     def running(self, part: str) -> Iterator[None]:
-        """Count the time within for a part."""
+        """Count the time within the context for a part."""
         self._switch()
         self._running.append(self._running[-1] if self._running[-1] == "relation" else part)
         try:
@@ -180,7 +180,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
 
 def main(cases: int, targets: tuple[str, ...]) -> None:
     """Print the cost of a case for each family, and for all of them."""
-    print(f"{cases} cases of a default campaign for each family, seed {SEED}, warm; milliseconds of CPU a case")
+    print(f"{cases} cases of a default campaign of each family, seed {SEED}, warm; CPU milliseconds per case")
     print(f"{'family':8} {'parent':>7} {'child':>7} {'cases/s':>8}  {' '.join(f'{part:>8}' for part in PARTS)}")
     everything: list[Cost] = []
     for target in targets:

@@ -1,6 +1,6 @@
-"""What one case costs beside the launch itself: drawing, tensors, oracle, judge, over the default distribution.
+"""The cost of one case without its launch: drawing, tensors, oracle, judge, over the default distribution.
 
-Run it with ``make bench``. Times are this machine's; the shares are what to compare.
+Run it with ``make bench``. Compare the shares; the times depend on the machine.
 """
 
 import statistics
@@ -64,7 +64,7 @@ def main(count: int) -> None:
     measured(20)
     times = measured(count)
     times["all"] = [sum(parts) for parts in zip(*(times[part] for part in PARTS), strict=True)]
-    print(f"{count} cases of the default distribution, milliseconds a case, one thread")
+    print(f"{count} cases of the default distribution, milliseconds per case, one thread")
     print(f"{'part':8} {'median':>8} {'mean':>8} {'95%':>8}")
     for part, values in times.items():
         tail = sorted(values)[int(0.95 * len(values))]

@@ -1,7 +1,7 @@
-"""How a GPU rounds inside of ``tl.dot``: what the slacks of a rounding model say of it, measured.
+"""How a GPU rounds inside of ``tl.dot``: the slacks of a rounding model, measured.
 
-For each operand type: in which units the sums are off, how many bits behind the last one of the largest addend the
-others keep, and whether the sum is rounded or cut. Needs a GPU; prints figures and judges none.
+For each operand type it prints the errors of the sums, how many bits below the last bit of the largest addend the other
+addends keep, and whether the sum is rounded or truncated. Needs a GPU.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-os.environ.pop("TRITON_INTERPRET", None)  # before Triton is imported: kernels are to be compiled
+os.environ.pop("TRITON_INTERPRET", None)  # before Triton is imported, so that it compiles the kernels
 
 import torch
 import triton
@@ -32,7 +32,7 @@ KINDS: Final = ("normal", "one sign", "beside one", "falling")
 
 @triton.jit
 def dot_kernel(a_ptr, b_ptr, c_ptr, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr):
-    """Multiply [M, K] with [K, N] in one `tl.dot`, onto what [M, N] holds already."""
+    """Multiply [M, K] with [K, N] in one `tl.dot`, and add [M, N]."""
     m, k, n = tl.arange(0, M), tl.arange(0, K), tl.arange(0, N)
     a = tl.load(a_ptr + m[:, None] * K + k[None, :])
     b = tl.load(b_ptr + k[:, None] * N + n[None, :])
@@ -41,14 +41,14 @@ def dot_kernel(a_ptr, b_ptr, c_ptr, M: tl.constexpr, K: tl.constexpr, N: tl.cons
 
 
 def dot(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, precision: str) -> torch.Tensor:
-    """Return what the GPU makes of ``a @ b + c``, float32."""
+    """Return the GPU's ``a @ b + c`` in float32."""
     result = c.clone()
     dot_kernel[(1,)](a, b, result, M=a.shape[0], K=a.shape[1], N=b.shape[1], PRECISION=precision)
     return result
 
 
 def operands(kind: str, shape: tuple[int, int], dtype: torch.dtype, random: torch.Generator) -> torch.Tensor:
-    """Return numbers that the type and tf32 hold exactly."""
+    """Return numbers that the type and tf32 represent exactly."""
     numbers = torch.randn(shape, generator=random)
     if kind == "one sign":
         numbers = numbers.abs() + 0.5
@@ -61,7 +61,7 @@ def operands(kind: str, shape: tuple[int, int], dtype: torch.dtype, random: torc
 
 
 def largest_error(dtype: torch.dtype, precision: str, rows: int, width: int, kind: str, *, onto: bool) -> float:
-    """Return the largest error of 20 dots of ``width`` products, in units for each product as the bound counts them."""
+    """Return the largest error of 20 dots of ``width`` products, in the bound's units per product."""
     random, worst = torch.Generator().manual_seed(width), 0.0
     for _ in range(20):
         a = operands(kind, (rows, width), dtype, random)
@@ -82,7 +82,7 @@ def onto_256(dtype: torch.dtype, precision: str, rows: int, factors: tuple[float
 
 
 def kept_bits(dtype: torch.dtype, precision: str, rows: int) -> str:
-    """Return how many bits behind the last one of the largest addend the others keep, 3 at most."""
+    """Return how many bits below the last bit of the largest addend the others keep, at most 3."""
     for extra in range(3, -16, -1):
         exponent = 8 - 23 - extra
         factors = 2.0 ** (exponent // 2), 2.0 ** (exponent - exponent // 2)
@@ -92,17 +92,17 @@ def kept_bits(dtype: torch.dtype, precision: str, rows: int) -> str:
 
 
 def rounding(dtype: torch.dtype, precision: str, rows: int) -> str:
-    """Return what becomes of 256 and three quarters of its last bit."""
-    return "cut" if onto_256(dtype, precision, rows, (1.5 * 2.0**-8, 2.0**-8), 1) == 256.0 else "rounded"
+    """Return whether 256 plus three quarters of its last bit is rounded or truncated."""
+    return "truncated" if onto_256(dtype, precision, rows, (1.5 * 2.0**-8, 2.0**-8), 1) == 256.0 else "rounded"
 
 
 def main() -> None:
     """Print the table."""
     if not torch.cuda.is_available():
-        print("bench_dot_rounding: no GPU here, nothing to measure")
+        print("bench_dot_rounding: no GPU, nothing to measure")
         return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
-    print("largest errors in units of 2^-24 sum|a b| for each product, in brackets those onto a sum")
+    print("largest errors in units of 2^-24 sum|a b| per product; in brackets with an addend")
     for name, (dtype, precision) in TYPES.items():
         for rows in (16, 64):
             try:
@@ -112,10 +112,10 @@ def main() -> None:
 
 
 def measure(name: str, dtype: torch.dtype, precision: str, rows: int) -> None:
-    """Print what one type does in dots of so many rows: few go to `mma`, 64 to `wgmma` where there is one."""
+    """Print the figures of one type for a number of rows: few rows use `mma`, 64 use `wgmma` where it exists."""
     kept, sums = kept_bits(dtype, precision, rows), rounding(dtype, precision, rows)
-    print(f"{name}, {rows} rows: addends keep {kept} bits behind the last, 3/4 of the last bit is {sums}", flush=True)
-    for width in (32, 64) if name == "float32 ieee" else (32, 64, 128, 256):  # without tensor cores it is all unrolled
+    print(f"{name}, {rows} rows: addends keep {kept} bits below the last, 3/4 of the last bit is {sums}", flush=True)
+    for width in (32, 64) if name == "float32 ieee" else (32, 64, 128, 256):  # without tensor cores the dot is unrolled
         errors = [
             [largest_error(dtype, precision, rows, width, kind, onto=onto) for onto in (False, True)] for kind in KINDS
         ]

@@ -1,7 +1,7 @@
-"""How many cases a campaign makes of each kernel that Triton would compile, for rounds of several sizes.
+"""The number of cases for each kernel that Triton would compile, for rounds of several sizes.
 
-Runs no kernel: takes down what each launch would be compiled for, as Triton specialises it. Constants, the presence of
-pointers, their types and whether they are divisible by 16, integers that are 1 or divisible by 16.
+It runs no kernel. It records what Triton would specialise each launch for: constants, which pointers are None, types
+and alignment of pointers, and integers that are 1 or divisible by 16.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ KERNELS = ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce
 
 
 class Recorder:
-    """Stands for a kernel and takes its launches down."""
+    """Replaces a kernel and records its launches."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -31,13 +31,13 @@ class Recorder:
         self.seen: set[tuple[object, ...]] = set()
 
     def __getitem__(self, grid: object) -> Any:
-        """Return what is called in place of the kernel."""
+        """Return a function that records a launch."""
         return lambda **given: self.seen.add(
             tuple((name, self.specialised(name, given[name])) for name in sorted(given))
         )
 
     def specialised(self, name: str, value: Any) -> object:
-        """Return what of an argument Triton compiles into the kernel."""
+        """Return the part of an argument that Triton compiles into the kernel."""
         parameter = self.parameters.get(name)
         if isinstance(value, torch.Tensor):
             return value.dtype, value.data_ptr() % 16 == 0
@@ -60,7 +60,7 @@ def main() -> None:
             seed = derived_seed(1, 0, number)
             play_round(target.domain, seed, size.cases, lambda case, _: target.run(materialise(case)), size)
         made, compiled = CASES // size.cases * size.cases, sum(len(recorder.seen) for recorder in recorders)
-        print(f"{size}: {made} cases, {compiled} kernels, {made / compiled:.2f} cases each", flush=True)
+        print(f"{size}: {made} cases, {compiled} kernels, {made / compiled:.2f} cases per kernel", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How many of the keys that a default campaign reads it would miss: the share of visible (row, key) pairs.
+"""The share of (row, key) pairs that are visible: a campaign would detect that the kernel left out the key.
 
-Run it with ``make bench``, or by hand with the number of cases of each family and the seed. The cases are those of
-``fuzz-attn run --workers 1 --seed SEED``, the bounds those of each family's own model. Not part of a campaign, because
-leaving out each key costs more than all of the oracle.
+Run it with ``make bench``, or with the number of cases of each family and the seed. The cases are those of ``fuzz-attn
+run --workers 1 --seed SEED``, the bounds those of each family's rounding model. Campaigns do not measure this, because
+leaving out each key costs more than the whole oracle.
 """
 
 import sys
@@ -23,7 +23,7 @@ Row = tuple[str, str]
 
 
 def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
-    """Return the counts of ``count`` cases of one family, each under all rows of the table that it belongs to."""
+    """Return the counts of ``count`` cases of one family, for each row of the table."""
     target, found = built_in(family), dict[Row, Visibility]()
     assert target is not None
     stream = CaseStream(target.domain, seed)
@@ -50,7 +50,7 @@ def _words(recipe: Plain | None) -> str:
 
 
 def main(count: int, seed: int) -> None:
-    """Print the share of visible pairs and of visible boundary pairs, by what the cases were made of."""
+    """Print the share of visible pairs and of visible boundary pairs, by the recipes of the cases."""
     torch.set_num_threads(1)
     found: dict[Row, Visibility] = {}
     for family in get_args(Family):

@@ -229,10 +229,8 @@ DAMAGED = {
     "empty": (lambda text: "", r"is cut off or not JSON: "),
     "not JSON": (lambda text: "hello", r"is cut off or not JSON: "),
     "another JSON": (lambda text: "[1, 2]", r"is not a counterexample: Expected `object`, got `array`"),
-    "newer": (
-        lambda text: text.replace('"schema": 1', '"schema": 2'),
-        r"schema=2 is newer than 1, which this version ",
-    ),
+    "newer": (lambda text: text.replace('"schema": 2', '"schema": 3'), r"schema=3 is newer than 2, the only one "),
+    "older": (lambda text: text.replace('"schema": 2', '"schema": 1'), r"schema=1 is older than 2, the only one "),
     "nonsense": (
         lambda text: text.replace('"head_size": 8', '"head_size": -8'),
         r"Expected `int` >= 1 - at `\$\.case\.",

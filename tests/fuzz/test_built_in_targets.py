@@ -1,4 +1,4 @@
-"""The harness on this project's own kernels: a short campaign of each family at every run of the suite."""
+"""A short campaign on this project's own kernels of each family."""
 
 from fuzz_attn import fuzz
 

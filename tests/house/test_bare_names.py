@@ -1,4 +1,4 @@
-"""The bare names `kernels` and `strategies` stay free for the packages that own them elsewhere."""
+"""The top-level names `kernels` and `strategies` stay free for other packages of these names."""
 
 import subprocess
 import sys
@@ -7,25 +7,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("kernels", "strategies")
+FOLDERS = ("kernels", "strategies")
 ORIGIN = "import importlib.util, sys; spec = importlib.util.find_spec(sys.argv[1]); print(spec and spec.origin)"
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_installation_claims_no_bare_name(room: str) -> None:
-    # -P: without the current folder on the path, what is left is what installing this project has added to it.
-    command = [sys.executable, "-P", "-c", ORIGIN, room]
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_installation_takes_no_top_level_name(folder: str) -> None:
+    # -P removes the current folder from the path, so that only installed packages are found.
+    command = [sys.executable, "-P", "-c", ORIGIN, folder]
     found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    assert found == "None" or not Path(found).is_relative_to(ROOT / room)
+    assert found == "None" or not Path(found).is_relative_to(ROOT / folder)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_package_of_that_name_wins_at_the_root(room: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The folder without __init__.py can only be a namespace, and a regular package anywhere on the path goes before it.
-    package = tmp_path / room / "__init__.py"
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_package_of_that_name_is_found_first_at_the_root(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without __init__.py our folder is a namespace package, and a regular package anywhere on the path goes first.
+    package = tmp_path / folder / "__init__.py"
     package.parent.mkdir()
     package.touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [sys.executable, "-c", ORIGIN, room]
+    command = [sys.executable, "-c", ORIGIN, folder]
     found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     assert Path(found) == package

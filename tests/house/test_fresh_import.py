@@ -1,4 +1,4 @@
-"""What an import drags in, seen in a fresh process: the cheap modules stay cheap, and work where torch does not."""
+"""Imports in a fresh process: modules that must not need torch, Triton or Hypothesis do not import them."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ LOADED = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sy
         ("fuzz_attn.case.domain", EVERYTHING_HEAVY),
         ("fuzz_attn.oracle.verdict", EVERYTHING_HEAVY),
         ("fuzz_attn.strategies.cases", KERNEL_STACK),
-        # pytest loads the plugin in every repository of the environment that it is installed in.
+        # pytest loads the plugin in every repository of an environment.
         ("fuzz_attn.pytest_plugin", KERNEL_STACK),
         ("fuzz_attn.cli.main", KERNEL_STACK),
     ],

@@ -1,4 +1,4 @@
-"""The wheel holds what the checkout holds, under the names that the code is imported by."""
+"""The wheel contains every module and data file of the checkout, under its import name."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ FOLDERS = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn/kernels", "strategies
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # A copy, because setuptools leaves build folders behind, and takes stale modules out of them into the next wheel.
+    # In a copy, because setuptools leaves build folders behind and would take stale modules from them.
     copy = tmp_path_factory.mktemp("copy")
     for name in FILES:
         shutil.copy(ROOT / name, copy)
@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shipped() -> set[str]:
-    """Return where each file of the three folders belongs in the wheel."""
+    """Return the path in the wheel of each file of the three folders."""
     names = set()
     for folder, package in FOLDERS.items():
         root = ROOT / folder
@@ -38,12 +38,12 @@ def shipped() -> set[str]:
     return names
 
 
-def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_every_file_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == shipped(), "does [tool.setuptools] of pyproject.toml list every package and its data?"
 
 
-def test_wheel_carries_the_licence(wheel: Path) -> None:
+def test_wheel_contains_the_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 

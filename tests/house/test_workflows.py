@@ -1,4 +1,4 @@
-"""What the workflows run can be run by hand: make targets that exist, with variables that the Makefile reads."""
+"""The workflows run make targets that exist, with variables that the Makefile reads."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def inputs_of(name: str) -> dict[str, Any]:
     return inputs
 
 
-def test_there_are_three() -> None:
+def test_there_are_three_workflows() -> None:
     assert set(WORKFLOWS) == {"pull-request", "nightly", "replay"}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_command_can_be_run_by_hand(name: str) -> None:
+def test_commands_are_make_targets(name: str) -> None:
     commands = [step["run"] for job in jobs_of(name) for step in job["steps"] if "run" in step]
     assert commands
     for command in commands:
@@ -49,31 +49,31 @@ def test_every_command_can_be_run_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_variable_is_read(name: str) -> None:
+def test_variables_are_read_by_the_makefile(name: str) -> None:
     given = {variable for job in jobs_of(name) for variable in job.get("env", {})} - SET_FOR_PIP
     assert given <= set(re.findall(r"\$\((\w+)\)", MAKEFILE))
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_input_is_used_and_every_one_used_is_there(name: str) -> None:
+def test_inputs_are_declared_and_used(name: str) -> None:
     used = set(re.findall(r"\binputs\.(\w+)", WORKFLOWS[name].read_text(encoding="utf-8")))
     assert used == (set() if name == "pull-request" else set(inputs_of(name)))
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_none_may_write_or_run_for_ever(name: str) -> None:
+def test_permissions_and_time_are_limited(name: str) -> None:
     assert parsed(name)["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 180 for job in jobs_of(name))
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_file_named_is_there(name: str) -> None:
+def test_files_exist(name: str) -> None:
     text = WORKFLOWS[name].read_text(encoding="utf-8")
     for named in re.findall(r"(?<![\w/.])(?:tests|fuzz_attn|kernels|strategies)(?:/[\w.-]+)+", text):
         assert (ROOT / named).exists(), named
 
 
-def test_nightly_keeps_what_it_found_whatever_happened() -> None:
+def test_nightly_uploads_its_output_in_any_case() -> None:
     (job,) = jobs_of("nightly")
     (kept,) = (step for step in job["steps"] if step.get("uses", "").startswith("actions/upload-artifact@"))
     assert kept["if"] == "always()"
@@ -81,7 +81,7 @@ def test_nightly_keeps_what_it_found_whatever_happened() -> None:
     assert int(inputs_of("nightly")["seconds"]["default"]) < 60 * job["timeout-minutes"]
 
 
-def test_nightly_fuzzes_on_a_gpu_for_the_time_that_is_set() -> None:
+def test_nightly_fuzzes_on_a_gpu_for_the_given_time() -> None:
     assert "fuzz-attn run --backend cuda --max-time 3600 --out" in made("nightly")
     assert "fuzz-attn run --backend cuda --max-time 77 --out" in made("nightly", "NIGHTLY_TIME=77")
 
@@ -95,6 +95,6 @@ def test_replay_takes_file_target_and_backend() -> None:
 
 
 def made(target: str, *variables: str) -> str:
-    """Return what make would run."""
+    """Return the commands that make would run."""
     command = ["make", "--dry-run", "--old-file=.venv/.stamp", target, *variables]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""Kernels with one planted defect each, beside their healthy forms; the sanitizers must tell them apart."""
+"""Kernels with one seeded bug each, and their correct forms, for the tests of the sanitizers."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.

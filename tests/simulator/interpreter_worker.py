@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class InterpreterWorker:
-    """Runs kernels of a file, or a function by its dotted name, in a process of its own; use it as a context."""
+    """Runs kernels of a file, or a function by its name, in another process; use it as a context."""
 
     def __enter__(self) -> InterpreterWorker:
         environment = dict(
@@ -43,11 +43,11 @@ class InterpreterWorker:
     def launch(
         self, path: str, kernel: str, grid: tuple[int, ...], *arguments: Any, **keywords: Any
     ) -> tuple[list[Any], float]:
-        """The arguments after a launch of `kernel` in the file `path`, and its CPU time in seconds."""
+        """Return the arguments after a launch of `kernel` in the file `path`, and its CPU time in seconds."""
         return self._ask(("launch", path, kernel, grid, arguments, keywords))
 
     def call(self, name: str, **keywords: Any) -> tuple[list[Any], float]:
-        """The keyword arguments' values after a call of a function, and its CPU time in seconds.
+        """Return the keyword arguments' values after a call of a function, and its CPU time in seconds.
 
         The function is named `module:function` or `path.py:function`.
         """
@@ -112,7 +112,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
                 return
             try:
                 answer: Any = _answer(request, known)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other process shall raise it
+            except Exception as error:  # noqa: BLE001 - the other process raises any error
                 answer = RuntimeError(repr(error))
             _send(answer, sink)
 

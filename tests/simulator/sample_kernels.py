@@ -18,7 +18,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, num_elements, BLOCK: tl.constexpr):
 
 @triton.jit
 def apply_kernel(x_ptr, out_ptr, FUNCTION: tl.constexpr):
-    """One number changed by any function."""
+    """Apply any function to one number."""
     tl.store(out_ptr, FUNCTION(tl.load(x_ptr)))
 
 
@@ -210,5 +210,5 @@ def paged_attention_kernel(
 
 @triton.jit
 def misspelt_kernel(x_ptr):
-    """A name that nobody defined, in the middle of an expression."""
+    """An undefined name in the middle of an expression."""
     tl.store(x_ptr, tl.load(x_ptr + offest) + 1)  # type: ignore[name-defined]  # noqa: F821 - the point of it

@@ -1,4 +1,4 @@
-"""The simulator beside a GPU: casts, arithmetic and dot products of the same kernels on the same bits."""
+"""The simulator against a GPU: casts, arithmetic and dot products of the same kernels on the same bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _patterns(dtype: torch.dtype) -> torch.Tensor:
-    """All bit patterns of a narrow format; for float32 a million random ones."""
+    """Return all bit patterns of a narrow format; for float32, a million random ones."""
     if dtype == torch.float32:
         bits = torch.randint(-(2**31), 2**31 - 1, (1 << 20,), generator=torch.Generator().manual_seed(0))
         return bits.to(torch.int32).view(torch.float32)
@@ -35,7 +35,7 @@ def _patterns(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _both(kernel: Any, grid: int, inputs: list[torch.Tensor], out: torch.Tensor, *rest: Any, **constants: Any) -> None:
-    """Run a kernel in the simulator and on the GPU, and demand equal outputs (any NaN equals any NaN)."""
+    """Run a kernel in the simulator and on the GPU, and assert equal outputs; any NaN equals any other."""
     on_gpu = out.cuda()
     kernel[(grid,)](*(x.cuda() for x in inputs), on_gpu, *rest, **constants)
     with simulate():

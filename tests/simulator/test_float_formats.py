@@ -1,4 +1,4 @@
-"""Rounding by table: every number that a float32 can be, as far as fp8 can tell, rounds as ml_dtypes rounds it."""
+"""Rounding to narrow formats by table, compared with ml_dtypes on all upper halves of a float32."""
 
 from __future__ import annotations
 

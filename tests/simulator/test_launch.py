@@ -1,4 +1,4 @@
-"""Launches are caught wherever Triton launches, and nothing stays patched."""
+"""Every launch of Triton runs in the simulator, and nothing stays patched."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -115,7 +115,7 @@ def test_an_empty_grid_runs_nothing(kernels: Any) -> None:
         assert not _add(kernels.add_kernel, (0,), BLOCK=32).any()
 
 
-def test_the_innermost_session_catches(kernels: Any) -> None:
+def test_the_innermost_session_runs_the_launch(kernels: Any) -> None:
     with simulate() as outer, simulate() as inner:
         kernels.add_kernel[(1,)](torch.zeros(3), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
     assert not outer.findings

@@ -1,4 +1,4 @@
-"""Programs are kept in memory and on disk: found again, told apart, and never trusted when they cannot be read."""
+"""Programs are kept in memory and on disk: found again, never confused, and generated anew if a file is damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_programs_in_memory_are_those_that_ran_last(kernels: Any) -> None:
         _launch(kernels, simulator, block=block)
     assert simulator.lowering.count == 3
     _launch(kernels, simulator, block=32)
-    assert simulator.lowering.count == 4, "the one that had not run for longest was dropped"
+    assert simulator.lowering.count == 4, "the program that ran longest ago was dropped"
 
 
 def test_a_program_on_disk_is_not_lowered_again(kernels: Any, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_program_on_disk_is_not_lowered_again(kernels: Any, tmp_path: Path) ->
     assert other.lowering.count == 0
 
 
-def test_types_and_constants_are_told_apart(kernels: Any, tmp_path: Path) -> None:
+def test_types_and_constants_select_different_programs(kernels: Any, tmp_path: Path) -> None:
     simulator = Simulator(cache_dir=tmp_path)
     _launch(kernels, simulator)
     _launch(kernels, simulator, dtype=torch.float16)
@@ -81,7 +81,9 @@ def _apply(kernels: Any, simulator: Simulator, folder: Path, sign: str) -> float
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_function_that_is_a_constant_is_told_by_its_source(kernels: Any, tmp_path: Path, on_disk: bool) -> None:
+def test_the_source_of_a_function_that_is_a_constant_selects_the_program(
+    kernels: Any, tmp_path: Path, on_disk: bool
+) -> None:
     lowered, one = 0, Simulator(cache_dir=tmp_path)
     for sign, expected in zip("+*+", (7.0, 10.0, 7.0), strict=True):
         simulator = Simulator(cache_dir=tmp_path) if on_disk else one
@@ -118,7 +120,7 @@ def _files(folder: Path, count: int, size: int = 1000) -> list[Path]:
     return paths
 
 
-def test_a_folder_above_the_limit_loses_what_was_not_used_for_longest(tmp_path: Path) -> None:
+def test_a_folder_above_the_limit_loses_the_files_used_longest_ago(tmp_path: Path) -> None:
     paths = _files(tmp_path, 20)
     DiskCache(tmp_path, limit=20_000).prune()
     assert all(path.exists() for path in paths)
@@ -138,13 +140,14 @@ def test_a_program_that_is_read_counts_as_used(kernels: Any, tmp_path: Path) -> 
 
 
 def test_only_our_own_files_are_removed_and_unfinished_ones_only_when_old(tmp_path: Path) -> None:
-    former, foreign = tmp_path / f"{key_of(0)}.json", tmp_path / "notes.json"
+    (whole,), foreign = _files(tmp_path, 1), tmp_path / "notes.json"
     old, new = tmp_path / "tmpabc.part", tmp_path / "tmpdef.part"
-    for path in (former, foreign, old, new):
+    for path in (foreign, old, new):
         path.write_bytes(bytes(1000))
         os.utime(path, (1e9, 1e9))
     os.utime(new, (time.time(), time.time()))
     DiskCache(tmp_path, limit=0).prune()
+    assert not whole.exists()
     assert sorted(tmp_path.iterdir()) == sorted([foreign, new])
 
 

@@ -1,4 +1,4 @@
-"""A launch that resembles an earlier one takes from it what is the same, and notices all that is not."""
+"""A launch reuses what it shares with an earlier one, and only that."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -46,7 +46,7 @@ def launched(x: torch.Tensor, out: torch.Tensor, factor: float = 1.0) -> Session
 
 
 def copied(x: torch.Tensor, out: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-    """As `launched`, and return what was written; nothing may be found."""
+    """Launch as `launched` does, assert that nothing is found, and return what was written."""
     assert launched(x, out, factor).findings == []
     return out
 
@@ -93,7 +93,7 @@ def test_another_grid() -> None:
         assert not out[rows:].any()
 
 
-def test_numbers_that_equal_others_or_not_even_themselves() -> None:
+def test_numbers_that_are_equal_but_differ_and_nan() -> None:
     out = torch.zeros(1)
     for number in (0.0, -0.0, 2.0, float("inf"), float("nan"), -0.0, 0.0):
         with simulate(SIMULATOR):
@@ -103,7 +103,7 @@ def test_numbers_that_equal_others_or_not_even_themselves() -> None:
         np.testing.assert_array_equal(out.numpy()[0], expected)
 
 
-def test_constants_that_are_equal_and_not_the_same(kernels: Any) -> None:
+def test_constants_that_are_equal_but_differ(kernels: Any) -> None:
     out = torch.zeros(1)
     for number in (0.0, kernels.MINUS_ZERO, 2.0, float("nan"), kernels.MINUS_ZERO, 0.0):
         with simulate(SIMULATOR), np.errstate(all="ignore"):
@@ -112,7 +112,7 @@ def test_constants_that_are_equal_and_not_the_same(kernels: Any) -> None:
         np.testing.assert_array_equal(out.numpy()[0], expected)
 
 
-def test_a_launch_that_is_refused_leaves_nothing_watched() -> None:
+def test_a_rejected_launch_leaves_nothing_watched() -> None:
     out = torch.zeros(4, 12)
     with simulate(SIMULATOR):
         x = torch.empty(4, 12)
@@ -122,7 +122,7 @@ def test_a_launch_that_is_refused_leaves_nothing_watched() -> None:
     assert torch.equal(copied(x, out), x)
 
 
-def test_what_is_watched_is_that_of_the_launch() -> None:
+def test_each_launch_watches_its_own_tensors() -> None:
     out = torch.zeros(4, 12)
     with simulate(SIMULATOR) as session:
         x = torch.empty(4, 12)
@@ -136,7 +136,7 @@ def test_what_is_watched_is_that_of_the_launch() -> None:
     copied(x, out)
 
 
-def test_bounds_are_those_of_the_view_at_hand() -> None:
+def test_bounds_are_those_of_the_view_that_is_passed() -> None:
     x, out = torch.randn(4, 16), torch.zeros(4, 12)
     assert launched(x[:, :12], out).findings == []
     with simulate(SIMULATOR) as session:

@@ -1,4 +1,4 @@
-"""Each sanitizer finds its planted specimens, says where, and leaves the healthy forms alone."""
+"""Each sanitizer finds its seeded bugs at their lines, and nothing in the correct forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNELS = "defective_kernels.py"
 
 
 def _line(kernel: Any, text: str, occurrence: int = 0) -> int:
-    """The number of the line of a kernel's source that holds `text`."""
+    """Return the number of the line of a kernel's source that contains `text`."""
     lines, first = inspect.getsourcelines(kernel.fn)
     return [first + index for index, line in enumerate(lines) if text in line][occurrence]
 
@@ -37,9 +37,9 @@ def _run_table(kernels: Any, masked: bool, width: int = 3) -> tuple[list[Finding
 
 
 def test_block_table_read_past_the_row_in_a_live_allocation(kernels: Any) -> None:
-    healthy, expected = _run_table(kernels, masked=True)
+    correct, expected = _run_table(kernels, masked=True)
     findings, out = _run_table(kernels, masked=False)
-    assert not healthy
+    assert not correct
     assert torch.equal(out, expected)
     finding = _only(findings)
     assert finding.kind is FindingKind.OUT_OF_BOUNDS_LOAD

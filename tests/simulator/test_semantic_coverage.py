@@ -1,4 +1,4 @@
-"""Coverage of masks and branches: what a launch adds, and what the bits mean."""
+"""Coverage of masks and branches: which outcomes a launch records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNELS = "operation_kernels.py"
 
 @pytest.fixture
 def simulator() -> Simulator:
-    """A simulator that records masks and has seen none."""
+    """Return a simulator that records masks and has recorded none."""
     return Simulator(coverage=True)
 
 
@@ -69,7 +69,7 @@ def _control(simulator: Simulator, control_kernel: Any, limits: list[int]) -> li
     return [bits for site, bits in simulator.masks.items() if site.kind == "branch"]
 
 
-def test_a_branch_that_was_not_reached_saw_nothing(simulator: Simulator, kernels: Any) -> None:
+def test_a_branch_that_was_not_reached_has_no_outcome(simulator: Simulator, kernels: Any) -> None:
     first, second = _control(simulator, kernels.control_kernel, [9, 9, 9])
     assert first in (ALL_TRUE, ALL_FALSE)
     assert second == 0
@@ -80,7 +80,7 @@ def test_a_condition_of_one_element_cannot_be_mixed(simulator: Simulator, kernel
 
 
 @pytest.mark.parametrize("known", range(8))
-def test_what_is_known_is_kept_and_what_is_new_is_added(known: int) -> None:
+def test_known_outcomes_are_kept_and_new_ones_added(known: int) -> None:
     rows = {ALL_TRUE: [True, True], ALL_FALSE: [False, False], MIXED: [True, False]}
     for bits in range(1, 8):
         seen = [0, known]
@@ -88,14 +88,14 @@ def test_what_is_known_is_kept_and_what_is_new_is_added(known: int) -> None:
         assert seen == [0, known | bits]
 
 
-def test_nothing_is_recorded_unless_asked_for(simulator: Simulator, sample_kernels: Any) -> None:
+def test_nothing_is_recorded_without_coverage(simulator: Simulator, sample_kernels: Any) -> None:
     with simulate():
         sample_kernels.add_kernel[(1,)](torch.ones(4), torch.ones(4), torch.zeros(4), 4, BLOCK=16)
     assert _bits(simulator.masks) == {}
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_factors_that_share_no_axis_show_what_their_conjunction_does(seed: int) -> None:
+def test_factors_that_share_no_axis_have_the_outcomes_of_their_conjunction(seed: int) -> None:
     generator = np.random.default_rng(seed)
     shapes = [(generator.choice([1, 3]), 4, 1), (generator.choice([1, 3]), 1, 3)]
     factors = [generator.random(shape) < generator.choice([0, 0.1, 0.5, 0.9, 1]) for shape in shapes]

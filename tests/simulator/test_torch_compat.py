@@ -29,12 +29,12 @@ def test_a_mode_sees_every_operator_unless_modes_are_disabled() -> None:
     assert mode.seen == ["aten::empty", "aten::zero_"]
 
 
-def test_torch_asks_modes_whether_it_shall_skip_its_compiler() -> None:
+def test_modes_decide_whether_torch_skips_its_compiler() -> None:
     assert "_should_skip_dynamo" in vars(TorchDispatchMode)
     assert not DispatchMode._should_skip_dynamo()
 
 
-def test_an_operator_says_which_arguments_it_writes_to() -> None:
+def test_an_operator_names_the_arguments_that_it_writes_to() -> None:
     assert written_arguments(torch.ops.aten.zero_.default) == ((0, "self"),)
     assert written_arguments(torch.ops.aten.add.out) == ((3, "out"),)
     assert written_arguments(torch.ops.aten.add.Tensor) == ()

@@ -132,5 +132,5 @@ def test_a_reinterpreted_tensor_has_its_tensor_and_type() -> None:
     assert triton_compat.reinterpreted_type(tensor) is None
 
 
-def test_a_listener_is_told_of_each_compilation() -> None:
+def test_a_listener_of_compilations_can_be_set() -> None:
     assert hasattr(triton.knobs.compilation, "listener")

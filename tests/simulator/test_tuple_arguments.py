@@ -1,4 +1,4 @@
-"""Tuples as arguments of a launch: bound as Triton's own launcher binds them, with the results of its interpreter."""
+"""Tuples as arguments of a launch: bound as Triton's launcher binds them, compared with its interpreter."""
 
 from __future__ import annotations
 

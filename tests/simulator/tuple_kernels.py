@@ -1,4 +1,4 @@
-"""Kernels whose launches pass tuples, each with a launcher that makes them of plain arguments."""
+"""Kernels whose launches pass tuples, with launchers that make these tuples from plain arguments."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 class Matrix(NamedTuple):
-    """A matrix with contiguous rows; `scale` is a number of its own for each row, or None."""
+    """A matrix with contiguous rows; `scale` has a number for each row, or is None."""
 
     data: torch.Tensor
     row_stride: int
@@ -21,7 +21,7 @@ class Matrix(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Two matrices, what is done with them, and numbers of several types."""
+    """Two matrices, numbers of several types, and an empty tuple."""
 
     source: Matrix
     target: Matrix

@@ -1,4 +1,4 @@
-"""The arguments of a launch: which parameter each one binds, how it is typed, and the program they select."""
+"""Binding: the arguments of a launch by parameter, their types, and the key of the program that they select."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fuzz_attn.simulator.triton_compat import (
 )
 
 MOST_FORMS: Final = 1024
-"""So many forms of a call are remembered for each kernel; a campaign makes some dozens."""
+"""Forms of a call that are kept for each kernel; a campaign makes some dozens."""
 
 Signature: TypeAlias = "str | tuple[Signature, ...]"
 """The type of a parameter as Triton names it: a string, or for a tuple one for each of its elements."""
@@ -35,26 +35,26 @@ Path: TypeAlias = tuple[int, ...]
 _CONSTANT: Final = "constexpr"
 
 _INT32: Final = range(-(2**31), 2**31)
-"""Integers of a type that their class decides; larger ones are typed by their value."""
+"""Integers outside of this range have a type that depends on their value."""
 
 _PLAIN: Final = frozenset({int, float, bool, type(None), torch.Tensor})
 """Classes of arguments that are no tuples and no constants besides None."""
 
-_TOLD_BY_TEXT: Final = frozenset({float, tuple})
-"""Types of constants that may be equal and not the same: 0.0 and -0.0, (1,) and (True,)."""
+_COMPARED_BY_TEXT: Final = frozenset({float, tuple})
+"""Classes of constants that may be equal but differ: 0.0 and -0.0, (1,) and (True,)."""
 
 
-def told(constant: Any) -> str:
-    """Return a text that differs between different constants. A function is named by its source and all it calls."""
+def text_of(constant: Any) -> str:
+    """Return a text that is equal only for the same constants. A function's is a digest of its source and calls."""
     if isinstance(constant, tuple):
-        return f"({', '.join(map(told, constant))})"
+        return f"({', '.join(map(text_of, constant))})"
     if isinstance(constant, tl.constexpr):
-        return f"constexpr[{told(constant.value)}]"
+        return f"constexpr[{text_of(constant.value)}]"
     return source_digest(constant) if is_function(constant) else repr(constant)
 
 
 class Key:
-    """What selects a program among those of one kernel: types and constants. Its hash is computed once."""
+    """Types and constants, which select a program among those of one kernel. The hash is computed once."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -71,7 +71,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What calls with arguments of the same types and with the same constants have in common.
+    """What calls with the same types and the same constants have in common.
 
     The elements of tuples count as arguments of their own, named `keys.stride` or `keys[1]`. `passed` has the name and
     the type of each argument that is no constant, in order; `places` are their numbers among all arguments that are no
@@ -131,12 +131,12 @@ class Binder:
         return Bound(values, [leaves[place] for place in form.places], form)
 
     def _known_form(self, values: dict[str, Any], leaves: list[Any], kinds: list[object]) -> Form:
-        """Return the form of the call, the same object for equal ones where that can be told quickly."""
+        """Return the form of the call; equal calls share one object if their constants can be hashed."""
         if [value for value in leaves if value.__class__ is int and value not in _INT32]:
             return self._form(values)
         constants = [values[name] for name in self._constants]
         types = (*map(type, constants), *kinds, *[getattr(value, "dtype", None) for value in leaves])
-        key = (types, tuple([told(value) if value.__class__ in _TOLD_BY_TEXT else value for value in constants]))
+        key = (types, tuple([text_of(value) if value.__class__ in _COMPARED_BY_TEXT else value for value in constants]))
         try:
             form = self._forms.get(key)
         except TypeError:  # a constant that has no hash
@@ -157,7 +157,7 @@ class Binder:
 
 
 def _flattened(values: Iterable[Any]) -> tuple[list[Any], list[object]]:
-    """Return the values with the elements of tuples in place of these, and what of them selects a form."""
+    """Return the values with each tuple replaced by its elements, and what of them selects a form."""
     leaves: list[Any] = []
     kinds: list[object] = []
     for value in values:
@@ -169,7 +169,7 @@ def _flattened(values: Iterable[Any]) -> tuple[list[Any], list[object]]:
         else:
             leaves.append(value)
             if _is_constant(value):
-                kinds.append(value if is_function(value) else told(value))
+                kinds.append(value if is_function(value) else text_of(value))
     return leaves, kinds
 
 
@@ -179,7 +179,7 @@ def _is_constant(value: Any) -> bool:
 
 
 class _Typed:
-    """The parts of a form, while its parameters are typed one after the other."""
+    """The parts of a form, collected while its parameters are typed one by one."""
 
     def __init__(self) -> None:
         self.signature: dict[str, Signature] = {}
@@ -203,7 +203,7 @@ class _Typed:
             return self._tuple(name, path, value)
         place, self._leaves = self._leaves, self._leaves + 1
         if _is_constant(value):
-            self.key.append((type(value), told(value)))
+            self.key.append((type(value), text_of(value)))
             self.constants.append(path)
             return _CONSTANT
         type_ = _argument_type(name, value, parameter)
@@ -229,8 +229,8 @@ def _element_names(name: str, value: tuple[Any, ...]) -> list[str]:
 
 
 def _hashable(value: Any) -> object:
-    if value.__class__ in _TOLD_BY_TEXT:
-        return told(value)
+    if value.__class__ in _COMPARED_BY_TEXT:
+        return text_of(value)
     try:
         hash(value)
     except TypeError:
@@ -253,7 +253,7 @@ def _argument_type(name: str, value: Any, parameter: Parameter) -> str:
 
 
 def grid_of(grid: Any, values: dict[str, Any]) -> tuple[int, int, int]:
-    """Return the three extents of a launch's grid: a tuple, or a function of the arguments."""
+    """Return the three extents of a launch's grid, which is a tuple or a function of the arguments."""
     extents: Any = grid(values) if isinstance(grid, Callable) else grid  # type: ignore[arg-type]  # an abstract class
     if isinstance(extents, int):
         extents = (extents,)

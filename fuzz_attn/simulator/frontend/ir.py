@@ -1,4 +1,4 @@
-"""The typed tree of operations that the parser makes of a module's text."""
+"""The IR as a tree: functions, blocks, operations, and values with types."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parse_type(text: str) -> Type:
 
 
 class Value:
-    """One SSA value. Its identity is the object."""
+    """One SSA value; two values are the same only if they are the same object."""
 
     __slots__ = ("name", "type")
 
@@ -81,7 +81,7 @@ class Operation:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A straight run of operations with its arguments."""
+    """A straight sequence of operations, with the arguments that it takes."""
 
     label: str
     arguments: list[Value] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Locations of operations: from the aliases at a module's edges to a line of somebody's kernel."""
+"""Locations: the source line of an operation, found through the aliases that a module's text defines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIBRARY = ("/triton/language/", "<unknown>")
 
 
 class Locations:
-    """The lines of a module's location aliases; a location in Triton's own library counts as its caller's."""
+    """The location aliases of a module. A location in Triton's own library counts as that of its caller."""
 
     def __init__(self, text: str) -> None:
         defined = (line.partition(" = loc(") for line in text.splitlines() if line.startswith("#loc"))
@@ -20,7 +20,7 @@ class Locations:
         self._known: dict[str, Location] = {}
 
     def resolve(self, text: str) -> Location:
-        """Return the source line of the location written `text` (the part between the brackets of `loc(...)`)."""
+        """Return the source line of a location, given what stands between the brackets of `loc(...)`."""
         known = self._known.get(text)
         if known is None:
             known = self._known[text] = self._resolve(text)

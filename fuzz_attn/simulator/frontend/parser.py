@@ -1,4 +1,4 @@
-"""From the text of a TTIR module (Triton 3.6 to 3.9) to a tree of operations."""
+"""Parser: from the text of a TTIR module, as Triton 3.6 to 3.9 print it, to a tree of operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse_module(text: str) -> Function:
 
 
 class _Parser:
-    """A recursive descent over lines. MLIR never shadows a visible name, so one flat table of values is enough."""
+    """A recursive descent over lines. MLIR never shadows a visible name, so one table of values is enough."""
 
     def __init__(self, text: str) -> None:
         self._locations = Locations(text)
@@ -228,7 +228,7 @@ def _types_of_signature(signature: str, count: int) -> tuple[Type, ...]:
 
 
 def _typed(name: str, rest: str, count: int) -> list[Type]:
-    """Return result types of an operation whose printed signature may name those of its operands instead."""
+    """Return the types of an operation's results; some signatures name the types of operands instead."""
     if name in ("arith.cmpi", "arith.cmpf"):
         return [Type("i1", parse_type(rest.rsplit(" : ", 1)[-1]).shape)]
     if name == "tt.addptr":

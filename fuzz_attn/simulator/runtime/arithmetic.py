@@ -1,4 +1,4 @@
-"""Integer and float operations that numpy does not have under the semantics of the IR."""
+"""Integer and float operations that numpy lacks, or has with another meaning than the IR."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def unsigned(values: Array) -> Array:
-    """Return the bits of integers read as unsigned ones."""
+    """Return integers with the same bits as unsigned ones."""
     return values if values.dtype == np.bool_ else values.view(_UNSIGNED[values.itemsize])
 
 
 def divide(left: Array, right: Any) -> Array:
-    """Integer quotients truncated towards zero; x / 0 is 0, as in Triton's interpreter."""
+    """Return integer quotients truncated towards zero; x / 0 is 0, as in Triton's interpreter."""
     if isinstance(right, int) and right > 0 and (not left.size or int(left.item(left.argmin())) >= 0):
         power = right.bit_length() - 1
         return left >> power if right == 1 << power else left // right
@@ -48,7 +48,7 @@ def multiply_high(left: Array, right: Array) -> Array:
 
 
 def fused_multiply_add(left: Array, right: Array, addend: Array) -> Array:
-    """float32 `left * right + addend` rounded once (but for double rounding of the float64 sum)."""
+    """Return float32 `left * right + addend`, rounded to float64 and then to float32."""
     if left.dtype == np.float64:
         return left * right + addend
     result: Array = (left.astype(np.float64) * right + addend).astype(np.float32)
@@ -56,25 +56,25 @@ def fused_multiply_add(left: Array, right: Array, addend: Array) -> Array:
 
 
 def error_function(values: Array) -> Array:
-    """erf, by torch."""
+    """Return erf, computed by torch."""
     result: Array = torch.erf(torch.from_numpy(np.array(values))).numpy()
     return result
 
 
 def reciprocal_root(values: Array) -> Array:
-    """1 / sqrt(x)."""
+    """Return 1 / sqrt(x)."""
     result: Array = 1 / np.sqrt(values)
     return result
 
 
 def shift_left(values: Array, count: Any) -> Array:
-    """`values << count` at the width of `values`."""
+    """Return `values << count` at the width of `values`."""
     result: Array = np.left_shift(values, count)
     return result
 
 
 def shift_right_logical(values: Array, count: Any) -> Array:
-    """`values >> count` with zeros shifted in."""
+    """Return `values >> count` with zeros shifted in."""
     if isinstance(count, np.ndarray):
         count = unsigned(count)
     result: Array = (unsigned(values) >> count).view(values.dtype)
@@ -82,16 +82,16 @@ def shift_right_logical(values: Array, count: Any) -> Array:
 
 
 def unsigned_divide(left: Array, right: Array) -> Array:
-    """Quotients of unsigned integers."""
+    """Return quotients of unsigned integers."""
     return (unsigned(left) // unsigned(right)).view(left.dtype)
 
 
 def unsigned_remainder(left: Array, right: Array) -> Array:
-    """Remainders of unsigned integers."""
+    """Return remainders of unsigned integers."""
     return (unsigned(left) % unsigned(right)).view(left.dtype)
 
 
 def unsigned_pick(operation: np.ufunc, left: Array, right: Array) -> Array:
-    """Minimum or maximum of unsigned integers."""
+    """Return the minimum or maximum of unsigned integers."""
     result: Array = operation(unsigned(left), unsigned(right)).view(left.dtype)
     return result

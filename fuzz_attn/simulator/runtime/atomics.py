@@ -44,7 +44,7 @@ def atomic(
     mask: Array | None,
     *values: Array,
 ) -> Array:
-    """Do the operation `kind` to the elements at `offsets`, read as `element`; return the old ones, 0 where masked."""
+    """Update the elements at `offsets`, read as `element`, by `kind`; return the old ones, 0 where masked."""
     shape = np.broadcast_shapes(offsets.shape, (lanes.size,) + (1,) * (offsets.ndim - 1))
     offsets = np.broadcast_to(offsets, shape)
     active = np.ones(shape, np.bool_) if mask is None else np.broadcast_to(mask, shape)
@@ -69,7 +69,7 @@ def atomic(
 
 
 def _apply(memory: Memory, kind: str, element: str, positions: Array, operands: list[Array]) -> Array:
-    """Update the elements and returns the old ones; at once where all positions differ, one by one otherwise."""
+    """Update the elements and return the old ones; at once where all positions differ, one by one otherwise."""
     if np.unique(positions).size == positions.size:
         return _update(memory, kind, element, positions, operands)
     pieces = [

@@ -1,7 +1,7 @@
-"""Columns of a tile that lie in the same places from the start of each row on: runs of neighbours, evenly spaced.
+"""Columns of a tile whose places relative to their row are the same in each row: evenly spaced runs of neighbours.
 
-Split caches have them. Element by element, a whole case of the context family takes 1.11 to 1.15 times as long; one of
-the paged family takes as long as by runs.
+A layout that splits a dimension in two makes them. Loading runs instead of single elements saves 10% to 13% of a whole
+case of context attention over such a layout, and nothing in paged decoding.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NO_REST = np.zeros(1, np.int64)
 class Columns:
     """Column `c` of a row lies `first + c // run * step + c % run` elements after the row's start.
 
-    `step` is positive and `first` is not negative. This is the form of a dimension that is split in two, as in
-    `dim // 8 * stride + dim % 8`, and of one with a stride.
+    `step` is positive and `first` is not negative. A dimension that is split in two, as in
+    `dim // 8 * stride + dim % 8`, has this form, and so has one with a stride.
     """
 
     first: int
@@ -33,7 +33,7 @@ class Columns:
     step: int
 
     def runs(self, width: int) -> tuple[int, int] | None:
-        """Return how many runs the first `width` columns are and the length of each, or None if one is cut."""
+        """Return the number of runs in the first `width` columns and their length, or None if one is cut."""
         if width <= self.run:
             return 1, width
         return None if width % self.run else (width // self.run, self.run)
@@ -44,9 +44,9 @@ class Columns:
         return places.ravel()
 
     def inside(self, layout: Layout, starts: Array, count: int, run: int) -> bool:
-        """Whether rows from these starts on certainly lie inside with `count` runs of columns.
+        """Return whether rows with these starts certainly lie inside of the layout with `count` runs of columns.
 
-        It is told from the indices of starts and of columns along each dimension, whose sums must stay below its size.
+        Along each dimension the index of a start and that of a column must add up to less than the size.
         """
         if layout.empty or int(starts.item(starts.argmin())) < 0:
             return False
@@ -63,7 +63,7 @@ class Columns:
 
 
 def columns_of(offsets: Array, size: int) -> Columns | None:
-    """Return the form of `size` offsets, the same for all programs, or None if they have another one."""
+    """Return the columns that `size` offsets are, the same for all programs, or None if they have another form."""
     return _columns(offsets.dtype.str, offsets.tobytes()) if offsets.size == size else None
 
 

@@ -19,8 +19,8 @@ import torch
 
 Array = npt.NDArray[Any]
 
-# Below this many elements numpy's conversions are faster than torch's kernels, of which each call costs some 25
-# microseconds more in a launch than in a loop that does nothing else.
+# Below this many elements numpy's conversions are faster than torch's kernels, each call of which costs some 25
+# microseconds more in a launch than in a tight loop.
 _SMALL = {"bf16": 131072, "f16": 8192}
 _SMALL_READ = 8192
 _HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -54,7 +54,7 @@ CONTAINER: dict[str, np.dtype[Any]] = {
 
 
 def round_bf16(values: Array) -> Array:
-    """float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
+    """Return float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
     if values.size > _SMALL["bf16"]:
         return _through_torch(values, torch.bfloat16)
     rounded: Array = values.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -62,7 +62,7 @@ def round_bf16(values: Array) -> Array:
 
 
 def round_f16(values: Array) -> Array:
-    """float32 values rounded to float16, to nearest even, subnormals kept, overflow to infinity."""
+    """Return float32 values rounded to float16, to nearest even, subnormals kept, overflow to infinity."""
     if values.size > _SMALL["f16"]:
         return _through_torch(values, torch.float16)
     return values.astype(np.float16).astype(np.float32)
@@ -75,7 +75,7 @@ def _through_torch(values: Array, dtype: torch.dtype) -> Array:
 
 
 def round_fp8(values: Array, element: str) -> Array:
-    """float32 values rounded to an fp8 format, to nearest even, saturating at its largest finite value."""
+    """Return float32 values rounded to an fp8 format, to nearest even, saturating at its largest finite value."""
     rounded: Array = _fp8_tables(element)[0].take(_upper_halves(values))
     return rounded
 
@@ -102,7 +102,7 @@ def _fp8_tables(element: str) -> tuple[Array, Array]:
 
 
 def round_to(values: Array, element: str) -> Array:
-    """float32 (or float64) values as values of `element`, rounded as a `truncf` or `fp_to_fp` does."""
+    """Return float32 or float64 values as values of `element`, rounded as a `truncf` or `fp_to_fp` does."""
     if element == "f64":
         return values.astype(np.float64)
     if values.dtype != np.float32:
@@ -115,7 +115,7 @@ def round_to(values: Array, element: str) -> Array:
 
 
 def truncate_to(values: Array, element: str) -> Array:
-    """float32 values rounded towards zero to `element`; finite values stay finite."""
+    """Return float32 values rounded towards zero to `element`; finite values stay finite."""
     nearest = round_to(values, element)
     too_far = np.abs(nearest) > np.abs(values)
     stepped = _step_towards_zero(nearest, element)
@@ -144,7 +144,7 @@ def from_bits(bits: Array, element: str) -> Array:
 
 
 def to_bits(values: Array, element: str) -> Array:
-    """Unsigned bits of container values that `element` can represent exactly; other elements come back unchanged."""
+    """Return the unsigned bits of container values that `element` represents exactly; other elements unchanged."""
     if element == "bf16":
         if values.flags.c_contiguous and values.ndim:
             return values.view(np.uint16)[..., _UPPER::2]
@@ -158,18 +158,18 @@ def to_bits(values: Array, element: str) -> Array:
 
 
 def to_storage(values: Array, element: str) -> Array:
-    """Container values as `STORAGE` holds them in memory."""
+    """Return container values as `STORAGE` holds them in memory."""
     bits = to_bits(values, element)
     return bits.view(np.float16) if element == "f16" else bits
 
 
 def narrowed(values: Array, element: str) -> Array:
-    """float32 values rounded to bf16 or f16, to nearest even, as `STORAGE` holds them."""
+    """Return float32 values rounded to bf16 or f16, to nearest even, as `STORAGE` holds them."""
     return values.astype(np.float16) if element == "f16" else values.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def bitcast(values: Array, source: str, target: str) -> Array:
-    """Container values of `target` that have the bits of `values`, container values of `source`."""
+    """Return the container values of `target` with the bits of `values`, container values of `source`."""
     bits = to_bits(values, source)
     if target in ("bf16", "f16", *_FP8):
         return from_bits(bits.view(np.uint16 if target in _HALF else np.uint8), target)
@@ -177,7 +177,7 @@ def bitcast(values: Array, source: str, target: str) -> Array:
 
 
 def float_to_integer(values: Array, target: str, signed: bool) -> Array:
-    """Floats truncated to integers: saturating at 32 and 64 bits and 0 for NaN, as the hardware converts."""
+    """Return floats truncated to integers: saturated at 32 and 64 bits, and 0 for NaN, as the hardware converts."""
     dtype = CONTAINER[target]
     wide = np.dtype(f"{'i' if signed else 'u'}{max(dtype.itemsize, 4)}")
     limits = np.iinfo(wide)

@@ -1,7 +1,7 @@
-"""Sets of programs ("lanes"): how values follow the programs that take a branch, leave a loop or return early.
+"""Lanes: the programs that run a region together, and the rows of values that belong to them.
 
-All arrays that depend on the program have one row for each lane of the region that runs. A region that only
-some programs enter gets the rows of these programs, so nothing inside of it needs a mask.
+All arrays that depend on the program have one row for each lane of the region that runs. A region that only some
+programs enter gets the rows of these programs, so nothing inside of it needs a mask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fuzz_attn.errors import LoopLimitError
 
 Array = npt.NDArray[Any]
 
-# A fuzzed kernel that runs longer is taken to hang: the longest honest loop walks a sequence tile by tile.
+# A kernel that runs a loop more often is considered to hang: a correct one walks a sequence tile by tile.
 LOOP_LIMIT = 1 << 16
 
 
@@ -26,14 +26,14 @@ _SMALL = 4096
 
 
 def rows(value: Any, count: int, shape: tuple[int, ...], dtype: Any) -> Array:
-    """`value` (an array or a number) spread over `count` lanes and the tile `shape`, as an array of its own."""
+    """Return `value` (an array or a number) for `count` lanes and the tile `shape`, as a new array."""
     result = np.empty((count, *shape), dtype)
     result[...] = value
     return result
 
 
 def spread(value: Array, shape: tuple[int, ...]) -> Array:
-    """`value` with its tile axes spread to `shape`."""
+    """Return `value` with its tile axes broadcast to `shape`."""
     full = (value.shape[0], *shape)
     if value.shape == full:
         return value
@@ -57,7 +57,7 @@ def head(count: int, *values: Array) -> tuple[Array, ...]:
 
 
 def narrow(outer: Array, inner: Array, *values: Array) -> tuple[Array, ...]:
-    """Rows of values of the lanes `outer` for the lanes `inner`, a subset; both are sorted."""
+    """Return the rows that the lanes `inner` have in values of the lanes `outer`; both are sorted, `inner` a subset."""
     if outer.size == inner.size:
         return values
     index = outer.searchsorted(inner)
@@ -65,7 +65,7 @@ def narrow(outer: Array, inner: Array, *values: Array) -> tuple[Array, ...]:
 
 
 def trip_counts(low: Array, high: Array, step: Array) -> Array:
-    """How often each lane runs a `for` loop."""
+    """Return how often each lane runs a `for` loop."""
     if step.size == 1 and step.item() == 1:
         trips: Array = np.maximum(np.subtract(high, low, dtype=np.int64), _NOTHING)
         return trips
@@ -82,7 +82,7 @@ def extremes(counts: Array) -> tuple[int, int]:
 
 
 def longest_first(counts: Array) -> tuple[Array, list[int]]:
-    """Return the order of lanes by falling trip count, and for each iteration the number of lanes that still run."""
+    """Return the lanes' order by decreasing trip count, and for each iteration the number of lanes that run."""
     order = np.argsort(-counts, kind="stable")
     ended = np.bincount(counts)
     running = counts.size - np.cumsum(ended)
@@ -90,7 +90,7 @@ def longest_first(counts: Array) -> tuple[Array, list[int]]:
 
 
 def restore(order: Array, saved: list[tuple[Array, ...]], last: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return the values of all lanes in their first order; of those `saved`, the last left the loop first."""
+    """Return the values of all lanes in their first order; the last group of `saved` left the loop first."""
     results = []
     for position, value in enumerate(last):
         pieces = [value, *(group[position] for group in reversed(saved))]
@@ -102,7 +102,7 @@ def restore(order: Array, saved: list[tuple[Array, ...]], last: tuple[Array, ...
 
 
 def collect(saved: list[tuple[Array, ...]]) -> tuple[Array, ...]:
-    """Return the values of all lanes after a `while` loop: each group that left names its lanes' positions first."""
+    """Return the values of all lanes after a `while` loop; a group that left starts with its lanes' positions."""
     if len(saved) == 1:
         return saved[0][1:]
     count = sum([group[0].size for group in saved])
@@ -116,7 +116,7 @@ def collect(saved: list[tuple[Array, ...]]) -> tuple[Array, ...]:
 
 
 def blend(mask: Array, left: Array, right: Array) -> Array:
-    """Return the rows of both arms of an `if`: `left` for the lanes where `mask` holds, `right` for the others."""
+    """Return the rows of both branches of an `if`: `left` for the lanes where `mask` holds, `right` for the others."""
     result = np.empty((mask.size, *left.shape[1:]), left.dtype)
     result[mask] = left
     result[~mask] = right
@@ -144,7 +144,7 @@ def branch(
 
 
 def join(edges: list[Edge]) -> tuple[Array, tuple[Any, ...]]:
-    """Return the lanes that arrive at a block, sorted, with their arguments."""
+    """Return the lanes that enter a block, sorted, with their arguments."""
     if len(edges) == 1:
         return edges[0]
     lanes = np.concatenate([edge[0] for edge in edges])
@@ -154,6 +154,6 @@ def join(edges: list[Edge]) -> tuple[Array, tuple[Any, ...]]:
 
 
 def check_iterations(count: int) -> None:
-    """Raise LoopLimitError when a loop ran, or is about to run, for too long."""
+    """Raise LoopLimitError if a loop has run, or is about to run, more often than the limit."""
     if count > LOOP_LIMIT:
         raise LoopLimitError(f"a loop runs {count=} times; the limit is {LOOP_LIMIT}")

@@ -1,4 +1,4 @@
-"""Tensor arguments as a running kernel sees them: pointers are (argument, offset), and every access is checked."""
+"""Memory: loads and stores of a tensor argument at offsets from its first element, each access checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fuzz_attn.simulator.sanitizers.layout import Layout
 Array = npt.NDArray[Any]
 
 
-# A mask that lets less than one in so many elements through is followed element by element, and so is any small one.
+# A mask with less than one true element in four is followed element by element, and so is any small mask.
 _SPARSE = 4
 _SMALL = 2048
 
@@ -41,12 +41,12 @@ def _row_type(size: int) -> np.dtype[Any]:
 
 
 def _is_blank(other: Any) -> bool:
-    """Whether a tile of `other`, a number, an array or None, is nothing but bits of 0: a -0.0 is not."""
+    """Return whether a tile of `other` (a number, an array or None) has only zero bits; a -0.0 has not."""
     return other is None or (not isinstance(other, np.ndarray) and other == 0 and math.copysign(1.0, other) > 0)
 
 
 def spread_alike(offsets: Array, mask: Array) -> tuple[Array, Array]:
-    """Return both arrays spread to their common shape."""
+    """Return both arrays, broadcast to their common shape."""
     shape = np.broadcast_shapes(offsets.shape, mask.shape)
     if offsets.shape != shape:
         offsets = np.broadcast_to(offsets, shape)
@@ -54,9 +54,9 @@ def spread_alike(offsets: Array, mask: Array) -> tuple[Array, Array]:
 
 
 def _chosen(starts: Array, mask: Array | None) -> tuple[Array, Array | None, Array, Array | None]:
-    """Return starts and mask of rows in one shape, the starts that the mask lets through, and which these are.
+    """Return starts and mask of rows in one shape, the starts where the mask holds, and their indices.
 
-    Where it lets all through, it is None and so is the last one.
+    Where the mask holds everywhere, it is None, and so are the indices.
     """
     if mask is None:
         return starts, None, starts.ravel(), None
@@ -106,7 +106,7 @@ class Memory(Buffer):
         return values if mask is None else select(mask, values, 0 if other is None else other, self.container)
 
     def _load_chosen(self, run: Reporter, site: int, lanes: Array, offsets: Array, mask: Array, other: Any) -> Array:
-        """As `load`, for a mask that lets few elements through: only these are looked at."""
+        """Load as `load` does, for a mask that holds for few elements: only these are read and checked."""
         chosen = mask.ravel().nonzero()[0]
         active = offsets.ravel()[chosen]
         if not self._valid(active, 1):
@@ -152,9 +152,9 @@ class Memory(Buffer):
     def load_columns(
         self, starts: Array, columns: Columns | None, width: int, size: int, mask: Array | None, other: Any
     ) -> Array | None:
-        """As `load_rows` for rows whose first `width` columns lie apart, or None if that needs a closer look.
+        """Return as `load_rows` does rows whose columns lie apart, or None if each element must be checked.
 
-        It does where a row might leave the tensor, and where the sanitizers follow single elements.
+        That is so where a row might leave the tensor, and where the sanitizers track single elements.
         """
         runs = None if columns is None or self.written is not None or self.tracker is not None else columns.runs(width)
         if columns is None or runs is None:
@@ -190,7 +190,7 @@ class Memory(Buffer):
         mask: Array | None,
         wide: bool = False,
     ) -> None:
-        """Write `values` at `offsets` where `mask` holds; `wide` ones are still to be rounded to the element type."""
+        """Write `values` at `offsets` where `mask` holds; if `wide`, they are rounded to the element type first."""
         per_lane = (lanes.size,) + (1,) * (offsets.ndim - 1)
         shape = np.broadcast_shapes(offsets.shape, np.shape(values), () if mask is None else mask.shape, per_lane)
         offsets = np.broadcast_to(offsets, shape)
@@ -256,13 +256,13 @@ class Memory(Buffer):
             self.written[active[:, None] + np.arange(width)] = True
 
     def _apart(self, active: Array, width: int, lanes: Array, shape: tuple[int, ...], mask: Array | None) -> bool:
-        """Return whether rows certainly race with nothing."""
+        """Return whether rows certainly race with no other access."""
         if self.tracker is None:
             return True
         return self.tracker.store_rows(active + self.shift, width, programs_of(lanes, shape, mask))
 
     def _rows(self, width: int) -> Array:
-        """Return all runs of `width` elements of `flat`, each as one item: numpy moves these twice as fast as rows."""
+        """Return all runs of `width` elements of `flat`, each as one item, which numpy copies twice as fast as rows."""
         rows = self._windows.get(width)
         if rows is None:
             step = self.flat.itemsize
@@ -271,7 +271,7 @@ class Memory(Buffer):
         return rows
 
     def _columns(self, columns: Columns, count: int, run: int) -> Array:
-        """Return for each place in `flat` the `count` runs of columns from there on, each run as one item."""
+        """Return for each index of `flat` the `count` runs of columns from there on, each run as one item."""
         key = (columns, count, run)
         places = self._windows.get(key)
         if places is None:
@@ -287,6 +287,6 @@ class Memory(Buffer):
         if not offsets.size:
             return True
         if self.layout.dense:
-            # As unsigned numbers, negative offsets are too large as well: one search does for both ends.
+            # As unsigned numbers, negative offsets are too large as well: one search checks both ends.
             return 0 <= int(offsets.item(offsets.view(_UNSIGNED).argmax())) <= self.extent - width
         return bool(self.layout.inside(offsets, width).all())

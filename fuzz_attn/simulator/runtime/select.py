@@ -1,4 +1,4 @@
-"""The choice between two values by a mask, as fast as numpy allows."""
+"""Selection between two values by a mask."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# numpy's `where` branches on every element; from this size on it is faster to copy the runs of a mask, which are long.
+# numpy's `where` branches on every element. From this size on, copying the long runs of a mask is faster.
 _LARGE = 16384
 
 
 def select(mask: Array, left: Any, right: Any, dtype: np.dtype[Any]) -> Array:
-    """`left` where `mask` holds and `right` elsewhere, both arrays or numbers, as an array of `dtype`."""
+    """Return `left` where `mask` holds and `right` elsewhere, both arrays or numbers, as an array of `dtype`."""
     if mask.size >= _LARGE:
         result: Array = np.empty(np.broadcast(mask, left, right).shape, dtype)
         result[...] = right

@@ -11,13 +11,13 @@ import torch
 
 Array = npt.NDArray[Any]
 
-# With more results than this torch's vectorised maximum is faster than numpy's along a contiguous axis.
+# With more results than this, torch's maximum is faster than numpy's along a contiguous axis.
 _MANY = 512
 _TORCH = {"fmax": torch.amax, "fmin": torch.amin}
 
 
 def reduce_ignoring_nan(name: str, values: Array, axis: int) -> Array:
-    """`fmax` or `fmin` along an axis: NaN only where all elements are NaN."""
+    """Return `fmax` or `fmin` along an axis: NaN only where all elements are NaN."""
     if values.size > _MANY * values.shape[axis] and values.dtype == np.float32 and values.flags.writeable:
         result: Array = _TORCH[name](torch.from_numpy(values), axis).numpy()
         if not np.isnan(result).any():
@@ -27,7 +27,7 @@ def reduce_ignoring_nan(name: str, values: Array, axis: int) -> Array:
 
 
 def reduce_maximum(operation: np.ufunc, values: Array, axis: int) -> Array:
-    """`maximum` or `minimum` along an axis: NaN where any element is NaN."""
+    """Return `maximum` or `minimum` along an axis: NaN where any element is NaN."""
     if values.size > _MANY * values.shape[axis] and values.dtype == np.float32 and values.flags.writeable:
         name = "fmax" if operation is np.maximum else "fmin"
         result: Array = _TORCH[name](torch.from_numpy(values), axis).numpy()
@@ -64,7 +64,7 @@ def scan(combine: Combine, axis: int, reverse: bool, *values: Array) -> tuple[Ar
 
 
 def histogram(values: Array, bins: int, mask: Array | None) -> Array:
-    """How often each of the numbers 0 to `bins - 1` occurs in each program's tile, where `mask` holds."""
+    """Return how often each of the numbers 0 to `bins - 1` occurs in each program's tile, where `mask` holds."""
     count = values.shape[0] if mask is None else max(values.shape[0], mask.shape[0])
     everywhere = np.broadcast_to(values, (count, values.shape[1]))
     wanted = (everywhere >= 0) & (everywhere < bins)
@@ -75,7 +75,7 @@ def histogram(values: Array, bins: int, mask: Array | None) -> Array:
 
 
 def gather(values: Array, index: Array, axis: int) -> Array:
-    """Elements of each program's tile by their positions along an axis."""
+    """Return elements of each program's tile by their positions along an axis."""
     count = max(values.shape[0], index.shape[0])
     values = np.broadcast_to(values, (count, *values.shape[1:]))
     index = np.broadcast_to(index, (count, *index.shape[1:]))
@@ -83,12 +83,12 @@ def gather(values: Array, index: Array, axis: int) -> Array:
 
 
 def stack(*values: Array) -> Array:
-    """Tiles joined along a new last axis."""
+    """Return tiles joined along a new last axis."""
     return np.stack(np.broadcast_arrays(*values), axis=-1)
 
 
 def concatenate(*values: Array) -> Array:
-    """Tiles joined along their first axis."""
+    """Return tiles joined along their first axis."""
     count = max(value.shape[0] for value in values)
     return np.concatenate([np.broadcast_to(value, (count, *value.shape[1:])) for value in values], axis=1)
 
@@ -117,7 +117,7 @@ def unit_start(columns: Array, size: int) -> int | None:
 
 
 def prefix_length(mask: Array, size: int) -> int | None:
-    """How many leading elements of a mask hold, or None if others hold too or it has another size."""
+    """Return how many leading elements of a mask hold, or None if others hold too or its size differs."""
     flat = mask.reshape(-1)
     if flat.size != size:
         return None

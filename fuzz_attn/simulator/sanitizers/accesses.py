@@ -1,4 +1,4 @@
-"""What the sanitizers look at when a kernel accesses a tensor's buffer."""
+"""The checks of an access: its bounds, uninitialised elements, and races with other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 def discard_outside(
     buffer: Buffer, run: Reporter, kind: FindingKind, site: int, lanes: Array, offsets: Array, mask: Array | None
 ) -> tuple[Array, Array]:
-    """Report the active offsets outside of the tensor; return offsets (0 in their place) and mask without them."""
+    """Report active offsets outside of the tensor; return offsets, 0 in place of these, and the mask without them."""
     outside = ~buffer.layout.inside(offsets)
     if mask is not None:
         outside &= mask
@@ -72,7 +72,7 @@ def inspect_rows(
     width: int,
     mask: Array | None,
 ) -> None:
-    """Do both checks of a load for rows of `width` elements; `positions` has those that `mask` lets through."""
+    """Do both checks of a load for rows of `width` elements; `positions` are the starts where `mask` holds."""
     grid = np.zeros(starts.shape, np.int64)
     if mask is None:
         grid[...] = positions.reshape(starts.shape)
@@ -85,7 +85,7 @@ def inspect_rows(
 
 
 def store_tracked(buffer: Buffer, run: Reporter, site: int, positions: Array, programs: Array, values: Array) -> None:
-    """Store `values`, and report those that meet an access of another program with effect."""
+    """Store `values`, and report those that change what another program stores or loads."""
     assert buffer.tracker is not None
     earlier, together = buffer.tracker.store(positions + buffer.shift, programs)
     clash = earlier | together
@@ -95,7 +95,7 @@ def store_tracked(buffer: Buffer, run: Reporter, site: int, positions: Array, pr
     before = buffer.flat[positions]
     buffer.flat[positions] = values
     after = buffer.flat[positions]
-    # The same value stored over itself, or by two programs at once, is a race that nobody can see.
+    # Storing a value over itself, or the same value by two programs at once, has no effect.
     harmful = (earlier & _differ(before, values)) | (together & _differ(after, values))
     if harmful.any():
         first = int(harmful.argmax())
@@ -103,7 +103,7 @@ def store_tracked(buffer: Buffer, run: Reporter, site: int, positions: Array, pr
 
 
 def programs_of(lanes: Array, shape: tuple[int, ...], mask: Array | None) -> Callable[[], Array]:
-    """Return a function that finds the program of each element of `shape` that `mask` lets through, flat."""
+    """Return a function that returns the program of each element of `shape` where `mask` holds, flat."""
 
     def programs() -> Array:
         everywhere = np.broadcast_to(lanes.reshape((-1,) + (1,) * (len(shape) - 1)), shape)

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 class Buffer:
     """The elements of one tensor argument, `flat`, counted from the tensor's first element, and what is watched.
 
-    `layout` tells which offsets are elements of the tensor. `written` is its shadow of initialised elements, and
+    `layout` holds the offsets that are elements of the tensor. `written` is its shadow of initialised elements, and
     `tracker` records accesses to its storage, in which the tensor begins at the element `shift`; a launch sets each
     of them only where it needs the check. Buffers with the same `storage`, an address and the size of an element, may
     share elements.

@@ -1,4 +1,4 @@
-"""Which offsets from a tensor's first element are elements of that tensor: its view, not its allocation."""
+"""Layout: which offsets from a tensor's first element are elements of the tensor, not only of its allocation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Mask = npt.NDArray[np.bool_]
 class Layout:
     """The set of offsets that a shape and its strides reach.
 
-    Adjacent dimensions are merged, so that a dense tensor is one run of `extent` elements and a row of a
-    strided one is checked against its longest contiguous run.
+    Adjacent dimensions are merged: a dense tensor becomes one run of `extent` elements, and a row of a strided tensor
+    is checked against the longest contiguous run.
     """
 
     def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
@@ -28,7 +28,7 @@ class Layout:
         self._own = None if self._nested() else self._membership(shape, strides)
 
     def _nested(self) -> bool:
-        """Whether each stride steps over all that the smaller ones reach, so that division finds an element's index."""
+        """Return whether each stride exceeds all that the smaller ones reach, so that division finds an index."""
         reach = 1
         for stride, size in reversed(self.levels):
             if stride < reach:
@@ -42,7 +42,7 @@ class Layout:
         return own
 
     def inside(self, starts: Offsets, width: int = 1) -> Mask:
-        """For each start whether the `width` offsets from there on are all elements of the tensor."""
+        """Return for each start whether all of the `width` offsets from there on are elements of the tensor."""
         valid: Mask = (starts >= 0) & (starts <= self.extent - width)
         if self.dense:
             return valid
@@ -62,7 +62,7 @@ class Layout:
 
 
 def _merge(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, size) from the widest to the narrowest, with neighbours that form one run merged."""
+    """Return pairs of stride and size, from the largest stride down, with those that form one run merged."""
     merged: list[tuple[int, int]] = []
     for stride, size in pairs:
         if merged and merged[-1][0] == stride * size:

@@ -1,4 +1,4 @@
-"""Coverage of kernel semantics: which masks of which lines were all true, all false and mixed in some program."""
+"""Mask coverage: whether each mask of a kernel was all true, all false and mixed in some program."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fuzz_attn.simulator.findings import Location
 Array = npt.NDArray[Any]
 
 ALL_TRUE, ALL_FALSE, MIXED, SEVERAL = 1, 2, 4, 8
-"""Outcomes, and whether the mask has several elements: one alone is never mixed."""
+"""Outcomes of a mask, and SEVERAL if it has several elements: a single element is never mixed."""
 COMPLETE_SINGLE = ALL_TRUE | ALL_FALSE
 COMPLETE = COMPLETE_SINGLE | MIXED
 
 
 def cover(seen: list[int], slot: int, *factors: Array) -> None:
-    """Add the outcomes of a mask, one for each program (row), to its slot; look only for what is missing.
+    """Add the outcomes of a mask, one for each program (row), to its slot; skip work for outcomes already seen.
 
-    The mask is the conjunction of factors that do not share an axis: all of it holds where all of each does, and some
-    of it where some of each does.
+    The mask is the conjunction of factors that do not share an axis: it is all true where each factor is, and partly
+    true where each factor is at least partly true.
     """
     bits, partial = seen[slot], []
     for factor in factors:
@@ -37,13 +37,13 @@ def cover(seen: list[int], slot: int, *factors: Array) -> None:
         seen[slot] = bits | ALL_TRUE
         return
     varying = [factor for factor in partial if factor.shape[0] > 1]
-    mixed_alone = len(varying) < len(partial)  # by a factor that is the same for all programs
+    always_mixed = len(varying) < len(partial)  # by a factor that is the same for all programs
     if not varying:
         seen[slot] = bits | MIXED
         return
     lacks_mixed = not bits & MIXED
     every = some = None
-    if not mixed_alone and (lacks_mixed or not bits & ALL_TRUE):
+    if not always_mixed and (lacks_mixed or not bits & ALL_TRUE):
         every = _rows(np.logical_and, varying)
         bits |= ALL_TRUE if every.any() else 0
     if lacks_mixed or not bits & ALL_FALSE:
@@ -66,8 +66,8 @@ def _rows(reduction: np.ufunc, factors: list[Array]) -> Array:
 class Site:
     """A mask or condition of a kernel: `kind` is load, store, select, branch, while or an atomic.
 
-    Those of one kind and line are told apart by their order in the compiled kernel. What is decided when a kernel is
-    compiled is no mask of that compilation.
+    `ordinal` distinguishes masks of the same kind and line by their order in the compiled kernel. A condition that is
+    decided at compile time is not a mask of that compilation.
     """
 
     kernel: str
@@ -78,10 +78,10 @@ class Site:
 
 
 class Masks:
-    """The masks of all kernels that were run with coverage, and what each showed in any compilation of its kernel.
+    """The masks of all kernels that were run with coverage, with their outcomes in all compilations of the kernel.
 
-    `seen` holds the bits of each mask: ALL_TRUE, ALL_FALSE, MIXED, and SEVERAL where it can be mixed. A complete mask
-    is not looked at again.
+    `seen` holds the bits of each mask: ALL_TRUE, ALL_FALSE, MIXED, and SEVERAL if it can be mixed. Generated code does
+    not evaluate a complete mask again.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Masks:
         self._slots: dict[Site, int] = {}
 
     def slots(self, kernel: str, sites: Iterable[tuple[str, Location, bool]]) -> list[int]:
-        """Return where in `seen` the masks of one compiled kernel are."""
+        """Return the indices in `seen` of the masks of one compiled kernel."""
         ordinals: dict[tuple[str, int, str], int] = {}
         slots = []
         for kind, location, several in sites:

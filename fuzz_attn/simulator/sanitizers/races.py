@@ -1,4 +1,4 @@
-"""Races between the programs of one launch: who wrote and who read each element of what it stores to."""
+"""Races between the programs of one launch: which of them wrote and read each element of a storage."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_NOBODY = -1
+_NONE = -1
 _SEVERAL = -2
-# So many groups of rows are compared with each other; a kernel that stores more often gets the maps.
+# Groups of rows that are compared with each other; a kernel that stores more often gets the maps.
 _MOST_GROUPS = 32
 
 
 class RaceTracker:
     """Writers and readers of the elements of one storage during one launch.
 
-    A launch usually stores to a buffer a few times, in rows that do not overlap: that is told from the sorted
-    starts of the rows, which are only remembered. The first access that this does not settle builds the maps of
-    writers and readers from what was remembered. Atomics are ordered by the hardware and take no part.
+    A launch usually stores to a buffer a few times, in rows that do not overlap. The sorted starts of the rows show
+    this, so only they are kept. The first access for which they are not enough builds maps of writers and readers from
+    them. Atomics are ordered by the hardware and are not tracked.
     """
 
     def __init__(self, size: int) -> None:
@@ -31,9 +31,9 @@ class RaceTracker:
         self._reader: Array | None = None
 
     def store_rows(self, starts: Array, width: int, programs: Callable[[], Array]) -> bool:
-        """Whether rows of `width` elements certainly meet no other row or access of this launch; if so, they are noted.
+        """Return whether rows of `width` elements overlap no other access of this launch; if so, record them.
 
-        `programs` says which program stores each row, if that is ever asked.
+        False also means that it is not known. `programs` returns the program that stores each row, if it is needed.
         """
         if self._writer is not None or self._reader is not None or len(self._rows) >= _MOST_GROUPS:
             return False
@@ -54,31 +54,31 @@ class RaceTracker:
 
     def _writers(self) -> Array:
         if self._writer is None:
-            self._writer = np.full(self._size, _NOBODY, np.int32)
+            self._writer = np.full(self._size, _NONE, np.int32)
             for starts, width, programs in self._rows:
                 self._writer[starts[:, None] + np.arange(width)] = programs()[:, None]
         return self._writer
 
     def store(self, offsets: Array, programs: Array) -> tuple[Array, Array]:
-        """Return which stores meet an earlier access of another program, and which one of the same operation."""
+        """Return which stores meet an earlier access by another program, and which a store of the same operation."""
         writer = self._writers()
         before = writer[offsets]
-        earlier = (before != _NOBODY) & (before != programs)
+        earlier = (before != _NONE) & (before != programs)
         writer[offsets] = programs
         together = writer[offsets] != programs
         if self._reader is not None:
             seen = self._reader[offsets]
-            earlier |= (seen != _NOBODY) & (seen != programs)
+            earlier |= (seen != _NONE) & (seen != programs)
         return earlier, together
 
     def load(self, offsets: Array, programs: Array) -> Array:
-        """Which of the loads meet an element that another program wrote before."""
+        """Return which loads read an element that another program wrote before."""
         if self._reader is None:
-            self._reader = np.full(self._size, _NOBODY, np.int32)
+            self._reader = np.full(self._size, _NONE, np.int32)
         seen = self._reader[offsets]
-        self._reader[offsets] = np.where((seen == _NOBODY) | (seen == programs), programs, _SEVERAL)
+        self._reader[offsets] = np.where((seen == _NONE) | (seen == programs), programs, _SEVERAL)
         shared = self._reader[offsets]
         self._reader[offsets] = np.where((shared != programs) & (shared >= 0), _SEVERAL, shared)
         before = self._writers()[offsets]
-        clash: Array = (before != _NOBODY) & (before != programs)
+        clash: Array = (before != _NONE) & (before != programs)
         return clash

@@ -1,4 +1,4 @@
-"""Shadows of buffers that came from `torch.empty`: which of their elements something has written."""
+"""Uninitialised reads: for buffers from `torch.empty`, shadows of the elements that have been written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Shadows:
         return bool(self._shadows)
 
     def add(self, tensor: torch.Tensor) -> None:
-        """From here on no element of the tensor's storage counts as written."""
+        """Mark all elements of the tensor's storage as not written."""
         storage = tensor.untyped_storage()
         size = storage.nbytes() // tensor.element_size()
         if size:
@@ -47,7 +47,7 @@ class Shadows:
             self._shadows[storage.data_ptr()] = _Shadow(written, tensor.element_size(), weakref.ref(storage))
 
     def _at(self, tensor: torch.Tensor) -> _Shadow | None:
-        """Return the live, incomplete shadow of the tensor's storage; one that is gone left its address to others."""
+        """Return the shadow of the tensor's storage, unless it is complete or belonged to a storage that was freed."""
         address = tensor.untyped_storage().data_ptr()
         shadow = self._shadows.get(address)
         if shadow is None or shadow.complete:
@@ -58,7 +58,7 @@ class Shadows:
         return shadow
 
     def find(self, tensor: torch.Tensor) -> npt.NDArray[np.bool_] | None:
-        """Return the shadow from the tensor's first element on; None if it is not watched or wholly written."""
+        """Return the shadow from the tensor's first element on; None if it is not watched or completely written."""
         shadow = self._at(tensor)
         if shadow is None or shadow.itemsize != tensor.element_size():
             return None
@@ -68,7 +68,7 @@ class Shadows:
         return shadow.written[tensor.storage_offset() :]
 
     def write(self, tensor: torch.Tensor) -> None:
-        """Every element of the tensor counts as written."""
+        """Mark every element of the tensor as written."""
         shadow = self._at(tensor)
         if shadow is None:
             return
@@ -82,7 +82,7 @@ class Shadows:
 
 
 class EmptyWatcher(DispatchMode):
-    """While active, notes tensors that come from `torch.empty` and its kin, and what torch itself writes to them."""
+    """While active, records tensors from `torch.empty` and its variants, and what torch itself writes to them."""
 
     def __init__(self, shadows: Shadows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
