@@ -18,7 +18,7 @@ from typing import Any, Final
 import triton
 
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Origin
+from fuzz_attn.simulator.codegen.tree.statements import Origin
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
 

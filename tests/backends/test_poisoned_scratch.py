@@ -69,8 +69,8 @@ def test_a_write_around_scratch_is_reported(place: int, written: int) -> None:
         tensor = torch.empty(4, 6)
         flat = tensor.as_strided((1,), (1,), tensor.storage_offset() + place)
         flat.fill_(1.0)
-    told = [f"{written} bytes around float32 [4, 6], which the target had from torch.empty, were written"]
-    assert [seen.message for seen in scratch.observations()] == told * bool(written)
+    expected = [f"{written} bytes around float32 [4, 6], which the target got from torch.empty, were written"]
+    assert [seen.message for seen in scratch.observations()] == expected * bool(written)
 
 
 def test_a_target_that_reads_unwritten_scratch_fails_in_the_interpreter(case: AttentionCase) -> None:

@@ -15,7 +15,9 @@ import torch
 
 from fuzz_attn.errors import LoopLimitError
 from fuzz_attn.simulator import Simulator, simulate
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.generator import Extension, generate
+from fuzz_attn.simulator.codegen.namespace import NAMESPACE
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     Attribute,
     Binary,
@@ -30,11 +32,9 @@ from fuzz_attn.simulator.codegen.expressions import (
     method,
     number,
 )
-from fuzz_attn.simulator.codegen.generator import Extension, generate
-from fuzz_attn.simulator.codegen.namespace import NAMESPACE
-from fuzz_attn.simulator.codegen.pruning import defined_and_read, pruned
-from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement, printed
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, known
+from fuzz_attn.simulator.codegen.tree.pruning import defined_and_read, pruned
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement, printed
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, known
 from fuzz_attn.simulator.frontend.interpreted import Translations
 from fuzz_attn.simulator.frontend.lowering import Lowering
 from fuzz_attn.simulator.frontend.parser import parse_module

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from fuzz_attn.simulator.codegen.coverage import cover, factors_of
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.regions import arm_of
+from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     NUMPY,
     RUN,
@@ -21,10 +23,8 @@ from fuzz_attn.simulator.codegen.expressions import (
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.regions import arm_of
-from fuzz_attn.simulator.codegen.statements import Do, If
-from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import high_of, low_of, taints_of
+from fuzz_attn.simulator.codegen.tree.statements import Do, If
+from fuzz_attn.simulator.codegen.tree.value_ranges import high_of, low_of, taints_of
 from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
 

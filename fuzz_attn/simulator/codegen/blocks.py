@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from fuzz_attn.simulator.codegen.carried import unpacked
 from fuzz_attn.simulator.codegen.coverage import cover
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import Group, ListOf, Name, call, method
 from fuzz_attn.simulator.codegen.regions import Region, Scope
-from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
 from fuzz_attn.simulator.codegen.terms import Term
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.tree.expressions import Group, ListOf, Name, call, method
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement
+from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
 from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 

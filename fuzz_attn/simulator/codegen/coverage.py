@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import Binary, Name, call, constant, index
-from fuzz_attn.simulator.codegen.statements import Do, If
 from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.tree.expressions import Binary, Name, call, constant, index
+from fuzz_attn.simulator.codegen.tree.statements import Do, If
 from fuzz_attn.simulator.sanitizers.mask_coverage import COMPLETE, COMPLETE_SINGLE
 
 _SEEN, _SLOTS = Name("seen"), Name("slots")

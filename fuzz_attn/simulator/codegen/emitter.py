@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.regions import Capture, Region, Scope
+from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
+from fuzz_attn.simulator.codegen.tree.expressions import (
     Builder,
     Conditional,
     Expression,
@@ -33,10 +35,8 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
     size,
 )
-from fuzz_attn.simulator.codegen.regions import Capture, Region, Scope
-from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Assign, Origin, Statement
-from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import (
+from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Assign, Origin, Statement
+from fuzz_attn.simulator.codegen.tree.value_ranges import (
     CONSTANTS,
     LAUNCH,
     KnownRange,

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from fuzz_attn.simulator.codegen.blocks import emit_blocks
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import RUN, Group, Name, method
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.pruning import defined_and_read, pruned
-from fuzz_attn.simulator.codegen.statements import Assign, Define, Return, Statement, printed
 from fuzz_attn.simulator.codegen.terms import Term
 from fuzz_attn.simulator.codegen.tracking import tracked_values, walk
+from fuzz_attn.simulator.codegen.tree.expressions import RUN, Group, Name, method
+from fuzz_attn.simulator.codegen.tree.pruning import defined_and_read, pruned
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Define, Return, Statement, printed
 from fuzz_attn.simulator.frontend.ir import Function, Operation, Value
 
 _STORES: Final = frozenset({"tt.store", "tt.atomic_rmw", "tt.atomic_cas"})

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 from fuzz_attn.simulator.codegen.namespace import NAMESPACE
-from fuzz_attn.simulator.codegen.statements import Origin
+from fuzz_attn.simulator.codegen.tree.statements import Origin
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
 from fuzz_attn.simulator.sanitizers.mask_coverage import Masks

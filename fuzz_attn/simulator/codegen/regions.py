@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fuzz_attn.simulator.codegen.expressions import Name
-from fuzz_attn.simulator.codegen.statements import Statement
+from fuzz_attn.simulator.codegen.tree.expressions import Name
+from fuzz_attn.simulator.codegen.tree.statements import Statement
 
 
 @dataclass(frozen=True, slots=True)

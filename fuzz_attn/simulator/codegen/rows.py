@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from fuzz_attn.simulator.codegen.accesses import Access, sum_of_offsets
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
+from fuzz_attn.simulator.codegen.tree.expressions import (
     ALL,
     NONE,
     Binary,
@@ -23,8 +24,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     index,
     infix,
 )
-from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import test_of_32_bits
+from fuzz_attn.simulator.codegen.tree.value_ranges import test_of_32_bits
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fuzz_attn.simulator.codegen.expressions import Expression, Literal, Name
 from fuzz_attn.simulator.codegen.regions import Region
-from fuzz_attn.simulator.codegen.value_ranges import ValueRange
+from fuzz_attn.simulator.codegen.tree.expressions import Expression, Literal, Name
+from fuzz_attn.simulator.codegen.tree.value_ranges import ValueRange
 from fuzz_attn.simulator.frontend.ir import Type
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import Expression
 from fuzz_attn.simulator.codegen.terms import Term
-from fuzz_attn.simulator.codegen.value_ranges import EVERYTHING, RangeFunction, ValueRange, range_call
+from fuzz_attn.simulator.codegen.tree.expressions import Expression
+from fuzz_attn.simulator.codegen.tree.value_ranges import EVERYTHING, RangeFunction, ValueRange, range_call
 from fuzz_attn.simulator.frontend.ir import Block, Function, Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 

@@ -1,4 +1,4 @@
-"""Ranges of the integers on their way into an address: how a 32-bit overflow is found without looking at every element.
+"""Ranges of the integers that become part of an address, to find 32-bit overflow without checking every element.
 
 Every such integer has a companion (low, high, taints). Ranges are plain integers, computed by interval
 arithmetic at a fraction of a microsecond an operation; only when a range leaves 32 bits are the elements
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# So few numbers are compared faster by Python than by numpy.
+# Up to this many numbers are compared faster by Python than by numpy.
 _FEW = 48
 
 LOW = -(2**31)
@@ -101,14 +101,14 @@ def union(left: Range, right: Range) -> Range:
 
 
 def tainted(*sources: Range) -> Range:
-    """Return a range of no interest with all taints of the sources, each once."""
+    """Return the range 0 to 0 with all taints of the sources, each once."""
     if not any(source[2] for source in sources):
         return (0, 0, ())
     return (0, 0, tuple(dict.fromkeys(taint for source in sources for taint in source[2])))
 
 
 def choose(mask: Any, lanes: Array, left: Range, right: Range) -> Range:
-    """Return the range of a selection; a taint of the side that was not chosen falls away."""
+    """Return the range of a selection; taints of elements that were not chosen are removed."""
     taints: tuple[Taint, ...] = ()
     if left[2] or right[2]:
         chosen = np.asarray(mask)
@@ -139,12 +139,12 @@ def loop(low: Array, high: Array) -> Range:
 
 
 def whole(source: Range) -> Range:
-    """Any 32-bit integer, with the taints of `source`."""
+    """Return the range of any 32-bit integer, with the taints of `source`."""
     return (LOW, HIGH, source[2])
 
 
 def reshaped(source: Range, shape: tuple[int, ...], index: Any) -> Range:
-    """`source` with its taints indexed as the value's elements are (`expand_dims`), or broadcast to `shape` first."""
+    """Return `source` with its taints indexed as the value's elements are."""
     if not source[2]:
         return source
     taints = tuple(Taint(taint.lanes, taint.mask[index], taint.site) for taint in source[2])
@@ -168,7 +168,7 @@ def wrapped(operation: str, left: Any, right: Any, result: Array, lanes: Array, 
 
 
 def wrapped_sum(result: Array, lanes: Array, site: int, guess: Range, *terms: Any) -> Range:
-    """As `wrapped`, for a 32-bit sum of terms."""
+    """Return as `wrapped` does the range of a 32-bit sum of terms."""
     ideal: Any = 0
     for term in terms:
         ideal = ideal + np.asarray(term).astype(np.int64)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.tracking import track_exactly
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NUMPY,
     Attribute,
     Binary,
@@ -17,7 +18,6 @@ from fuzz_attn.simulator.codegen.expressions import (
     function,
     method,
 )
-from fuzz_attn.simulator.codegen.tracking import track_exactly
 from fuzz_attn.simulator.frontend.attributes import parse_literal
 from fuzz_attn.simulator.frontend.ir import Operation, Type
 

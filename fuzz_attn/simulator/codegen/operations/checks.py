@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import RUN, constant, method
-from fuzz_attn.simulator.codegen.statements import Do
+from fuzz_attn.simulator.codegen.tree.expressions import RUN, constant, method
+from fuzz_attn.simulator.codegen.tree.statements import Do
 from fuzz_attn.simulator.frontend.ir import Operation
 
 

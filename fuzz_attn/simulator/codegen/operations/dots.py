@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.elementwise import full, rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.tracking import track_result
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     NUMPY,
     Attribute,
@@ -14,7 +15,6 @@ from fuzz_attn.simulator.codegen.expressions import (
     function,
     method,
 )
-from fuzz_attn.simulator.codegen.tracking import track_result
 from fuzz_attn.simulator.frontend.ir import Operation
 
 

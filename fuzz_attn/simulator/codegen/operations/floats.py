@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.elementwise import elementwise, rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NUMPY,
     Attribute,
     Binary,

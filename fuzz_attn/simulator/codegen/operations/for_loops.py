@@ -24,7 +24,9 @@ from fuzz_attn.simulator.codegen.carried import (
     unpacked,
 )
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.regions import Region, Scope, loop_in
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     Binary,
     Expression,
@@ -42,10 +44,8 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
     size,
 )
-from fuzz_attn.simulator.codegen.regions import Region, Scope, loop_in
-from fuzz_attn.simulator.codegen.statements import Assign, Do, For, If
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, For, If
+from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
 from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 

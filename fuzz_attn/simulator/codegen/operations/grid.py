@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.tracking import track_exactly
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     NUMPY,
     RUN,
@@ -16,10 +18,8 @@ from fuzz_attn.simulator.codegen.expressions import (
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.statements import Assign
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.tracking import track_exactly
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, id_range
+from fuzz_attn.simulator.codegen.tree.statements import Assign
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, id_range
 from fuzz_attn.simulator.frontend.ir import Operation
 
 _AXES: Final = {"x": 0, "y": 1, "z": 2}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.terms import Term
+from fuzz_attn.simulator.codegen.tracking import range_of, track, track_exactly, track_wrapped
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NUMPY,
     Attribute,
     Binary,
@@ -18,9 +20,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     infix,
     numpy_function,
 )
-from fuzz_attn.simulator.codegen.terms import Term
-from fuzz_attn.simulator.codegen.tracking import range_of, track, track_exactly, track_wrapped
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RangeFunction, low_of
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RangeFunction, low_of
 from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
 

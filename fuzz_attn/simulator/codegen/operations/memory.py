@@ -16,7 +16,11 @@ from fuzz_attn.simulator.codegen.accesses import (
     whole_mask,
 )
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.regions import arm_of
+from fuzz_attn.simulator.codegen.rows import Rows, apart_axes, column_axes, plan_columns, plan_rows
+from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
+from fuzz_attn.simulator.codegen.tracking import track_result
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     RUN,
     Binary,
@@ -31,11 +35,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.regions import arm_of
-from fuzz_attn.simulator.codegen.rows import Rows, apart_axes, column_axes, plan_columns, plan_rows
-from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
-from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
-from fuzz_attn.simulator.codegen.tracking import track_result
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement
 from fuzz_attn.simulator.frontend.ir import Operation
 
 

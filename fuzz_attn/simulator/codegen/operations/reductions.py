@@ -7,7 +7,10 @@ from typing import Final, TypeAlias
 
 from fuzz_attn.simulator.codegen.elementwise import rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.regions import Region, Scope
+from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
+from fuzz_attn.simulator.codegen.tracking import track_result
+from fuzz_attn.simulator.codegen.tree.expressions import (
     NUMPY,
     Attribute,
     Call,
@@ -20,10 +23,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     index,
     numpy,
 )
-from fuzz_attn.simulator.codegen.regions import Region, Scope
-from fuzz_attn.simulator.codegen.statements import Assign, Define, Return
-from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
-from fuzz_attn.simulator.codegen.tracking import track_result
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Define, Return
 from fuzz_attn.simulator.frontend.ir import Operation
 
 Along: TypeAlias = Callable[[Expression, Expression], Expression]

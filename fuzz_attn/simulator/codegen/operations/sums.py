@@ -6,10 +6,10 @@ from typing import Final
 
 from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import constant, infix, prefix
 from fuzz_attn.simulator.codegen.terms import Term, Val
 from fuzz_attn.simulator.codegen.tracking import range_of, track, track_wrapped
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RangeFunction, ValueRange
+from fuzz_attn.simulator.codegen.tree.expressions import constant, infix, prefix
+from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RangeFunction, ValueRange
 from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
 

@@ -18,7 +18,10 @@ from fuzz_attn.simulator.codegen.carried import (
 )
 from fuzz_attn.simulator.codegen.coverage import cover
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.operations.for_loops import TRIALS, check_iterations, emit_body
+from fuzz_attn.simulator.codegen.regions import Region, Scope, loop_in
+from fuzz_attn.simulator.codegen.terms import Val
+from fuzz_attn.simulator.codegen.tree.expressions import (
     Binary,
     Expression,
     Group,
@@ -32,10 +35,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
     size,
 )
-from fuzz_attn.simulator.codegen.operations.for_loops import TRIALS, check_iterations, emit_body
-from fuzz_attn.simulator.codegen.regions import Region, Scope, loop_in
-from fuzz_attn.simulator.codegen.statements import Assign, Break, Do, Forever, If, Statement
-from fuzz_attn.simulator.codegen.terms import Val
+from fuzz_attn.simulator.codegen.tree.statements import Assign, Break, Do, Forever, If, Statement
 from fuzz_attn.simulator.frontend.ir import Operation, Value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fuzz_attn.simulator.codegen.statements import Statement, walk
+from fuzz_attn.simulator.codegen.tree.statements import Statement, walk
 
 
 def pruned(parts: Sequence[list[Statement]]) -> list[list[Statement]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fuzz_attn.simulator.codegen.expressions import Expression, Group, Name
+from fuzz_attn.simulator.codegen.tree.expressions import Expression, Group, Name
 from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
 
 
