@@ -58,3 +58,23 @@ class LoweringError(SimulatorError):
 
 class LoopLimitError(SimulatorError):
     """A loop of a kernel that exceeds the simulator's limit of iterations."""
+
+
+class OutOfTimeError(FuzzAttnError):
+    """The caller's deadline passed while a launch was running; the worker was ended and the case has no verdict."""
+
+
+class FoundError(FuzzAttnError):
+    """An attempt raises this for a case that fails, so that the case is shrunk."""
+
+
+class SeededBugError(FuzzAttnError):
+    """A folder of seeded bugs that cannot be read, or an edit whose anchor does not occur exactly once."""
+
+
+class BudgetSpentInterrupt(BaseException):
+    """Ends a round at once. Hypothesis would take an Exception for another failure to shrink."""
+
+
+class HangInterrupt(BaseException):
+    """Ends a launch whose processor time is up. A target could catch an Exception."""

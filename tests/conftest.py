@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, settings
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
-from fuzz_attn.engine.worker import load
 
 # A slow machine must not fail a test, so Hypothesis measures no time.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,9 +47,9 @@ def spec() -> Callable[[str], str]:
 
 @lru_cache(maxsize=32)
 def _judge(name: str) -> Judge:
-    loaded = load(Setup(spec_of_target(name), backend="interpreter"))  # in whose mode this process is
-    loaded.ready()
-    return loaded.answer
+    case_judge = load(Setup(spec_of_target(name), backend="interpreter"))  # in whose mode this process is
+    case_judge.ready()
+    return case_judge.judge
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +87,7 @@ def case() -> AttentionCase:
 def campaign(tmp_path: Path) -> Callable[..., Outcome]:
     """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan."""
 
-    def run(name: str, **changes: Any) -> Outcome:
+    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Outcome:
         fields: dict[str, Any] = {
             "setup": Setup(spec_of_target(name)),
             "shard": 0,
@@ -97,6 +98,6 @@ def campaign(tmp_path: Path) -> Callable[..., Outcome]:
             "run_folder": tmp_path / "run",
             "fixtures": tmp_path / "counterexamples",
         }
-        return Campaign(Plan(**(fields | changes))).run()
+        return Campaign(Plan(**(fields | changes)), worker).run()
 
     return run

@@ -29,6 +29,8 @@ def backend_named(name: str) -> Backend:
 
         return CudaBackend()
     if name == "simulator":
+        # Before the import of Triton: its own jit functions would else be interpreted, and those of a target not.
+        os.environ.pop("TRITON_INTERPRET", None)
         from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - imports torch
 
         return SimulatorBackend()

@@ -13,11 +13,10 @@ from fuzz_attn.cli.options import FILE, exits, family_option, out_option, seed_o
 from fuzz_attn.engine.run_folder import new_run_folder
 from fuzz_attn.mutation import report
 from fuzz_attn.mutation.results import own_score
-from fuzz_attn.mutation.survivors import load_reasons
+from fuzz_attn.mutation.survivors import load_reasons, own_reasons
 from fuzz_attn.report.plain_text import show, whole
 
 SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"
-REASONS: Final = Path("tests") / "mutation" / "ir_survivors.toml"
 
 
 @click.command()
@@ -58,10 +57,8 @@ REASONS: Final = Path("tests") / "mutation" / "ir_survivors.toml"
 @click.option(
     "--reasons",
     type=FILE,
-    default=REASONS,
-    show_default=True,
     metavar="FILE",
-    help="Reasons of known survivors among the changes of the built-in kernels' IR.",
+    help="Reasons of known survivors. Default, in a checkout: those of the built-in kernels' IR.",
 )
 @out_option
 @exits
@@ -79,7 +76,7 @@ def audit(
     seed: int,
     fail_under: float | None,
     seeded_bugs: Path,
-    reasons: Path,
+    reasons: Path | None,
     out: Path | None,
 ) -> int:
     """Count the bugs put into a kernel that a campaign finds.
@@ -96,7 +93,7 @@ def audit(
     request = Request(
         target=name,
         family=family,  # type: ignore[arg-type] # click.Choice has checked it
-        museum=seeded_bugs if seeded else None,
+        seeded_bugs=seeded_bugs if seeded else None,
         only=only,
         sample=sample,
         max_cases=max_cases,
@@ -107,7 +104,8 @@ def audit(
         folder=folder,
     )
     show(console, whole(f"Auditing {name} with seed {seed}"))
-    known = () if seeded or ":" in name else load_reasons(reasons)
+    built_in = () if seeded or ":" in name else own_reasons()
+    known = load_reasons(reasons) if reasons else built_in
     done = run_audit(request, console)
     show(console, report.render(done, known))
     show(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))

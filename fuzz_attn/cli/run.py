@@ -21,7 +21,7 @@ from fuzz_attn.cli.options import (
     workers_option,
 )
 from fuzz_attn.cli.pytest_call import Request
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.pytest_plugin import DEFAULT_MAX_TIME
 

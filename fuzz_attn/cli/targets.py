@@ -9,7 +9,7 @@ from rich.table import Table
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.cli.options import exits
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.plain_text import show

@@ -1,4 +1,4 @@
-"""Journal: the case that is running, on disk before it is launched, so that the death of a process leaves it behind."""
+"""Journal: the running case on disk, written before its launch, so that it survives the death of the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Journal:
-    """A file that holds the last text written, all of it or nothing at any time."""
+    """A file that holds the last text written, at any time all of it or nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -14,11 +14,11 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, text: bytes) -> None:
-        """Replace what the journal holds."""
+        """Replace the text in the journal."""
         self._next.write_bytes(text)
         self._next.replace(self.path)
 
     def close(self, *, keep: bool) -> None:
-        """Remove the journal unless what it holds is still of use."""
+        """Delete the journal unless ``keep``."""
         if not keep:
             self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Replay: run saved counterexamples again, without Hypothesis, and say of each whether it still fails."""
+"""Replay: runs saved counterexamples again, without Hypothesis, and reports whether each still fails."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.oracle.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One file replayed: what it says, the verdict of today, and whether its tensors are still the same bits."""
+    """One file replayed: its counterexample, the new verdict, and whether its tensors have other bits than then."""
 
     path: Path
     found: Counterexample
     verdict: Verdict
     drifted: bool
     sanitizers: bool
-    """Whether the backend that it was replayed on has the sanitizers."""
+    """Whether the backend of the replay has sanitizers."""
 
     @property
     def status(self) -> str:
         """``FAILED`` while the case fails, ``FIXED`` once it passes.
 
-        ``UNSEEN`` where only sanitizers saw the failure and the backend has none, so that it may be there still. Guard
-        bands see what is written outside on every backend.
+        ``UNSEEN`` where only sanitizers saw the failure and the backend of the replay has none: the failure may remain.
+        Writes outside a tensor are different, because guard bands see them on every backend.
         """
         if not self.verdict.passed:
             return "FAILED"
@@ -40,15 +40,16 @@ class Replayed:
 
     @property
     def still_fails(self) -> bool:
-        """Whether a reader must act: it fails, or nobody can tell here and its file is not marked fixed."""
+        """Whether a reader must act: the case fails, or it is unseen here and its file is not marked fixed."""
         return self.status == "FAILED" or (self.status == "UNSEEN" and self.found.status == "open")
 
 
 def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto") -> Iterator[Replayed]:
-    """Yield each file, replayed on its own target or on another, each target in one child process.
+    """Yield each file, replayed on its own target or on another; each target has one worker process.
 
-    All files are read before the first one runs, so that a bad one is told at once: raises
-    :class:`fuzz_attn.errors.CounterexampleError` for it, and :class:`fuzz_attn.errors.TargetError` for a bad target.
+    All files are read before the first one runs, so that a bad file is reported at once. Raises
+    :class:`fuzz_attn.errors.CounterexampleError` for a bad file and :class:`fuzz_attn.errors.TargetError` for a bad
+    target.
     """
     loaded = [(path, counterexample.load(path)) for path in paths]
     workers: dict[str, IsolatedWorker] = {}

@@ -1,8 +1,8 @@
-"""Rounds: what a campaign draws, with no word on what becomes of it.
+"""Schedule: the rounds of cases that a campaign draws.
 
-Cases are drawn in rounds, each with its own seed and its own sample of compile keys. As long as nothing fails, a round
-depends on domain and seed alone, so that others than a campaign can walk through the same cases. Once one fails,
-Hypothesis takes its choices over and shrinks it (:mod:`fuzz_attn.engine.shrinking`).
+Each round has its own seed and its own sample of compile keys. As long as no case fails, a round depends only on the
+domain and the seed, so other callers can go through the same cases as a campaign. A case that fails is shrunk
+(:mod:`fuzz_attn.engine.shrinking`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.engine.shrinking import shrink
+from fuzz_attn.errors import FoundError
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
@@ -26,10 +27,11 @@ from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.strategies.sampling.draws import Sample
 
 
-class Size(NamedTuple):
-    """How many cases a round makes, of how many compile keys, in how many strided layouts beside dense; None is all.
+class RoundSize(NamedTuple):
+    """How much a round draws.
 
-    ``compiling`` is how many of the relations that need a kernel of their own a round asks, beside all that need none.
+    ``layouts`` is the number of strided layouts beside the dense one, and ``compiling`` the number of relations that
+    need a kernel of their own; None is all of them.
     """
 
     cases: int
@@ -38,58 +40,58 @@ class Size(NamedTuple):
     compiling: int | None = None
 
 
-ON_CPU: Final = Size(cases=240, keys=40)
-ON_GPU: Final = Size(cases=480, keys=4, layouts=1, compiling=1)
-"""What is new is dearer on a GPU: 0.2 to 1.6 s for each kernel, where a case in a kernel known already takes 10 ms.
+ON_CPU: Final = RoundSize(cases=240, keys=40)
+ON_GPU: Final = RoundSize(cases=480, keys=4, layouts=1, compiling=1)
+"""Compilation dominates on a GPU: 0.2 to 1.6 s for each kernel, where a case of a compiled kernel takes 10 ms.
 
-A key of ours is many kernels of Triton's, which compiles strides that are 1, or divisible by 16, apart, and each
-combination of them. ``tests/benchmarks/bench_kernel_variants.py`` counts the cases for each kernel: 1.4 in rounds for a
-CPU, 3.4 with 960 cases of 8 keys in all layouts, 8.0 so. Few keys at a time, since a round that the end of the time
-cuts off has compiled most of its kernels and made few of its cases.
+One compile key leads to many Triton kernels, because Triton specialises on strides that are 1 or divisible by 16, in
+each combination. ``tests/benchmarks/bench_kernel_variants.py`` counts the cases for each kernel: 1.4 with ``ON_CPU``,
+3.4 with 960 cases of 8 keys in all layouts, 8.0 with ``ON_GPU``. Few keys at a time, because a round that the time
+limit cuts off has compiled most of its kernels and judged few of its cases.
 """
 
-
-class FoundError(Exception):
-    """What an attempt raises of a case that fails, to have it shrunk; any other exception ends the round as it is."""
-
-
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
-"""What is done with each case and the relation asked of it."""
+"""Called with each case and its relation; raises :class:`FoundError` for a case that fails."""
 
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
 _RELATIONS: Final = 33
 
 
-def play(domain: Domain, round_seed: int, examples: int, attempt: Attempt, size: Size = ON_CPU) -> None:
-    """Draw ``examples`` cases of one round and hand each to ``attempt``; the first that fails is shrunk."""
+def play_round(
+    domain: Domain, round_seed: int, number_of_cases: int, attempt: Attempt, size: RoundSize = ON_CPU
+) -> None:
+    """Draw the cases of one round and call ``attempt`` with each; shrink the first that fails, and raise its error.
+
+    An exception of ``attempt`` other than :class:`FoundError` ends the round.
+    """
     keys, layouts = keys_of_round(domain, round_seed, size.keys), layouts_of_round(domain, round_seed, size.layouts)
     relations = relations_of_round(round_seed, size.compiling)
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
-    random = Random(round_seed)  # noqa: S311 (nothing secret)
+    random = Random(round_seed)  # noqa: S311 - nothing secret
 
-    def asked(drawn: tuple[AttentionCase, int | None]) -> tuple[AttentionCase, str | None]:
+    def with_relation(drawn: tuple[AttentionCase, int | None]) -> tuple[AttentionCase, str | None]:
         case, choice = drawn
         return case, None if choice is None else chosen_relation(choice, case, domain, relations)
 
-    for _ in range(examples):
+    for _ in range(number_of_cases):
         sample = Sample(random)
-        order = asked(sample.draw(strategy))
+        order = with_relation(sample.draw(strategy))
         try:
             attempt(*order)
         except FoundError:
-            shrink(strategy, sample.choices, lambda drawn: attempt(*asked(drawn)))
+            shrink(strategy, sample.choices, lambda drawn: attempt(*with_relation(drawn)))
             raise
 
 
 def keys_of_round(domain: Domain, round_seed: int, count: int) -> tuple[CompileKey, ...]:
-    """Return the compile keys of one round: a seeded sample of the pool, the simplest key of all always in it.
+    """Return the compile keys of one round: a seeded sample of the pool that always has the simplest key.
 
-    A round makes several cases of each, since what a new key costs (lowering or compiling it) is many times a case.
+    A round draws several cases for each key, because lowering or compiling a new key costs as much as many cases.
     """
     pool = key_pool(domain)
-    chosen = Stream(round_seed, _KEYS).permutation(len(pool))[:count].tolist()
-    return tuple(pool[index] for index in sorted({0, *chosen}))
+    sample = Stream(round_seed, _KEYS).permutation(len(pool))[:count].tolist()
+    return tuple(pool[index] for index in sorted({0, *sample}))
 
 
 def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tuple[Strides, ...] | None:
@@ -100,14 +102,14 @@ def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tupl
     return tuple(pool[index] for index in Stream(round_seed, _LAYOUTS).permutation(len(pool))[:count].tolist())
 
 
-def relations_of_round(round_seed: int, compiling: int | None) -> frozenset[str]:
-    """Return the relations of one round: all that need no other kernel, and a seeded sample of the others."""
-    dear = [relation.name for relation in RELATIONS.values() if relation.compiles]
-    asked = Stream(round_seed, _RELATIONS).permutation(len(dear))[:compiling].tolist()
-    return frozenset(RELATIONS) - frozenset(dear) | {dear[index] for index in asked}
+def relations_of_round(round_seed: int, count: int | None) -> frozenset[str]:
+    """Return the relations of one round: all that need no other kernel, and a seeded sample of those that do."""
+    compiling = [relation.name for relation in RELATIONS.values() if relation.compiles]
+    sample = Stream(round_seed, _RELATIONS).permutation(len(compiling))[:count].tolist()
+    return frozenset(RELATIONS) - frozenset(compiling) | {compiling[index] for index in sample}
 
 
 def derived_seed(campaign: int, shard: int, number: int) -> int:
-    """Return the seed of one round of one shard: unrelated to those of all others."""
+    """Return the seed of one round of one shard, unrelated to the seeds of all other rounds."""
     text = f"{campaign}/{shard}/{number}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")

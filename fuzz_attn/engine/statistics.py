@@ -1,4 +1,4 @@
-"""Statistics of a campaign: what each shard did, as plain data that merges into one summary."""
+"""Statistics of a campaign: the counts of each shard, as plain data that merges into one summary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,20 +22,23 @@ from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.oracle.verdict import Verdict
 
 PLAIN = "none of these"
+"""Counted as the feature of a case that has none."""
 
 Key = TypeVar("Key", int, str)
 
 
 class Statistics(Plain, frozen=True, omit_defaults=False):
-    """What one shard, or all shards of a target together, did.
+    """Counts of one shard, or of all shards of a target together.
 
-    ``cases`` counts launched cases while searching, ``shrinking`` those launched to shrink a failure. ``compile_keys``
-    maps each key's hash to its number of cases; ``features`` each feature to its number of cases, a plain case under
-    its own name; ``ratios`` each output dtype to the largest ``err / bound`` of a passing case. ``kernels_compiled``
-    and ``kernels_loaded`` count what Triton made ready on a GPU, the latter kept from an earlier process; each worker
-    counts its own, shrinking included. ``unfinished`` launches were still running when the time was up, for
-    ``unfinished_seconds`` at most. ``masks`` of the target's kernels, with what they showed in all launches, shrinking
-    included.
+    - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
+    - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
+    - ``compile_keys`` maps the hash of each compile key to its number of cases.
+    - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
+    - ``relations`` maps each metamorphic relation to its number of cases.
+    - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
+    - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
+      process, shrinking included; workers do not share their counts.
+    - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included.
     """
 
     target: str
@@ -61,32 +65,32 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
 
     @property
     def coverage(self) -> TargetCoverage:
-        """What the file ``coverage.json`` holds of the target."""
+        """The target's part of the file ``coverage.json``."""
         return TargetCoverage(self.target, self.backend, self.fallback, self.cases, self.masks)
 
 
+@dataclass
 class Tally:
-    """Counts the cases of one shard while it runs."""
+    """Counts the cases of one shard while it runs; its fields are those of :class:`Statistics`."""
 
-    def __init__(self) -> None:
-        self.cases = 0
-        self.shrinking = 0
-        self.unfinished = 0
-        self.unfinished_seconds = 0.0
-        self.compile_keys: Counter[int] = Counter()
-        self.kernels_compiled = 0
-        self.kernels_loaded = 0
-        self.features: Counter[str] = Counter()
-        self.relations: Counter[str] = Counter()
-        self.ratios: dict[str, float] = {}
-        self.masks: tuple[Mask, ...] = ()
+    cases: int = 0
+    shrinking: int = 0
+    unfinished: int = 0
+    unfinished_seconds: float = 0.0
+    compile_keys: Counter[int] = field(default_factory=Counter)
+    kernels_compiled: int = 0
+    kernels_loaded: int = 0
+    features: Counter[str] = field(default_factory=Counter)
+    relations: Counter[str] = field(default_factory=Counter)
+    ratios: dict[str, float] = field(default_factory=dict)
+    masks: tuple[Mask, ...] = ()
 
-    def see(self, masks: tuple[Mask, ...]) -> None:
-        """Add what masks showed; mostly nothing new."""
+    def add_masks(self, masks: tuple[Mask, ...]) -> None:
+        """Add the outcomes of masks; nearly always there are no new ones."""
         if masks:
             self.masks = mask_coverage.merged((*self.masks, *masks))
 
-    def count(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
+    def add_case(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
         """Count one case that was launched while searching."""
         self.cases += 1
         self.compile_keys[key_hash(case)] += 1
@@ -98,20 +102,8 @@ class Tally:
             self.ratios[dtype] = max(self.ratios.get(dtype, 0.0), verdict.ratio)
 
     def fields(self) -> dict[str, Any]:
-        """Return the counts under the names that :class:`Statistics` gives them."""
-        return {
-            "cases": self.cases,
-            "shrinking": self.shrinking,
-            "unfinished": self.unfinished,
-            "unfinished_seconds": self.unfinished_seconds,
-            "compile_keys": dict(self.compile_keys),
-            "kernels_compiled": self.kernels_compiled,
-            "kernels_loaded": self.kernels_loaded,
-            "features": dict(self.features),
-            "relations": dict(self.relations),
-            "ratios": dict(self.ratios),
-            "masks": self.masks,
-        }
+        """Return the counts by the names of their fields, as plain dictionaries and numbers."""
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
 
 def key_hash(case: AttentionCase) -> int:
@@ -125,10 +117,6 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
     if not shards:
         return None
     first = shards[0]
-    ratios: dict[str, float] = {}
-    for shard in shards:
-        for dtype, ratio in shard.ratios.items():
-            ratios[dtype] = max(ratios.get(dtype, 0.0), ratio)
     return Statistics(
         target=first.target,
         backend=first.backend,
@@ -140,12 +128,12 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         deaths=sum(shard.deaths for shard in shards),
         unfinished=sum(shard.unfinished for shard in shards),
         unfinished_seconds=max(shard.unfinished_seconds for shard in shards),
-        compile_keys=_added(shard.compile_keys for shard in shards),
+        compile_keys=_sums(shard.compile_keys for shard in shards),
         kernels_compiled=sum(shard.kernels_compiled for shard in shards),
         kernels_loaded=sum(shard.kernels_loaded for shard in shards),
-        features=_added(shard.features for shard in shards),
-        relations=_added(shard.relations for shard in shards),
-        ratios=ratios,
+        features=_sums(shard.features for shard in shards),
+        relations=_sums(shard.relations for shard in shards),
+        ratios=_maxima(shard.ratios for shard in shards),
         shims=first.shims,
         fallback=next((shard.fallback for shard in shards if shard.fallback), ""),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
@@ -154,7 +142,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
 
 
 def write(statistics: Statistics, path: Path) -> None:
-    """Write statistics as JSON; the file appears whole or not at all."""
+    """Write statistics as JSON, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
     with os.fdopen(handle, "wb") as file:
@@ -163,12 +151,20 @@ def write(statistics: Statistics, path: Path) -> None:
 
 
 def read_all(folder: Path) -> list[Statistics]:
-    """Return the statistics of every shard that wrote into a run's folder so far."""
+    """Return the statistics that the shards of a run have written so far."""
     return [msgspec.json.decode(path.read_bytes(), type=Statistics) for path in sorted(folder.rglob("shard-*.json"))]
 
 
-def _added(counts: Iterable[dict[Key, int]]) -> dict[Key, int]:
+def _sums(counts: Iterable[dict[Key, int]]) -> dict[Key, int]:
     total: Counter[Key] = Counter()
     for count in counts:
         total.update(count)
     return dict(total)
+
+
+def _maxima(numbers: Iterable[dict[str, float]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for shard in numbers:
+        for name, number in shard.items():
+            largest[name] = max(largest.get(name, 0.0), number)
+    return largest

@@ -1,4 +1,4 @@
-"""A whole audit: which subjects, both passes over them, the table while it runs, and the file at the end."""
+"""A whole audit: chooses the mutants, judges them twice, shows a table meanwhile and saves the result."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples.counterexample import environment_of
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.mutation import report, results
-from fuzz_attn.mutation.fixed_tolerances import RULES
-from fuzz_attn.mutation.messages import Batch, Start
-from fuzz_attn.mutation.pool import Crew
-from fuzz_attn.mutation.results import Audit, Outcome, State
-from fuzz_attn.mutation.seeded.bugs import load_museum
-from fuzz_attn.mutation.subjects import Subject
+from fuzz_attn.mutation import results
+from fuzz_attn.mutation.audit_pool import AuditPool
+from fuzz_attn.mutation.messages import AuditSetup, Batch
+from fuzz_attn.mutation.mutant import Mutant
+from fuzz_attn.mutation.report import LiveTable
+from fuzz_attn.mutation.results import RULES, Audit, Outcome, State
+from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
-"""Two rounds of a campaign: their compile keys are where mutants are looked for, however few cases are asked for."""
+"""Two rounds of a campaign: mutants come from the kernels of their compile keys, however few cases are judged."""
 
-CASES_EACH: Final = 12
-"""How many cases of the stream a second look takes at most for each that must have run the changed operation: a feature
-is in one case of five, and half of the cases run another kernel."""
+CASES_FOR_EACH: Final = 12
+"""A second examination takes at most this many cases of the stream for each case that must run the changed operation: a
+feature is in one case of five, and half of the cases run another kernel."""
 
 _SAMPLE: Final = 61
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, in the words of the command line.
+    """The options of the command line.
 
-    ``museum`` None asks for mutants of the IR, else for the specimens of that folder. ``only`` are parts of names, one
-    of which a subject's has to hold; none lets all through. ``sample`` and ``max_cases`` count subjects and cases;
-    ``enough`` is after how many cases that ran it a survivor counts as equivalent, 0 for never.
+    ``seeded_bugs`` is a folder of seeded bugs; None changes the IR instead. ``only`` are parts of names: a mutant's
+    name must contain one of them, if there are any. ``sample`` limits the mutants and ``max_cases`` the cases of each.
+    A survivor whose change ran in ``enough`` cases with the same bits counts as equivalent; 0 is never.
     """
 
     target: str
     family: Family | None
-    museum: Path | None
+    seeded_bugs: Path | None
     only: tuple[str, ...]
     sample: int | None
     max_cases: int
@@ -61,90 +61,91 @@ class Request:
 def audit(request: Request, console: Console) -> Audit:
     """Run an audit, show it while it runs, save and return it.
 
-    Raises :class:`FuzzAttnError` where the target cannot be set up or there is nothing to examine.
+    Raises :class:`FuzzAttnError` where the target cannot be set up or there is no mutant.
     """
     started = time.monotonic()
-    museum = str(request.museum or "")
-    with Crew(Start(request.target, request.family, request.seed, museum, ""), request.workers) as crew:
-        subjects = _subjects(request, crew)
-        board = report.Board(len(subjects), request.max_cases)
-        with _shown(board, console) as refresh:
-            first = Batch(tuple(subjects), request.max_cases, RULES if request.rules else ())
-            found = _examined(crew, first, board, refresh)
-            found = _second_look(request, crew, found, board, refresh)
+    setup = AuditSetup(request.target, request.family, request.seed, str(request.seeded_bugs or ""))
+    with AuditPool(setup, request.workers) as pool:
+        mutants = _mutants(request, pool)
+        table = LiveTable(len(mutants))
+        with _shown(table, console) as refresh:
+            judging = _Judging(pool, table, refresh)
+            found = judging.outcomes(Batch(tuple(mutants), request.max_cases, RULES if request.rules else ()))
+            found |= judging.second_outcomes(found, request.enough)
         done = Audit(
-            target=crew.started.target,
-            family=crew.started.family,
+            target=pool.ready.target,
+            family=pool.ready.family,
             seed=request.seed,
             cases=request.max_cases,
             seconds=time.monotonic() - started,
             workers=request.workers,
             versions=environment_of("simulator", ()).versions,
-            outcomes=tuple(found[subject] for subject in subjects),
+            outcomes=tuple(found[mutant] for mutant in mutants),
             ruled=request.rules,
-            false_alarms={rule: tuple(sorted(places)) for rule, places in crew.false_alarms.items()},
-            healthy_cases=crew.healthy_cases,
+            false_alarms={rule: tuple(sorted(cases)) for rule, cases in pool.false_alarms.items()},
+            healthy_cases=pool.healthy_cases,
         )
     results.save(done, request.folder / "audit.json")
     return done
 
 
-def _subjects(request: Request, crew: Crew) -> Sequence[Subject]:
-    if request.museum is None:
-        subjects = crew.survey(max(request.max_cases, SURVEY_CASES))
+def _mutants(request: Request, pool: AuditPool) -> Sequence[Mutant]:
+    if request.seeded_bugs is None:
+        mutants = pool.survey(max(request.max_cases, SURVEY_CASES))
     else:
-        specimens = (entry for entry in load_museum(request.museum) if crew.started.family in entry.families)
-        subjects = tuple(Subject(entry.name) for entry in specimens)
-    if not subjects:
-        raise FuzzAttnError(f"target={request.target!r} has nothing to examine: no specimen, or no kernel of Triton's")
+        bugs = (bug for bug in load_seeded_bugs(request.seeded_bugs) if pool.ready.family in bug.families)
+        mutants = tuple(Mutant(bug.name) for bug in bugs)
+    if not mutants:
+        raise FuzzAttnError(f"target={request.target!r} has no mutant: no seeded bug, or no Triton kernel")
     for part in request.only:
-        if not any(part in subject.name for subject in subjects):
-            raise FuzzAttnError(f"only={part!r} is in no name of what is examined")
+        if not any(part in mutant.name for mutant in mutants):
+            raise FuzzAttnError(f"only={part!r} is in no mutant's name")
     if request.only:
-        subjects = tuple(subject for subject in subjects if any(part in subject.name for part in request.only))
-    return sampled(subjects, request.sample, request.seed)
+        mutants = tuple(mutant for mutant in mutants if any(part in mutant.name for part in request.only))
+    return sampled(mutants, request.sample, request.seed)
 
 
-def sampled(subjects: Sequence[Subject], sample: int | None, seed: int) -> Sequence[Subject]:
-    """Return so many subjects, chosen by the seed, in their own order; all of them for None."""
-    if sample is None or sample >= len(subjects):
-        return subjects
-    chosen = sorted(Stream(seed, _SAMPLE).permutation(len(subjects))[:sample].tolist())
-    return [subjects[index] for index in chosen]
+def sampled(mutants: Sequence[Mutant], sample: int | None, seed: int) -> Sequence[Mutant]:
+    """Return that many mutants, chosen by the seed, in their own order; all of them for None."""
+    if sample is None or sample >= len(mutants):
+        return mutants
+    chosen = sorted(Stream(seed, _SAMPLE).permutation(len(mutants))[:sample].tolist())
+    return [mutants[index] for index in chosen]
 
 
-def _examined(
-    crew: Crew,
-    batch: Batch,
-    board: report.Board,
-    refresh: Callable[[], None],
-) -> dict[Subject, Outcome]:
-    """Return the outcome of every subject of a batch, which the crew cuts and spreads."""
-    found = {}
-    for outcome in crew.examine(batch):
-        if outcome is not None:
-            found[outcome.subject] = outcome
-            board.add(outcome)
-        board.places = [(member.progress.case, member.progress.alive) for member in crew.members]
-        refresh()
-    return found
+@dataclass
+class _Judging:
+    """Judges batches on a pool and keeps the table up to date."""
 
+    pool: AuditPool
+    table: LiveTable
+    refresh: Callable[[], None]
 
-def _second_look(
-    request: Request, crew: Crew, found: dict[Subject, Outcome], board: report.Board, refresh: Callable[[], None]
-) -> dict[Subject, Outcome]:
-    """Return the outcomes after a longer look at the survivors: which are equivalent, and what the others show."""
-    survivors = tuple(subject for subject, outcome in found.items() if outcome.state == "survived" and subject.mutant)
-    if not request.enough or not survivors:
+    def outcomes(self, batch: Batch) -> dict[Mutant, Outcome]:
+        """Return the outcome of every mutant of a batch."""
+        found = {}
+        for outcome in self.pool.judge(batch):
+            if outcome is not None:
+                found[outcome.mutant] = outcome
+                self.table.add(outcome)
+            self.table.progress = [(worker.progress.case, worker.progress.left) for worker in self.pool.workers]
+            self.refresh()
         return found
-    board.look_again(len(survivors))
-    batch = Batch(survivors, CASES_EACH * request.enough, enough=request.enough)
-    looked = _examined(crew, batch, board, refresh)
-    return found | {subject: together(found[subject], looked[subject], request.enough) for subject in survivors}
+
+    def second_outcomes(self, found: dict[Mutant, Outcome], enough: int) -> dict[Mutant, Outcome]:
+        """Return the outcomes of surviving changes of the IR after more cases: equivalent, or with more evidence."""
+        survivors = tuple(
+            mutant for mutant, outcome in found.items() if outcome.state == "survived" and mutant.ir_change
+        )
+        if not enough or not survivors:
+            return {}
+        self.table.examine_again(len(survivors))
+        second = self.outcomes(Batch(survivors, CASES_FOR_EACH * enough, enough=enough))
+        return {mutant: combined(found[mutant], second[mutant], enough) for mutant in survivors}
 
 
-def together(first: Outcome, second: Outcome, enough: int) -> Outcome:
-    """Return a survivor's outcome after its second look: equivalent, or survived with what was seen since."""
+def combined(first: Outcome, second: Outcome, enough: int) -> Outcome:
+    """Return a survivor's outcome after its second examination: equivalent, or survived with the new evidence."""
     evidence = second.evidence
     state: State = "equivalent" if evidence.reached >= enough and not evidence.changed else "survived"
     message = second.message
@@ -154,18 +155,18 @@ def together(first: Outcome, second: Outcome, enough: int) -> Outcome:
 
 
 @contextmanager
-def _shown(board: report.Board, console: Console) -> Iterator[Callable[[], None]]:
-    """Show the table while the context lasts; on a plain pipe, a line every ten seconds."""
+def _shown(table: LiveTable, console: Console) -> Iterator[Callable[[], None]]:
+    """Show the table while the context lasts; yield a function to call often, which prints lines on a plain pipe."""
     if console.is_terminal:
-        with Live(console=console, transient=True, refresh_per_second=4, get_renderable=board.render):
+        with Live(console=console, transient=True, refresh_per_second=4, get_renderable=table.render):
             yield lambda: None
         return
-    told = time.monotonic()
+    printed = time.monotonic()
 
-    def tell() -> None:
-        nonlocal told
-        if time.monotonic() - told > PIPE_SECONDS:
-            told = time.monotonic()
-            show(console, whole(board.line()))
+    def print_line() -> None:
+        nonlocal printed
+        if time.monotonic() - printed > PIPE_SECONDS:
+            printed = time.monotonic()
+            show(console, whole(table.line()))
 
-    yield tell
+    yield print_line

@@ -1,58 +1,53 @@
-"""Fixed tolerances, as the test suites of kernels use them: what the oracle's bound is measured against.
+"""Fixed tolerances, as kernels' test suites use them, to compare with the oracle's derived bound.
 
-Each is given its best chance: it compares with the exact output, rounded to the output's type, on this harness's cases,
-and it sees a launch that fails or hangs. It has no sanitizers and no relations, and does not look outside of the rows.
+Each gets its best chance: it compares with the exact output, rounded to the output's type, on this harness's cases, and
+it sees a launch that fails or hangs. It has no sanitizers and no metamorphic relations, and checks only the rows.
+
+- vLLM's tests: atol 1.5e-2 and rtol 1e-2 for half types, 1.5e-1 for both where anything is fp8
+  (test_triton_unified_attention.py); 1e-3 and 1e-5 in float32 (test_attention.py).
+- FlashAttention's tests (hopper/test_flash_attn.py): the largest error may be twice that of a plain implementation in
+  the inputs' own type (three times with a soft cap), plus twice the roundoff at 0.3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.mutation.results import FLASH_ATTENTION, VLLM
 from fuzz_attn.oracle.logits import score_scale
 from fuzz_attn.oracle.reference import Reference, output_factor
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
-FIXED: Final = "vllm"
-"""vLLM's tests. atol 1.5e-2 and rtol 1e-2 for half types (test_triton_unified_attention.py), 1.5e-1 for both where
-anything is fp8 (the same), 1e-3 and 1e-5 in float32 (test_attention.py)."""
-
-TWICE: Final = "flash_attention"
-"""FlashAttention's tests (hopper/test_flash_attn.py): the largest error may be twice (three times under a soft cap)
-that of a plain implementation in the inputs' own type, and twice the roundoff at 0.3."""
-
-RULES: Final = (FIXED, TWICE)
-
 
 @dataclass(frozen=True)
-class Yardstick:
-    """What a rule expects, float64 ``[num_tokens, num_query_heads, head_size]``, and how far off an output may be."""
+class AllowedErrors:
+    """The output that a rule expects, float64 ``[num_tokens, num_query_heads, head_size]``, and the allowed errors."""
 
     expected: torch.Tensor
     limit: torch.Tensor
     answered: torch.Tensor | None = None
-    """Bool ``[num_tokens]``, whose rows count; None for all."""
+    """Bool ``[num_tokens]``: the rows to compare; None for all."""
 
     def accepts(self, output: torch.Tensor) -> bool:
-        """Return whether every element of the rows is near enough; NaN never is."""
+        """Return whether every element of the rows is within its limit; NaN never is."""
         actual = output[: self.expected.shape[0]].double()
         near = ((actual - self.expected).abs() <= self.limit) | (actual == self.expected)
         return bool((near if self.answered is None else near[self.answered]).all())
 
 
-def yardsticks(tensors: AttentionTensors, reference: Reference) -> dict[str, Yardstick]:
-    """Return what each rule holds an output of these tensors to."""
+def allowed_errors(tensors: AttentionTensors, reference: Reference) -> dict[str, AllowedErrors]:
+    """Return the errors that each rule allows in an output of these tensors."""
     dtype = tensors.output.dtype
     expected = stored(reference.expected, dtype)
     absolute, relative = tolerances(tensors)
     limits = {
-        FIXED: absolute + relative * expected.abs(),
-        TWICE: torch.tensor(_twice(tensors, expected), dtype=torch.float64),
+        VLLM: absolute + relative * expected.abs(),
+        FLASH_ATTENTION: torch.tensor(_flash_attention_limit(tensors, expected), dtype=torch.float64),
     }
-    return {name: Yardstick(expected, limit, tensors.answered_tokens) for name, limit in limits.items()}
+    return {name: AllowedErrors(expected, limit, tensors.answered_tokens) for name, limit in limits.items()}
 
 
 def tolerances(tensors: AttentionTensors) -> tuple[float, float]:
@@ -64,15 +59,15 @@ def tolerances(tensors: AttentionTensors) -> tuple[float, float]:
 
 
 def stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return numbers as an output of that type holds them, in float64; fp8 is clamped to its finite range."""
+    """Return numbers rounded to a type, as float64; fp8 is clamped to its finite range."""
     if dtype.itemsize == 1:
         limit = torch.finfo(dtype).max
         numbers = numbers.clamp(-limit, limit).float()
     return numbers.to(dtype).double()
 
 
-def _twice(tensors: AttentionTensors, expected: torch.Tensor) -> float:
-    """Return FlashAttention's largest error for these tensors."""
+def _flash_attention_limit(tensors: AttentionTensors, expected: torch.Tensor) -> float:
+    """Return the largest error that FlashAttention's tests allow for these tensors."""
     if not expected.numel():
         return 0.0
     plain = low_precision_output(tensors, expected)
@@ -83,8 +78,8 @@ def _twice(tensors: AttentionTensors, expected: torch.Tensor) -> float:
 def low_precision_output(tensors: AttentionTensors, like: torch.Tensor) -> torch.Tensor:
     """Return the output of an implementation that keeps everything in the type of q, bfloat16 where that is fp8.
 
-    It scales the keys, keeps scores, weights and output in that type, and sums in whatever torch sums in. Float64,
-    shaped as ``like``.
+    It scales the keys, and keeps scores, weights and output in that type; sums are torch's. Float64, shaped as
+    ``like``.
     """
     working = torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
     output = torch.zeros_like(like).view(like.shape[0], tensors.num_kv_heads, -1, like.shape[-1])
@@ -94,7 +89,7 @@ def low_precision_output(tensors: AttentionTensors, like: torch.Tensor) -> torch
 
 
 def _attended(block: RowBlock, tensors: AttentionTensors, working: torch.dtype) -> torch.Tensor:
-    """Return the softmax's average of V ``[B, num_kv_heads, Q, group, head_size]``, everything in one type."""
+    """Return the weighted sum of V ``[B, num_kv_heads, Q, group, head_size]``, everything in one type."""
     keys = (block.keys * score_scale(tensors)).to(working)
     shape = (*block.queries.shape[:4], keys.shape[2])
     scores = (block.queries.to(working).flatten(2, 3) @ keys.transpose(-1, -2)).view(shape)

@@ -1,67 +1,71 @@
-"""What an audit's workers and their parent say to each other. Plain data, one JSON line each."""
+"""Messages between the workers of an audit and their parent: plain data, sent as JSON.
+
+``fuzz_attn.engine.messages`` holds the ones that all workers share.
+"""
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
+from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.results import Outcome
-from fuzz_attn.mutation.subjects import Subject
 
 
-class Start(Plain, frozen=True):
-    """What a worker is set up with. ``place`` is the file that says where it is, for when it dies."""
+class AuditSetup(Plain, frozen=True):
+    """The target of an audit, the seed of its cases, and two folders.
+
+    ``seeded_bugs`` is the folder of TOML tables, empty where the IR is changed. ``scratch`` is the worker's own folder
+    for its position and for edited kernels.
+    """
 
     target: str
     family: Family | None
     seed: int
-    museum: str
-    place: str
+    seeded_bugs: str
+    scratch: str = ""
 
 
 class Survey(Plain, frozen=True, tag="survey"):
-    """Asks for every mutant of the kernels that the first ``cases`` launch."""
+    """Asks for every change of the IR of the kernels that the first ``cases`` launch."""
 
     cases: int
 
 
 class Batch(Plain, frozen=True, tag="batch"):
-    """Subjects to examine on the first ``cases``; with ``rules``, until these have found them too.
+    """Mutants to judge on the first ``cases``; with ``rules``, until these fixed tolerances have found them too.
 
-    With ``enough``, until they ran their changed operation in so many cases, which is then watched.
+    With ``enough``, changed operations are watched, and a mutant is done once it ran its own in that many cases.
     """
 
-    subjects: tuple[Subject, ...]
+    mutants: tuple[Mutant, ...]
     cases: int
     rules: tuple[str, ...] = ()
     enough: int = 0
 
 
-class Started(Plain, frozen=True, tag="started"):
-    """A worker is set up."""
-
-    target: str
-    family: Family
-
-
 class Surveyed(Plain, frozen=True, tag="surveyed"):
-    """Every mutant, in the order of their names."""
+    """Every change of the IR, in the order of their names."""
 
-    subjects: tuple[Subject, ...]
+    mutants: tuple[Mutant, ...]
 
 
 class Finished(Plain, frozen=True, tag="finished"):
-    """What came of one subject."""
+    """The outcome of one mutant."""
 
     outcome: Outcome
 
 
 class Progress(Plain, frozen=True, tag="progress"):
-    """Where a batch is: cases done, subjects left."""
+    """How far a batch is: cases done, mutants left."""
 
     case: int
-    alive: int
+    left: int
 
 
-class Alarms(Plain, frozen=True, tag="alarms"):
-    """A batch is done. ``places`` says by rule where the healthy target failed so far, "" for the properties."""
+class BatchDone(Plain, frozen=True, tag="batch_done"):
+    """A batch is done. ``false_alarms`` holds the cases on which the healthy target failed so far.
 
-    places: dict[str, tuple[int, ...]]
-    cases: int
+    The key is the name of a fixed tolerance, or empty for the campaign's properties. ``healthy_cases`` is the number
+    of cases that the healthy target was judged on.
+    """
+
+    false_alarms: dict[str, tuple[int, ...]]
+    healthy_cases: int

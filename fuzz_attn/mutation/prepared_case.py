@@ -1,4 +1,4 @@
-"""The bench: one case laid out once for many mutants, with all that their launches share."""
+"""PreparedCase: one case prepared once for many mutants, with everything that their launches share."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.mutation import fixed_tolerances
-from fuzz_attn.mutation.case_stream import Drawn
+from fuzz_attn.mutation.case_stream import DrawnCase
+from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.targets.target import Target
 
 
-class Material:
-    """The tensors of a case, which can be put back to what they were."""
+class RestorableTensors:
+    """The tensors of a case with a copy of their first contents."""
 
     def __init__(self, tensors: AttentionTensors) -> None:
         self.tensors = tensors
-        self._kept = [(memory, memory.clone()) for memory in self._memories()]
+        self._copies = [(memory, memory.clone()) for memory in self._memories()]
 
     def _memories(self) -> Iterator[torch.Tensor]:
-        """Yield the memory of every tensor, that of two views once."""
+        """Yield the memory of every tensor; two views of one memory yield it once."""
         seen = set()
         for tensor in (*(tensor for _, tensor in self.tensors.inputs()), self.tensors.output):
             memory = self.tensors.memory_of(tensor)
@@ -34,52 +34,52 @@ class Material:
                 yield memory
 
     def restored(self) -> AttentionTensors:
-        """Return the tensors as they were made."""
-        for memory, kept in self._kept:
-            memory.copy_(kept)
+        """Return the tensors with their first contents."""
+        for memory, copy in self._copies:
+            memory.copy_(copy)
         return self.tensors
 
 
-class Bench:
-    """One case of the stream: its tensors, its reference, and what two fixed tolerances make of an output."""
+class PreparedCase:
+    """One case of the stream: its tensors, its reference, and the errors that two fixed tolerances allow."""
 
-    def __init__(self, drawn: Drawn, target: Target, backend: Backend) -> None:
+    def __init__(self, drawn: DrawnCase, target: Target, backend: Backend) -> None:
         self.drawn = drawn
         self.target = target
         self.backend = backend
         self.reference: Reference
-        self.yardsticks: dict[str, fixed_tolerances.Yardstick] = {}
-        self._materials: dict[AttentionCase, list[Material]] = {}
+        self.allowed_errors: dict[str, AllowedErrors] = {}
+        self._tensors: dict[AttentionCase, list[RestorableTensors]] = {}
 
     def tensors(self, case: AttentionCase, number: int) -> AttentionTensors:
-        """Return the tensors of this case or of one derived from it; those of other numbers live beside them."""
-        made = self._materials.setdefault(case, [])
+        """Return tensors of this case or of one derived from it; each number has tensors of its own."""
+        made = self._tensors.setdefault(case, [])
         while len(made) <= number:
-            made.append(Material(materialise(case, self.backend.device)))
+            made.append(RestorableTensors(materialise(case, self.backend.device)))
         return made[number].restored()
 
-    def refer(self, *, ruled: bool) -> None:
-        """Work out the reference and, if asked, what the fixed tolerances allow; to be called before any launch."""
+    def compute_reference(self, *, with_tolerances: bool) -> None:
+        """Compute the reference and, on demand, what the fixed tolerances allow; must precede any launch."""
         tensors = self.tensors(self.drawn.case, 0)
         self.reference = attend(tensors, self.target.rounding_model)
-        self.yardsticks = fixed_tolerances.yardsticks(tensors, self.reference) if ruled else {}
+        self.allowed_errors = allowed_errors(tensors, self.reference) if with_tolerances else {}
 
 
 class SharedExperiment(Experiment):
-    """An experiment on a bench: what does not depend on the target is there already."""
+    """An experiment on a prepared case, which already has everything that does not depend on the target."""
 
-    def __init__(self, bench: Bench, target: Target) -> None:
-        super().__init__(bench.drawn.case, target, bench.backend)
-        self._bench = bench
+    def __init__(self, prepared: PreparedCase, target: Target) -> None:
+        super().__init__(prepared.drawn.case, target, prepared.backend)
+        self._prepared = prepared
         self._launches: dict[AttentionCase, int] = {}
 
     @cached_property
     def reference(self) -> Reference:
-        """The bench's own: no launch changes it, since changed inputs are a failure of their own."""
-        return self._bench.reference
+        """The prepared case's reference. No launch changes it, since changed inputs are a failure of their own."""
+        return self._prepared.reference
 
     def launch(self, case: AttentionCase) -> Launch:
-        """Return a new launch of the target on a case, on tensors that no other launch of this experiment has."""
+        """Return a new launch of the target on a case, on tensors of its own within this experiment."""
         number = self._launches.get(case, 0)
         self._launches[case] = number + 1
-        return self.launch_tensors(self._bench.tensors(case, number))
+        return self.launch_tensors(self._prepared.tensors(case, number))

@@ -1,4 +1,4 @@
-"""Results of an audit: what came of each mutant, the scores with their confidence, and the file that holds it all."""
+"""Results of an audit: the outcome of each mutant, scores with their confidence, and the file that holds them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.mutation.subjects import Subject
+from fuzz_attn.mutation.mutant import Mutant
+
+VLLM: Final = "vllm"
+FLASH_ATTENTION: Final = "flash_attention"
+RULES: Final = (VLLM, FLASH_ATTENTION)
+"""The names of the fixed tolerances that an audit evaluates."""
+PROPERTIES: Final = ""
+"""The name of the campaign's properties beside them."""
 
 SCHEMA: Final = 1
 CONFIDENCE: Final = 1.959963984540054
 """The normal distribution's quantile for 95 %."""
 
 State: TypeAlias = Literal["killed", "equivalent", "survived", "invalid"]
-"""``equivalent``: the same bits in all of at least a thousand cases that ran the changed operation. ``invalid``: the
-change made something that is no kernel."""
+"""``equivalent``: the same output bits in every one of at least a thousand cases that ran the changed operation.
+``invalid``: the changed IR is no valid kernel."""
 
 
 class Evidence(Plain, frozen=True):
-    """What the cases of a subject showed. ``cases`` had its operation in their kernels, ``reached`` also ran it.
+    """What a mutant's cases showed.
 
-    ``differed`` counts cases in which the operation gave another value, ``changed`` those in which the output had other
-    bits than the healthy kernel's; ``ratio`` is the largest ``err / bound`` of one that passed.
+    ``cases`` counts those with its operation in their kernels, ``reached`` those that also ran it, ``differed`` those
+    where the operation gave another value, ``changed`` those where the output had other bits than the healthy kernel's.
+    ``ratio`` is the largest ``err / bound`` of a case that passed.
     """
 
     cases: int = 0
@@ -37,14 +45,14 @@ class Evidence(Plain, frozen=True):
 
 
 class Outcome(Plain, frozen=True):
-    """What came of one subject.
+    """The outcome of one mutant.
 
-    ``case`` is the place in the default campaign, from 1, of the case that killed it; ``seconds`` the time until then
-    on one core: drawing, tensors and oracle of every case before it, and the subject's own launches. ``rules`` has the
-    same place for each fixed tolerance that found it.
+    ``case`` is the number, from 1, of the case of the default campaign that killed it. ``seconds`` is the time until
+    then on one core: drawing, tensors and oracle of all cases so far, and the mutant's own launches. ``rules`` holds
+    the number of the case for each fixed tolerance that found the mutant.
     """
 
-    subject: Subject
+    mutant: Mutant
     state: State
     property_name: str = ""
     kind: str = ""
@@ -56,11 +64,11 @@ class Outcome(Plain, frozen=True):
 
 
 class Audit(Plain, frozen=True):
-    """An audit as it is kept.
+    """A finished audit.
 
-    ``cases`` is how many each subject was given at most; ``ruled`` whether the fixed tolerances were asked too.
-    ``healthy_cases`` is how many of the stream the healthy target was judged on, ``false_alarms`` the places of those
-    that it failed, by rule, and by the properties under "": no subject was judged on these.
+    ``cases`` is the largest number of cases for a mutant, ``ruled`` whether the fixed tolerances were evaluated too.
+    ``healthy_cases`` is the number of cases that the healthy target was judged on. ``false_alarms`` holds the numbers
+    of those that it failed, by fixed tolerance, and under "" by the campaign's properties; mutants skip the latter.
     """
 
     target: str
@@ -78,7 +86,7 @@ class Audit(Plain, frozen=True):
 
 
 class Score(NamedTuple):
-    """A share of mutants found, with its 95 % confidence interval."""
+    """How many mutants were found, with the 95 % confidence interval of the share."""
 
     found: int
     of: int
@@ -87,12 +95,12 @@ class Score(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """The share in per cent, 100 for none at all."""
+        """The share in per cent, 100 where there is no mutant."""
         return 100.0 * self.found / self.of if self.of else 100.0
 
 
 def score(found: int, of: int) -> Score:
-    """Return a score with Wilson's interval."""
+    """Return a score with Wilson's confidence interval."""
     if not of:
         return Score(0, 0, 0.0, 1.0)
     share, square = found / of, CONFIDENCE**2 / of
@@ -102,26 +110,26 @@ def score(found: int, of: int) -> Score:
 
 
 def counted(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes that a score counts: those of neither equivalent nor invalid mutants."""
+    """Return the outcomes that count for a score: not those of equivalent or invalid mutants."""
     return [outcome for outcome in outcomes if outcome.state in ("killed", "survived")]
 
 
 def own_score(outcomes: Iterable[Outcome]) -> Score:
-    """Return the share that the campaign's properties found."""
+    """Return the score of the campaign's properties."""
     kept = counted(outcomes)
     return score(sum(outcome.state == "killed" for outcome in kept), len(kept))
 
 
 def rule_score(outcomes: Iterable[Outcome], rule: str) -> Score:
-    """Return the share that a fixed tolerance found."""
+    """Return the score of a fixed tolerance."""
     kept = counted(outcomes)
     return score(sum(rule in outcome.rules for outcome in kept), len(kept))
 
 
 def median_case(outcomes: Iterable[Outcome]) -> float | None:
-    """Return after how many cases half of the found ones were found; None if none was."""
-    places = [outcome.case for outcome in outcomes if outcome.state == "killed"]
-    return median(places) if places else None
+    """Return the median number of cases until a mutant was found; None if none was."""
+    cases = [outcome.case for outcome in outcomes if outcome.state == "killed"]
+    return median(cases) if cases else None
 
 
 def save(audit: Audit, path: Path) -> None:
@@ -131,5 +139,5 @@ def save(audit: Audit, path: Path) -> None:
 
 
 def load(path: Path) -> Audit:
-    """Return an audit that was saved."""
+    """Return a saved audit."""
     return msgspec.json.decode(path.read_bytes(), type=Audit)

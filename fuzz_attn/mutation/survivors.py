@@ -1,7 +1,7 @@
-"""Reasons: why known survivors survive, in words that a reader can check, so that a new survivor stands out.
+"""Known survivors: why changes of our kernels' IR survive, in words that a reader can check.
 
-A file of reasons is TOML: each table is one reason, with the changes that it covers. They are named by the text of
-their source line and not by its number, and only for the built-in targets.
+With them a new survivor stands out in a report. A file of reasons is TOML; each table is one reason with the changes
+that it covers, identified by the text of their source line instead of its number.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-import fuzz_attn
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.mutation.mutant import IrChange
 from fuzz_attn.mutation.results import Outcome
-from fuzz_attn.mutation.subjects import Mutant
 
-KERNELS: Final = Path(fuzz_attn.__file__).with_name("kernels")
+KERNELS: Final = Path(__file__).parents[1] / "kernels"
+OWN_REASONS: Final = Path(__file__).parents[2] / "tests" / "mutation" / "ir_survivors.toml"
+"""The reasons for our own kernels: part of a checkout, and not of a wheel."""
 
 
 class Spot(Plain, frozen=True):
     """Changes on one source line: ``operation#ordinal/change`` each, as in a mutant's name.
 
-    ``source`` is the whole line in ``file`` below kernels/; ``kernels`` are the launched ones, none for any.
+    ``source`` is the whole line in ``file`` below kernels/; ``kernels`` are the launched kernels, none for any.
     """
 
     file: str
@@ -33,59 +34,62 @@ class Spot(Plain, frozen=True):
     changes: tuple[str, ...]
     kernels: tuple[str, ...] = ()
 
-    def covers(self, mutant: Mutant) -> bool:
-        """Return whether a mutant is one of these changes."""
+    def covers(self, change: IrChange) -> bool:
+        """Return whether a change of the IR is one of these."""
         return (
-            mutant.file == self.file
-            and f"{mutant.operation}#{mutant.ordinal}/{mutant.change}" in self.changes
-            and (not self.kernels or mutant.kernel in self.kernels)
-            and source_of(mutant) == self.source
+            change.file == self.file
+            and f"{change.operation}#{change.ordinal}/{change.change}" in self.changes
+            and (not self.kernels or change.kernel in self.kernels)
+            and source_of(change) == self.source
         )
 
 
 class Reason(Plain, frozen=True):
-    """One reason, and where it holds."""
+    """One reason and the changes that it covers."""
 
     because: str
     at: tuple[Spot, ...]
     name: str = ""
 
-    def covers(self, mutant: Mutant) -> bool:
-        """Return whether this is why a mutant survives."""
-        return any(spot.covers(mutant) for spot in self.at)
+    def covers(self, change: IrChange) -> bool:
+        """Return whether this is why a change survives."""
+        return any(spot.covers(change) for spot in self.at)
 
 
-class Sorted(NamedTuple):
-    """Outcomes by what explains them."""
+class SortedSurvivors(NamedTuple):
+    """Outcomes by the reason that explains them."""
 
     explained: tuple[tuple[Reason, tuple[Outcome, ...]], ...]
     unexplained: tuple[Outcome, ...]
 
 
-def source_of(mutant: Mutant) -> str:
-    """Return the source line of a mutant of this project's kernels."""
-    return linecache.getline(str(KERNELS / mutant.file), mutant.line).strip()
+def source_of(change: IrChange) -> str:
+    """Return the source line of a change in this project's kernels."""
+    return linecache.getline(str(KERNELS / change.file), change.line).strip()
 
 
 def load_reasons(path: Path) -> tuple[Reason, ...]:
-    """Return the reasons of a file, none where there is no file; raises FuzzAttnError for one that cannot be read."""
-    if not path.is_file():
-        return ()
+    """Return the reasons of a file; raises FuzzAttnError for a file that cannot be read."""
     try:
         tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, Reason])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, OSError) as error:
         raise FuzzAttnError(f"reasons {str(path)!r}: {error}") from error
     return tuple(msgspec.structs.replace(reason, name=name) for name, reason in tables.items())
 
 
-def sort(outcomes: Iterable[Outcome], reasons: Sequence[Reason]) -> Sorted:
+def own_reasons() -> tuple[Reason, ...]:
+    """Return the reasons for our own kernels; none in an installed package, which does not ship them."""
+    return load_reasons(OWN_REASONS) if OWN_REASONS.is_file() else ()
+
+
+def sort(outcomes: Iterable[Outcome], reasons: Sequence[Reason]) -> SortedSurvivors:
     """Return outcomes with the first reason that covers each, in the order of the reasons."""
     explained: dict[int, list[Outcome]] = {index: [] for index in range(len(reasons))}
     unexplained: list[Outcome] = []
     for outcome in outcomes:
-        mutant = outcome.subject.mutant
-        covering = (index for index, reason in enumerate(reasons) if mutant is not None and reason.covers(mutant))
+        change = outcome.mutant.ir_change
+        covering = (index for index, reason in enumerate(reasons) if change is not None and reason.covers(change))
         index = next(covering, None)
         (unexplained if index is None else explained[index]).append(outcome)
     pairs = ((reason, tuple(explained[index])) for index, reason in enumerate(reasons))
-    return Sorted(tuple(pair for pair in pairs if pair[1]), tuple(unexplained))
+    return SortedSurvivors(tuple(pair for pair in pairs if pair[1]), tuple(unexplained))

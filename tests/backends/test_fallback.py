@@ -13,7 +13,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.campaign import Outcome
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import BackendError

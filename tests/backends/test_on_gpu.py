@@ -15,10 +15,10 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Sequence
 from fuzz_attn.engine.campaign import Outcome
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.engine.schedule import ON_GPU, play
+from fuzz_attn.engine.schedule import ON_GPU, play_round
 from fuzz_attn.inputs.tensors import digest_of, materialise
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.relations import relations_of
@@ -37,7 +37,7 @@ def spec_of(name: str) -> str:
 
 def drawn(domain: Domain, count: int, seed: int) -> list[Order]:
     orders: list[Order] = []
-    play(domain, seed, count, lambda case, relation: orders.append(Order(case, relation)), ON_GPU)
+    play_round(domain, seed, count, lambda case, relation: orders.append(Order(case, relation)), ON_GPU)
     return orders
 
 
@@ -101,7 +101,7 @@ def test_the_oracle_agrees_with_itself_on_a_cpu() -> None:
 
 def test_an_illegal_address_is_a_crash_and_the_next_case_is_judged() -> None:
     with IsolatedWorker(Setup(spec_of("stores_outside"), "unified", "cuda")) as worker:
-        server = worker._process
+        server = worker.process
         for deaths in (1, 2, 3):
             verdict = worker.judge(Order(LONG)).verdict
             assert verdict.kind == "crash"
@@ -111,7 +111,7 @@ def test_an_illegal_address_is_a_crash_and_the_next_case_is_judged() -> None:
             started = time.monotonic()
             assert worker.judge(Order(SHORT)).verdict.passed
             assert time.monotonic() - started < 30.0, "a shrink over crashes must fit its budget"
-        assert worker._process is server, "torch and the target would be imported anew"
+        assert worker.process is server, "torch and the target would be imported anew"
 
 
 def test_a_hanging_kernel_is_a_verdict_and_the_next_case_is_judged() -> None:

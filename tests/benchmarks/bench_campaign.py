@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.engine.worker import load
 
 CASES: Final = 480
 REPEATS: Final = 3
@@ -62,7 +62,7 @@ class MeasuredCampaign(Campaign):
 
 def seconds_of_worker(worker: IsolatedWorker) -> float:
     """Return the CPU seconds of a worker's process and of all below it."""
-    process = worker._process
+    process = worker.process
     assert process is not None
     return _seconds_below(process.pid)
 
@@ -132,8 +132,8 @@ def campaign_seconds(target: str, cases: int) -> tuple[float, float]:
 
 def parts_of(target: str, cases: int) -> dict[str, float]:
     """Return the CPU seconds of each part of a campaign's cases, drawn and judged in this process."""
-    loaded = load(Setup(target))
-    ready = loaded.ready()
+    judge = load(Setup(target))
+    ready = judge.ready()
     from fuzz_attn.properties import (  # noqa: PLC0415 - as above
         check,
         experiment,
@@ -154,11 +154,11 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
 
     def attempt(case: Any, relation: str | None) -> None:
         with clock.running("rest"):
-            assert loaded.answer(Order(case, relation)).verdict.passed
+            assert judge.judge(Order(case, relation)).verdict.passed
 
     def played(number: int) -> dict[str, float]:
         clock.start()
-        schedule.play(ready.domain, schedule.derived_seed(SEED, 0, number), schedule.ON_CPU.cases, attempt)
+        schedule.play_round(ready.domain, schedule.derived_seed(SEED, 0, number), schedule.ON_CPU.cases, attempt)
         return clock.stop()
 
     total: defaultdict[str, float] = defaultdict(float)

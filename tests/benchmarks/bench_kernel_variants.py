@@ -12,13 +12,13 @@ from fuzz_attn.backends import backend_named
 
 backend_named("simulator").prepare()
 
-from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, Size, derived_seed, play  # noqa: E402 - as above
+from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, RoundSize, derived_seed, play_round  # noqa: E402 - as above
 from fuzz_attn.inputs.tensors import materialise  # noqa: E402 - as above
 from fuzz_attn.kernels import unified_attention  # noqa: E402 - kernels are decorated once the backend is prepared
 from fuzz_attn.targets.loading import load_target  # noqa: E402 - as above
 
 CASES = 2400
-SIZES = (ON_CPU, Size(cases=960, keys=8), Size(cases=960, keys=8, layouts=2), ON_GPU)
+SIZES = (ON_CPU, RoundSize(cases=960, keys=8), RoundSize(cases=960, keys=8, layouts=2), ON_GPU)
 KERNELS = ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments")
 
 
@@ -58,7 +58,7 @@ def main() -> None:
             setattr(unified_attention, name, recorder)
         for number in range(CASES // size.cases):
             seed = derived_seed(1, 0, number)
-            play(target.domain, seed, size.cases, lambda case, _: target.run(materialise(case)), size)
+            play_round(target.domain, seed, size.cases, lambda case, _: target.run(materialise(case)), size)
         made, compiled = CASES // size.cases * size.cases, sum(len(recorder.seen) for recorder in recorders)
         print(f"{size}: {made} cases, {compiled} kernels, {made / compiled:.2f} cases per kernel", flush=True)
 

@@ -16,7 +16,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.mutation.case_stream import Stream
+from fuzz_attn.mutation.case_stream import CaseStream
 from fuzz_attn.targets.built_in import built_in
 
 Row = tuple[str, str]
@@ -26,7 +26,7 @@ def measured(family: Family, count: int, seed: int) -> dict[Row, Visibility]:
     """Return the counts of ``count`` cases of one family, for each row of the table."""
     target, found = built_in(family), dict[Row, Visibility]()
     assert target is not None
-    stream = Stream(target.domain, seed)
+    stream = CaseStream(target.domain, seed)
     for number in range(count):
         case = stream[number].case
         counts = visible_share(materialise(case), target.rounding_model)

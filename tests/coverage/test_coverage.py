@@ -15,7 +15,7 @@ from fuzz_attn.cli.main import main
 from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask, TargetCoverage
 from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.statistics import Statistics, merged
 from fuzz_attn.errors import CoverageError

@@ -1,7 +1,7 @@
-"""A worker on a device that is made up: what happens around a GPU, where there is none.
+"""A worker on a simulated device, to test device handling without a GPU.
 
-``FUZZ_ATTN_TEST_DEVICE`` says what is wrong with it, ``FUZZ_ATTN_TEST_STARTS`` names the file that counts its starts. A
-launch that raises breaks the device.
+``FUZZ_ATTN_TEST_DEVICE`` names the device's defect, ``FUZZ_ATTN_TEST_STARTS`` the file that records its starts: f for
+one in a fork, s for one in the process that was set up. A launch that raises breaks the device.
 """
 
 from __future__ import annotations
@@ -11,32 +11,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from fuzz_attn import backends
 from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.engine import worker
+from fuzz_attn.engine import case_judge
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.worker import serve
 from fuzz_attn.errors import BackendError, DeviceLostError
 
-TROUBLE = os.environ["FUZZ_ATTN_TEST_DEVICE"]
+DEFECT = os.environ["FUZZ_ATTN_TEST_DEVICE"]
 STARTS = Path(os.environ["FUZZ_ATTN_TEST_STARTS"])
 SERVER = os.getpid()
 
 
-class MadeUpDevice(SimulatorBackend):
+class SimulatedDevice(SimulatorBackend):
     forks_first = True
 
     def start(self) -> None:
         with STARTS.open("a") as file:
             file.write("f" if os.getpid() != SERVER else "s")
-        if TROUBLE == "dead" or (TROUBLE == "no forks" and os.getpid() != SERVER):
+        if DEFECT == "dead" or (DEFECT == "no forks" and os.getpid() != SERVER):
             raise BackendError("the device does not answer")
-        if TROUBLE == "one start" and len(STARTS.read_text()) > 2:
+        if DEFECT == "one start" and len(STARTS.read_text()) > 2:
             raise BackendError("the device does not answer")
 
     def preflight(self) -> tuple[str, ...]:
-        if TROUBLE == "cannot add":
+        if DEFECT == "cannot add":
             raise BackendError("the device cannot add")
-        if TROUBLE == "dies early":
+        if DEFECT == "dies early":
             os._exit(7)
         return super().preflight()
 
@@ -49,7 +53,7 @@ class MadeUpDevice(SimulatorBackend):
                 raise DeviceLostError(f"CUDA error: {error}") from error
 
 
-backends.backend_named = lambda name: MadeUpDevice()
+backends.backend_named = lambda name: SimulatedDevice()
 
 if __name__ == "__main__":
-    worker.main()
+    serve(lambda message: case_judge.load(msgspec.json.decode(message, type=Setup)))

@@ -1,4 +1,4 @@
-"""A campaign finds what is wrong with a target, shrinks and saves it, and keeps to its budget whatever happens."""
+"""A campaign finds a target's defect, shrinks and saves it, and keeps to its budget in every case."""
 
 import signal
 import subprocess
@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.campaign import Campaign, Outcome, Plan, launch_limit
-from fuzz_attn.engine.isolation import IsolatedWorker
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.schedule import derived_seed
 from fuzz_attn.engine.statistics import read_all
@@ -41,7 +41,7 @@ WRONG = {
     "nondeterministic": "determinism",
     "depends_on_poison": "poison_independence",
 }
-"""Target: the property that it breaks. More specimens of each property are in test_properties.py."""
+"""Each target with the property that it breaks. More targets for each property are in test_properties.py."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_wrong_target_is_found_shrunk_and_saved(name: str, found: Callable[[st
 
 
 @pytest.mark.parametrize("name", ["window_one_too_long", "killed", "depends_on_poison"])
-def test_what_was_saved_still_fails(name: str, found: Callable[[str], Outcome]) -> None:
+def test_a_saved_counterexample_still_fails(name: str, found: Callable[[str], Outcome]) -> None:
     path = found(name).path
     assert path is not None
     (replayed,) = replay((path,))
@@ -79,14 +79,14 @@ def test_what_was_saved_still_fails(name: str, found: Callable[[str], Outcome]) 
     assert replayed.verdict == replayed.found.verdict or replayed.verdict.kind == "crash"
 
 
-def test_what_was_saved_is_fixed_by_the_right_target(found: Callable[[str], Outcome], spec: SpecOf) -> None:
+def test_a_saved_counterexample_is_fixed_by_a_correct_target(found: Callable[[str], Outcome], spec: SpecOf) -> None:
     paths = tuple(path for path in (found(name).path for name in WRONG) if path is not None)
     replayed = tuple(replay(paths, target=spec("unified_attention")))
     assert [entry.status for entry in replayed] == ["FIXED"] * len(WRONG)
     assert not any(entry.drifted for entry in replayed)
 
 
-def test_a_right_target_passes(campaign: Run) -> None:
+def test_a_correct_target_passes(campaign: Run) -> None:
     outcome = campaign("unified_attention", max_cases=300)
     assert outcome.failure is None, outcome.failure
     assert outcome.path is None
@@ -101,26 +101,29 @@ def test_a_right_target_passes(campaign: Run) -> None:
     assert sum(statistics.compile_keys.values()) == 300
 
 
-def test_a_target_sees_only_what_its_signature_promises(campaign: Run) -> None:
+def test_a_target_gets_only_features_of_its_signature(campaign: Run) -> None:
     outcome = campaign("without_sinks", max_cases=100)
     assert outcome.failure is None, outcome.failure
     assert not {"sinks", "qq_bias", "fp8_kv", "fp8_out"} & set(outcome.statistics.features)
     assert {"window", "softcap", "alibi"} <= set(outcome.statistics.features)
 
 
-def test_defaults_of_torch_that_a_target_sets_are_its_own(campaign: Run) -> None:
+def test_torch_defaults_that_a_target_sets_are_isolated(campaign: Run) -> None:
     outcome = campaign("leaves_defaults", max_cases=30)
     assert outcome.failure is None, outcome.failure
 
 
-class FakeWorker:
-    """A worker in this process: answers at once, by a function of the order."""
+class FakeWorker(IsolatedWorker):
+    """A worker without a process, whose verdicts a function returns."""
 
-    orders: list[Order]
-
-    def __init__(self, verdict_on: Callable[[Order], Verdict]) -> None:
+    def __init__(self, ready: Ready, verdict_on: Callable[[Order], Verdict]) -> None:
+        super().__init__(Setup(ready.target))
+        self.ready = ready
         self.verdict_on = verdict_on
-        self.orders = []
+        self.orders: list[Order] = []
+
+    def __enter__(self) -> Self:
+        return self
 
     def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
         if order.digest:
@@ -129,18 +132,19 @@ class FakeWorker:
         return Answer(self.verdict_on(order))
 
 
-@pytest.fixture
-def fake(campaign: Run, monkeypatch: pytest.MonkeyPatch, spec: SpecOf) -> Callable[..., tuple[Outcome, list[Order]]]:
-    """Return a function that runs a campaign whose verdicts a function makes; it returns the orders too."""
+@pytest.fixture(scope="module")
+def ready(spec: SpecOf) -> Ready:
     with IsolatedWorker(Setup(spec("unified_attention"))) as worker:
-        ready = worker.ready
+        return worker.ready
+
+
+@pytest.fixture
+def fake(campaign: Run, ready: Ready) -> Callable[..., tuple[Outcome, list[Order]]]:
+    """Return a function that runs a campaign with the verdicts of a function; it returns the orders too."""
 
     def run(verdict_on: Callable[[Order], Verdict], **changes: Any) -> tuple[Outcome, list[Order]]:
-        faked = FakeWorker(verdict_on)
-        monkeypatch.setattr(IsolatedWorker, "ready", ready, raising=False)
-        monkeypatch.setattr(IsolatedWorker, "__enter__", lambda self: self)
-        monkeypatch.setattr(IsolatedWorker, "judge", lambda self, order, deadline=None: faked.judge(order))
-        return campaign("unified_attention", **changes), faked.orders
+        worker = FakeWorker(ready, verdict_on)
+        return campaign("unified_attention", worker=worker, **changes), worker.orders
 
     return run
 
@@ -196,11 +200,11 @@ def test_no_case_is_launched_twice_while_shrinking(fake: Fake) -> None:
     assert len(set(shrinking)) == len(shrinking) == outcome.statistics.shrinking > 10
 
 
-def test_what_fails_is_shrunk_to_the_least_that_fails(fake: Fake) -> None:
+def test_a_failure_is_shrunk_to_the_smallest_case_that_fails(fake: Fake) -> None:
     outcome, _ = fake(too_long, max_cases=500, seed=2)  # one seed in four or so ends in a local minimum
     assert outcome.failure is not None
     assert [sequence.seq_len for sequence in outcome.failure.case.sequences] == [21]
-    assert outcome.failure.relation is None, "the relation was not what failed"
+    assert outcome.failure.relation is None, "the relation did not fail"
 
 
 def test_shrinking_keeps_the_bug_that_was_found(fake: Fake) -> None:
@@ -222,29 +226,29 @@ def test_shrinking_keeps_the_bug_that_was_found(fake: Fake) -> None:
     assert outcome.also_seen == ("oracle (nan)",)
 
 
-def test_a_harness_that_fails_on_a_case_is_told_at_once(fake: Fake, tmp_path: Path) -> None:
-    asked: list[Order] = []
+def test_a_harness_that_fails_on_a_case_ends_the_campaign(fake: Fake, tmp_path: Path) -> None:
+    judged: list[Order] = []
 
     def broken(order: Order) -> Verdict:
-        asked.append(order)
+        judged.append(order)
         if order.case.max_seq_len > 20:
             raise FuzzAttnError("fuzz_attn itself failed")
         return Verdict("oracle")
 
     with pytest.raises(FuzzAttnError, match="itself failed"):
         fake(broken, max_cases=30)
-    assert sum(order.case.max_seq_len > 20 for order in asked) == 1, "it is no failure to shrink"
-    assert counterexample.load(tmp_path / "run" / "journal-0.json").case == asked[-1].case
+    assert sum(order.case.max_seq_len > 20 for order in judged) == 1, "a failure of the harness must not be shrunk"
+    assert counterexample.load(tmp_path / "run" / "journal-0.json").case == judged[-1].case
 
 
-def test_the_failure_of_a_flaky_target_is_told(campaign: Run) -> None:
+def test_the_failure_of_a_flaky_target_is_saved(campaign: Run) -> None:
     outcome = campaign("fails_once", max_time=6.0)
     assert outcome.failure is not None
     assert outcome.path is not None
     assert "raised RuntimeError: only this once" in outcome.failure.verdict.message
 
 
-def test_the_time_holds_while_shrinking(campaign: Run) -> None:
+def test_the_time_limit_holds_while_shrinking(campaign: Run) -> None:
     outcome = campaign("slow_and_wrong", max_time=7.0)
     assert outcome.failure is not None
     assert outcome.path is not None
@@ -253,7 +257,7 @@ def test_the_time_holds_while_shrinking(campaign: Run) -> None:
     assert outcome.statistics.seconds < 20.0
 
 
-def test_the_time_holds_on_a_target_that_hangs(campaign: Run) -> None:
+def test_the_time_limit_holds_on_a_target_that_hangs(campaign: Run) -> None:
     outcome = campaign("hangs", max_time=3.0)
     assert outcome.failure is None
     assert outcome.statistics.unfinished == 1
@@ -261,13 +265,13 @@ def test_the_time_holds_on_a_target_that_hangs(campaign: Run) -> None:
     assert outcome.statistics.seconds < 10.0
 
 
-def test_a_case_without_verdict_is_left_in_the_journal(campaign: Run, tmp_path: Path) -> None:
+def test_a_case_without_a_verdict_stays_in_the_journal(campaign: Run, tmp_path: Path) -> None:
     campaign("hangs", max_time=3.0)
     (journal,) = (tmp_path / "run").glob("journal-*.json")
     assert counterexample.load(journal).case.max_seq_len > 8
 
 
-def test_the_journal_is_gone_when_all_is_well(campaign: Run, tmp_path: Path) -> None:
+def test_a_finished_campaign_deletes_its_journal(campaign: Run, tmp_path: Path) -> None:
     campaign("unified_attention", max_cases=3)
     assert [path.name.partition("-")[0] for path in (tmp_path / "run").iterdir()] == ["shard"]
 
@@ -275,11 +279,11 @@ def test_the_journal_is_gone_when_all_is_well(campaign: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("max_time", "limit"), [(None, 120.0), (60.0, 20.0), (90.0, 30.0), (3600.0, 120.0), (5.0, 20.0)]
 )
-def test_a_launch_may_not_take_the_whole_time(max_time: float | None, limit: float) -> None:
+def test_the_limit_of_a_launch_depends_on_the_time_limit(max_time: float | None, limit: float) -> None:
     assert launch_limit(max_time) == limit
 
 
-def test_an_interrupt_saves_what_there_is(fake: Fake, tmp_path: Path) -> None:
+def test_an_interrupt_saves_the_smallest_failure_so_far(fake: Fake, tmp_path: Path) -> None:
     failed: list[Order] = []
 
     def interrupted(order: Order) -> Verdict:
@@ -306,7 +310,7 @@ Campaign(Plan(Setup(sys.argv[1]), 0, 1, 1, None, None, Path(sys.argv[2]), Path(s
 """
 
 
-def test_a_killed_campaign_leaves_its_case_to_be_replayed(spec: SpecOf, tmp_path: Path) -> None:
+def test_a_killed_campaign_leaves_its_case_in_the_journal(spec: SpecOf, tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLING, spec("hangs"), tmp_path / "run", tmp_path / "saved"])
     journal = tmp_path / "run" / "journal-0.json"
     limit = time.monotonic() + 120.0

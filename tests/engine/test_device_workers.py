@@ -1,4 +1,4 @@
-"""Around a device: who wakes it, what its loss costs, which GPU a worker gets. The device alone is made up."""
+"""Devices: which process starts them, what a broken one costs, which GPU a worker gets. The device is simulated."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from fuzz_attn.backends.gpus import gpu_environment, visible_gpus
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.engine import isolation
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, TargetError
 
@@ -21,7 +20,8 @@ Devices = Callable[[str], IsolatedWorker]
 SHORT, KILLED, BREAKS = (
     AttentionCase(sequences=(Sequence(1, length - 1),), heads=HeadLayout(head_size=4)) for length in (1, 11, 16)
 )
-"""What the target ``misbehaves_by_length`` does to them: nothing, end its process, raise, which breaks the device."""
+"""The target ``misbehaves_by_length`` passes the first, kills its process on the second and breaks the device on the
+third."""
 
 
 @pytest.fixture
@@ -31,21 +31,20 @@ def starts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def on_device(starts: Path, spec: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Devices:
-    """Return a function from what is wrong with a device to a worker on it."""
+    """Return a function from a device's defect to a worker on that device."""
 
-    def worker(trouble: str) -> IsolatedWorker:
-        monkeypatch.setenv("FUZZ_ATTN_TEST_DEVICE", trouble)
+    def worker(defect: str) -> IsolatedWorker:
+        monkeypatch.setenv("FUZZ_ATTN_TEST_DEVICE", defect)
         monkeypatch.setenv("FUZZ_ATTN_TEST_STARTS", str(starts))
         script = Path(__file__).with_name("device_worker.py")
-        monkeypatch.setattr(isolation, "COMMAND", (sys.executable, "-P", str(script)))
-        return IsolatedWorker(Setup(spec("misbehaves_by_length")))
+        return IsolatedWorker(Setup(spec("misbehaves_by_length")), command=(sys.executable, "-P", str(script)))
 
     return worker
 
 
-def test_a_broken_device_is_a_crash_and_costs_a_start_of_the_device_alone(on_device: Devices, starts: Path) -> None:
+def test_a_broken_device_is_a_crash_and_costs_only_a_start_of_the_device(on_device: Devices, starts: Path) -> None:
     with on_device("none") as worker:
-        server = worker._process
+        server = worker.process
         for case in (BREAKS, BREAKS, KILLED):
             verdict = worker.judge(Order(case)).verdict
             assert (verdict.property_name, verdict.kind) == ("oracle", "crash")
@@ -53,13 +52,13 @@ def test_a_broken_device_is_a_crash_and_costs_a_start_of_the_device_alone(on_dev
                 said = "broke the device for its process; it last printed:\nCUDA error: longest=16 must not exceed 8"
                 assert verdict.message.startswith(said)
             assert worker.judge(Order(SHORT)).verdict.passed
-        assert worker._process is server, "torch and the target would be imported anew"
+        assert worker.process is server, "torch and the target would be imported anew"
         assert worker.deaths == 3
-    # The first fork wakes the device twice: to see whether it can, and as every process that is set up.
+    # The first fork starts the device twice: to see whether it can, and as every process that is set up.
     assert starts.read_text() == "ff" + "fff"
 
 
-def test_where_forks_cannot_wake_the_device_the_process_itself_answers(on_device: Devices, starts: Path) -> None:
+def test_if_forks_cannot_start_the_device_the_process_itself_answers(on_device: Devices, starts: Path) -> None:
     with on_device("no forks") as worker:
         assert worker.judge(Order(SHORT)).verdict.passed
         assert worker.judge(Order(BREAKS)).verdict.message.startswith("broke the device for its process")
@@ -69,22 +68,22 @@ def test_where_forks_cannot_wake_the_device_the_process_itself_answers(on_device
 
 
 @pytest.mark.parametrize(
-    ("trouble", "error", "message"),
+    ("defect", "error", "message"),
     [
         ("dead", FuzzAttnError, "^the device does not answer$"),
         ("cannot add", FuzzAttnError, "^the device cannot add$"),
         ("dies early", TargetError, "ended its process with status 7 while it was loaded$"),
     ],
 )
-def test_a_device_that_cannot_be_used_is_told_before_the_first_case(
-    trouble: str, error: type[Exception], message: str, on_device: Devices
+def test_an_unusable_device_is_reported_before_the_first_case(
+    defect: str, error: type[Exception], message: str, on_device: Devices
 ) -> None:
-    worker = on_device(trouble)
+    worker = on_device(defect)
     with pytest.raises(error, match=message):
         worker.__enter__()
 
 
-def test_a_device_that_does_not_come_back_is_not_blamed_on_the_target(on_device: Devices) -> None:
+def test_a_device_that_does_not_start_again_is_no_failure_of_the_target(on_device: Devices) -> None:
     with on_device("one start") as worker:
         assert worker.judge(Order(BREAKS)).verdict.kind == "crash"
         with pytest.raises(FuzzAttnError, match=r"^the device does not answer$"):
@@ -92,7 +91,7 @@ def test_a_device_that_does_not_come_back_is_not_blamed_on_the_target(on_device:
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes", "expected"),
+    ("given", "nodes", "expected"),
     [
         (None, [], []),
         (None, ["nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"], ["0", "1"]),
@@ -102,14 +101,14 @@ def test_a_device_that_does_not_come_back_is_not_blamed_on_the_target(on_device:
     ],
 )
 def test_gpus_are_the_callers_or_the_machines(
-    asked: str | None, nodes: list[str], expected: list[str], tmp_path: Path
+    given: str | None, nodes: list[str], expected: list[str], tmp_path: Path
 ) -> None:
     for name in nodes:
         (tmp_path / name).touch()
-    assert visible_gpus({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}, tmp_path) == expected
+    assert visible_gpus({} if given is None else {"CUDA_VISIBLE_DEVICES": given}, tmp_path) == expected
 
 
-def test_workers_take_turns_among_the_gpus(tmp_path: Path) -> None:
+def test_workers_are_spread_over_the_gpus(tmp_path: Path) -> None:
     given = [
         gpu_environment(index, {"CUDA_VISIBLE_DEVICES": "4,6,7"}, tmp_path)["CUDA_VISIBLE_DEVICES"]
         for index in range(5)
@@ -117,6 +116,6 @@ def test_workers_take_turns_among_the_gpus(tmp_path: Path) -> None:
     assert given == ["4", "6", "7", "4", "6"]
 
 
-@pytest.mark.parametrize("asked", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "3"}])
-def test_where_there_is_no_choice_nothing_is_said(asked: dict[str, str], tmp_path: Path) -> None:
-    assert gpu_environment(1, asked, tmp_path) == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+@pytest.mark.parametrize("given", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "3"}])
+def test_without_a_choice_of_gpus_none_is_set(given: dict[str, str], tmp_path: Path) -> None:
+    assert gpu_environment(1, given, tmp_path) == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

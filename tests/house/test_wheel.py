@@ -1,5 +1,6 @@
 """The wheel contains every module and data file of the checkout, under its import name."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -45,3 +46,15 @@ def test_wheel_contains_every_file_and_nothing_else(wheel: Path) -> None:
 def test_wheel_contains_the_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_audit_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    options = ["--only", "causal_or_equal", "--max-cases", "40", "--seed", "1", "--workers", "1", "--no-rules"]
+    command = [sys.executable, "-P", "-m", "fuzz_attn.cli.main", "audit", *options, "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1, 100.0 %" in done.stdout
+    assert done.stderr == ""

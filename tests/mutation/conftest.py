@@ -1,29 +1,34 @@
-"""What the detection tests share: the museum, and its specimens as targets that a campaign can load."""
+"""Fixtures of the mutation tests: the seeded bugs, and each of them as a target that a campaign can load."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-MUSEUM = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tables"
+import fuzz_attn
 
 TARGET = """
 from pathlib import Path
-from fuzz_attn.mutation.seeded.edited_kernels import specimen_target
+from fuzz_attn.mutation.seeded.edited_kernels import target_with_seeded_bug
 
-target = specimen_target(Path({museum!r}), {name!r}, {family!r})
+target = target_with_seeded_bug(Path({folder!r}), {name!r}, {family!r})
 """
 
 
-@pytest.fixture
-def museum() -> Path:
-    return MUSEUM
+@pytest.fixture(scope="session")
+def seeded_bugs() -> Path:
+    """Return the folder of this project's seeded bugs."""
+    return Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
 
 
 @pytest.fixture
-def specimen_file(tmp_path: Path) -> Callable[[str, str], str]:
+def file_with_bug(tmp_path: Path, seeded_bugs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Return a function from a seeded bug and a family to a target; the edited kernels lie in the test's folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
     def write(name: str, family: str) -> str:
-        (tmp_path / "specimen.py").write_text(TARGET.format(museum=str(MUSEUM), name=name, family=family))
-        return f"{tmp_path / 'specimen.py'}:target"
+        path = tmp_path / "seeded_bug.py"
+        path.write_text(TARGET.format(folder=str(seeded_bugs), name=name, family=family))
+        return f"{path}:target"
 
     return write

@@ -1,4 +1,4 @@
-"""Audits: mutants are found, survivors told, crashes and hangs survived; a fixed part of the project's own audit."""
+"""Audits find mutants, report survivors and survive crashes and hangs; also a fixed part of the project's own."""
 
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,18 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation import report
-from fuzz_attn.mutation.audit import Request, audit, sampled, together
+from fuzz_attn.mutation.audit import Request, audit, combined, sampled
 from fuzz_attn.mutation.ir.mutants import Rewrite
+from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.results import Audit, Evidence, Outcome, State, load, own_score, score
-from fuzz_attn.mutation.subjects import Subject
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.targets.loading import load_target
 
 ROOT = Path(__file__).parents[2]
-MUSEUM = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
 
-SPECIMEN = """
+SEEDED_BUG = """
 [{name}]
 families = ["unified"]
 wrong = "{name}"
@@ -34,10 +33,10 @@ edits = [{{ file = "unified_attention.py", anchor = "    plan = plan_launch(", r
 
 
 def request(folder: Path, **changes: Any) -> Request:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "target": "unified",
         "family": None,
-        "museum": None,
+        "seeded_bugs": None,
         "only": (),
         "sample": None,
         "max_cases": 60,
@@ -47,20 +46,20 @@ def request(folder: Path, **changes: Any) -> Request:
         "workers": 1,
         "folder": folder,
     }
-    return Request(**asked | changes)
+    return Request(**options | changes)
 
 
-def made_up(folder: Path, **codes: str) -> Path:
-    """Return a museum of launchers that first run the code given under their names."""
+def bugs_that_run(folder: Path, **codes: str) -> Path:
+    """Return a folder of seeded bugs, named by keyword, whose launchers first run that code."""
     folder.mkdir()
     for name, code in codes.items():
-        (folder / f"{name}.toml").write_text(SPECIMEN.format(name=name, code=code))
+        (folder / f"{name}.toml").write_text(SEEDED_BUG.format(name=name, code=code))
     return folder
 
 
-def test_a_sample_of_the_specimens_is_found(tmp_path: Path) -> None:
-    done = audit(request(tmp_path, museum=MUSEUM, sample=16, max_cases=150), Console(quiet=True))
-    assert [outcome.subject.name for outcome in done.outcomes if outcome.state != "killed"] == []
+def test_a_sample_of_the_seeded_bugs_is_found(tmp_path: Path, seeded_bugs: Path) -> None:
+    done = audit(request(tmp_path, seeded_bugs=seeded_bugs, sample=16, max_cases=150), Console(quiet=True))
+    assert [outcome.mutant.name for outcome in done.outcomes if outcome.state != "killed"] == []
     assert done.false_alarms == {}
     assert load(tmp_path / "audit.json") == done
 
@@ -73,38 +72,38 @@ def test_most_of_a_sample_of_changed_kernels_is_found(tmp_path: Path) -> None:
     assert done.false_alarms == {}
 
 
-def test_only_what_is_asked_for_is_examined(tmp_path: Path) -> None:
-    parts = ("reduce_segments/outputs.py", "reduce_segments/segments.py")
+def test_only_requested_mutants_are_judged(tmp_path: Path) -> None:
+    parts = ("reduce_segments/common/outputs.py", "reduce_segments/unified/segments.py")
     done = audit(request(tmp_path, only=parts, max_cases=3), Console(quiet=True))
-    names = [outcome.subject.name for outcome in done.outcomes]
+    names = [outcome.mutant.name for outcome in done.outcomes]
     assert all(any(name.startswith(part) for name in names) for part in parts)
     assert all(name.startswith(parts) for name in names)
 
 
-def test_a_part_that_no_name_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FuzzAttnError, match="only='nobody' is in no name"):
-        audit(request(tmp_path, museum=MUSEUM, only=("nobody",)), Console(quiet=True))
+def test_a_part_of_no_name_is_refused(tmp_path: Path, seeded_bugs: Path) -> None:
+    with pytest.raises(FuzzAttnError, match="only='unknown' is in no mutant's name"):
+        audit(request(tmp_path, seeded_bugs=seeded_bugs, only=("unknown",)), Console(quiet=True))
 
 
-def test_what_breaks_its_process_is_found_and_the_rest_goes_on(tmp_path: Path) -> None:
-    museum = made_up(
-        tmp_path / "museum",
+def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_path: Path) -> None:
+    bugs = bugs_that_run(
+        tmp_path / "bugs",
         ends="    import os; os._exit(3)",
         hangs="    while True: pass",
         raises="    raise ValueError('no')",
         nothing="    pass",
     )
-    done = audit(request(tmp_path, museum=museum, max_cases=3, rules=True), Console(quiet=True))
-    told = {outcome.subject.name: (outcome.state, outcome.kind, outcome.case) for outcome in done.outcomes}
-    assert told["ends"] == ("killed", "crash", 1)
-    assert told["hangs"] == ("killed", "timeout", 1)
-    assert told["raises"] == ("killed", "exception", 1)
-    assert told["nothing"][0] == "survived"
+    done = audit(request(tmp_path, seeded_bugs=bugs, max_cases=3, rules=True), Console(quiet=True))
+    states = {outcome.mutant.name: (outcome.state, outcome.kind, outcome.case) for outcome in done.outcomes}
+    assert states["ends"] == ("killed", "crash", 1)
+    assert states["hangs"] == ("killed", "timeout", 1)
+    assert states["raises"] == ("killed", "exception", 1)
+    assert states["nothing"][0] == "survived"
     assert done.outcomes[0].rules == {"vllm": 1, "flash_attention": 1}
     assert "1 survivor" in text_of(report.render(done))
 
 
-def test_the_kernels_of_both_launches_of_a_relation_are_changed() -> None:
+def test_kernels_of_both_launches_of_a_relation_are_changed() -> None:
     backend, target = SimulatorBackend(), load_target("unified")
     backend.rewrite(Rewrite())
     case = AttentionCase((Sequence(1, 20),), launch=LaunchHints("3d", num_segments=2))
@@ -115,57 +114,57 @@ def test_the_kernels_of_both_launches_of_a_relation_are_changed() -> None:
     assert backend.parsed == []
 
 
-def test_a_target_of_ones_own_is_audited(tmp_path: Path) -> None:
+def test_a_users_own_target_is_audited(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from fuzz_attn.kernels.unified_attention import unified_attention as mine\n")
     done = audit(request(tmp_path, target=f"{tmp_path / 'mine.py'}:mine", sample=6, max_cases=40), Console(quiet=True))
     assert len(done.outcomes) == 6
     assert own_score(done.outcomes).found >= 2
 
 
-def test_a_target_without_a_kernel_has_nothing_to_examine(tmp_path: Path) -> None:
-    target = f"{ROOT / 'tests' / 'targets' / 'torch_attention.py'}:unified_attention"
-    with pytest.raises(FuzzAttnError, match="nothing to examine"):
+def test_a_target_without_a_kernel_has_no_mutant(tmp_path: Path) -> None:
+    target = f"{ROOT / 'tests' / 'sample_targets' / 'torch_attention.py'}:unified_attention"
+    with pytest.raises(FuzzAttnError, match="has no mutant"):
         audit(request(tmp_path, target=target), Console(quiet=True))
 
 
 def outcome(**changes: Any) -> Outcome:
-    return Outcome(Subject("one"), "survived", **changes)
+    return Outcome(Mutant("one"), "survived", **changes)
 
 
 @pytest.mark.parametrize(
     ("reached", "changed", "state"), [(100, 0, "equivalent"), (99, 0, "survived"), (100, 1, "survived")]
 )
-def test_equivalent_is_what_ran_often_enough_with_the_same_bits(reached: int, changed: int, state: State) -> None:
+def test_a_mutant_that_ran_often_with_the_same_bits_is_equivalent(reached: int, changed: int, state: State) -> None:
     seen = Evidence(cases=200, reached=reached, changed=changed)
-    assert together(outcome(rules={"vllm": 3}), outcome(evidence=seen), 100) == Outcome(
-        Subject("one"),
+    assert combined(outcome(rules={"vllm": 3}), outcome(evidence=seen), 100) == Outcome(
+        Mutant("one"),
         state,
         rules={"vllm": 3},
         evidence=seen,
     )
 
 
-def test_what_a_second_look_finds_has_survived_the_first() -> None:
-    late = Outcome(Subject("one"), "killed", "oracle", "nan", "NaN", case=700)
-    told = together(outcome(), late, 100)
-    assert (told.state, told.message) == ("survived", "found by oracle (nan) after 700 cases: NaN")
+def test_a_mutant_found_only_by_more_cases_is_a_survivor() -> None:
+    late = Outcome(Mutant("one"), "killed", "oracle", "nan", "NaN", case=700)
+    result = combined(outcome(), late, 100)
+    assert (result.state, result.message) == ("survived", "found by oracle (nan) after 700 cases: NaN")
 
 
-def test_scores_know_their_confidence() -> None:
+def test_scores_have_confidence_intervals() -> None:
     half = score(5, 10)
     assert (half.percent, round(half.low, 3), round(half.high, 3)) == (50.0, 0.237, 0.763)
     assert score(0, 0).percent == 100.0
     assert round(score(10, 10).low, 3) == 0.722
 
 
-def test_a_sample_keeps_the_order_and_depends_on_the_seed_alone() -> None:
-    subjects = [Subject(str(number)) for number in range(100)]
-    chosen = sampled(subjects, 10, 3)
+def test_a_sample_keeps_the_order_and_depends_only_on_the_seed() -> None:
+    mutants = [Mutant(str(number)) for number in range(100)]
+    chosen = sampled(mutants, 10, 3)
     assert len(chosen) == 10
-    assert list(chosen) == sorted(chosen, key=subjects.index)
-    assert chosen == sampled(subjects, 10, 3) != sampled(subjects, 10, 4)
-    assert sampled(subjects, None, 3) is subjects
+    assert list(chosen) == sorted(chosen, key=mutants.index)
+    assert chosen == sampled(mutants, 10, 3) != sampled(mutants, 10, 4)
+    assert sampled(mutants, None, 3) is mutants
 
 
-def test_the_file_says_its_version(tmp_path: Path) -> None:
+def test_the_file_has_a_schema_version(tmp_path: Path) -> None:
     assert Audit("t", "unified", 0, 1, 1.0, 1, {}, ()).schema == 1

@@ -1,37 +1,42 @@
-"""The museum: every specimen fits the kernels of today, and an anchor that does not is an error."""
+"""Seeded bugs: every edit fits our kernels, and an anchor that does not fit is an error."""
 
 import ast
+import inspect
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.mutation.seeded.bugs import Edit, Specimen, SpecimenError, load_museum, plant, specimen_named
+from fuzz_attn.errors import SeededBugError
+from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug, edited_copy, load_seeded_bugs, seeded_bug
+from fuzz_attn.mutation.seeded.edited_kernels import target_with
+from fuzz_attn.targets.loading import load_target
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels"
-MUSEUM = load_museum(ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables")
+FOLDER = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
+BUGS = load_seeded_bugs(FOLDER)
 
 
-def specimen(*edits: Edit) -> Specimen:
-    return Specimen(("unified",), "wrong", "shown", edits, name="made_up")
+def bug_of(*edits: Edit) -> SeededBug:
+    return SeededBug(("unified",), "wrong", "shown", edits, name="made_up")
 
 
-@pytest.mark.parametrize("entry", MUSEUM, ids=lambda entry: entry.name)
-def test_fits_the_kernels(entry: Specimen, tmp_path: Path) -> None:
-    planted = plant(entry, KERNELS, tmp_path)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_edits_fit_the_kernels(bug: SeededBug, tmp_path: Path) -> None:
+    copy = edited_copy(bug, KERNELS, tmp_path / "kernels")
     changed = [
-        path for path in KERNELS.rglob("*.py") if (planted / path.relative_to(KERNELS)).read_text() != path.read_text()
+        path for path in KERNELS.rglob("*.py") if (copy / path.relative_to(KERNELS)).read_text() != path.read_text()
     ]
-    assert {str(path.relative_to(KERNELS)) for path in changed} == {edit.file for edit in entry.edits}
+    assert {str(path.relative_to(KERNELS)) for path in changed} == {edit.file for edit in bug.edits}
     for path in changed:
-        ast.parse((planted / path.relative_to(KERNELS)).read_text())
+        ast.parse((copy / path.relative_to(KERNELS)).read_text())
 
 
 @pytest.mark.parametrize("family", get_args(Family))
-def test_there_are_enough_of_every_family(family: Family) -> None:
-    assert sum(family in entry.families for entry in MUSEUM) >= 60
+def test_every_family_has_many_bugs(family: Family) -> None:
+    assert sum(family in bug.families for bug in BUGS) >= 60
 
 
 @pytest.mark.parametrize(("anchor", "times"), [("no such text", 0), ("import", 2)])
@@ -39,31 +44,42 @@ def test_an_anchor_must_occur_once(anchor: str, times: int, tmp_path: Path) -> N
     kernels = tmp_path / "kernels"
     kernels.mkdir()
     (kernels / "a.py").write_text("import one\nimport two\n")
-    with pytest.raises(SpecimenError, match=f"anchor '{anchor}' occurs {times} times in a.py"):
-        plant(specimen(Edit("a.py", anchor, "x")), kernels, tmp_path / "planted")
+    with pytest.raises(SeededBugError, match=f"anchor '{anchor}' occurs {times} times in a.py"):
+        edited_copy(bug_of(Edit("a.py", anchor, "x")), kernels, tmp_path / "copy")
 
 
-def test_a_file_that_is_gone_holds_no_anchor(tmp_path: Path) -> None:
-    with pytest.raises(SpecimenError, match=r"occurs 0 times in gone\.py"):
-        plant(specimen(Edit("gone.py", "import", "x")), KERNELS, tmp_path)
+def test_a_missing_file_has_no_anchor(tmp_path: Path) -> None:
+    with pytest.raises(SeededBugError, match=r"occurs 0 times in gone\.py"):
+        edited_copy(bug_of(Edit("gone.py", "import", "x")), KERNELS, tmp_path / "copy")
 
 
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "holds no specimen"),
-        ({"a.toml": "[one]\nwrong = 1"}, "museum file"),
-        ({"a.toml": "{one}", "b.toml": "{one}"}, "occurs in a.toml and in b.toml"),
+        ({}, "holds no seeded bug"),
+        ({"a.toml": "[one]\nwrong = 1"}, "seeded bugs '.*a.toml'"),
+        ({"a.toml": "{one}", "b.toml": "{one}"}, "seeded bug 'one' occurs in a.toml and in b.toml"),
     ],
 )
-def test_a_museum_that_cannot_be_read(files: dict[str, str], reason: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read(files: dict[str, str], reason: str, tmp_path: Path) -> None:
     one = '[one]\nfamilies = ["unified"]\nwrong = "w"\nshown_by = "s"\nedits = []\n'
     for name, text in files.items():
         (tmp_path / name).write_text(text.replace("{one}", one))
-    with pytest.raises(SpecimenError, match=reason):
-        load_museum(tmp_path)
+    with pytest.raises(SeededBugError, match=reason):
+        load_seeded_bugs(tmp_path)
 
 
-def test_a_specimen_that_is_not_there() -> None:
-    with pytest.raises(SpecimenError, match="specimen 'nobody' is not in the museum"):
-        specimen_named(ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables", "nobody")
+def test_a_bug_that_does_not_exist() -> None:
+    with pytest.raises(SeededBugError, match="seeded bug 'unknown' is not in the folder"):
+        seeded_bug(FOLDER, "unknown")
+
+
+def test_edited_kernels_are_packages_of_their_own(tmp_path: Path) -> None:
+    bug = seeded_bug(FOLDER, "causal_or_equal")
+    one, two = (target_with(bug, "unified", tmp_path) for _ in range(2))
+    healthy = load_target("unified")
+    calls = {one.call, two.call, healthy.call}
+    assert len(calls) == 3
+    assert len({call.__module__ for call in calls}) == 3
+    assert healthy.call.__module__ == "fuzz_attn.kernels.unified_attention"
+    assert Path(inspect.getfile(one.call)).is_relative_to(tmp_path)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.mutation.case_stream import Stream
+from fuzz_attn.mutation.case_stream import CaseStream
 from fuzz_attn.targets.built_in import built_in
 
 CASES, LEAST = 240, 0.9
@@ -20,7 +20,7 @@ def test_boundary_keys_are_visible(visible_keys: ModuleType) -> None:
     for family in get_args(Family):
         target = built_in(family)
         assert target is not None
-        stream = Stream(target.domain, seed=1)
+        stream = CaseStream(target.domain, seed=1)
         for number in range(CASES):
             counts += visible_keys.visible_share(materialise(stream[number].case), target.rounding_model)
     assert counts.boundary_visible >= LEAST * counts.boundary_pairs > 0

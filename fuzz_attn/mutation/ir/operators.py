@@ -1,8 +1,8 @@
-"""Mutations: what can be changed in one operation of a kernel's IR so that it is wrong in a way people are wrong.
+"""Mutation operators: changes of one operation of a kernel's IR that resemble mistakes of programmers.
 
-Every change keeps the types, so that the kernel still runs. Changes that cannot be wrong are left out: a narrowing cast
-dropped is more precise, and a commutative operation's operands may be swapped. A change that another one already makes
-(the constant of `x < 4` raised, and `x <= 4`) is made once.
+Every change keeps the types, so that the kernel still runs. Changes that cannot be wrong are left out: dropping a
+narrowing cast is more precise, and the operands of a commutative operation may be swapped. Of two changes with the same
+effect (raise the constant of `x < 4`, or write `x <= 4`) only one is made.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from fuzz_attn.mutation.ir.rewriting import Replacement, new_value, walk
-from fuzz_attn.mutation.subjects import IN_32_BITS
+from fuzz_attn.mutation.mutant import IN_32_BITS
 from fuzz_attn.simulator.frontend.attributes import parse_literal
 from fuzz_attn.simulator.frontend.ir import Function, Operation, Type, Value
 
-STAND_IN: Final = -10000.0
-"""The finite number that stands for -inf in many a kernel."""
+FINITE_INFINITY: Final = -10000.0
+"""The finite number that many kernels use in place of -inf."""
 
 _PREDICATES: Final = {
     "slt": ("sle", "sge"), "sle": ("slt", "sgt"), "sgt": ("sge", "sle"), "sge": ("sgt", "slt"),
@@ -27,7 +27,7 @@ _PREDICATES: Final = {
     "olt": ("ole", "oge"), "ole": ("olt", "ogt"), "ogt": ("oge", "ole"), "oge": ("ogt", "olt"),
     "eq": ("ne",), "ne": ("eq",), "oeq": ("one",), "one": ("oeq",), "une": ("oeq",), "ueq": ("one",),
 }  # fmt: skip
-"""Each predicate's neighbour, where it has one, and its opposite."""
+"""For each predicate its neighbour, if it has one, and its opposite."""
 
 _EXCHANGED: Final = {
     "arith.addi": "arith.subi", "arith.subi": "arith.addi", "arith.addf": "arith.subf", "arith.subf": "arith.addf",
@@ -37,7 +37,7 @@ _EXCHANGED: Final = {
     "arith.minimumf": "arith.maximumf", "arith.maximumf": "arith.minimumf",
     "math.exp": "math.exp2", "math.exp2": "math.exp", "math.log": "math.log2", "math.log2": "math.log",
 }  # fmt: skip
-"""Operations that are taken for each other."""
+"""Operations that are easily confused."""
 
 _KEEPS_LEFT: Final = frozenset({
     "arith.addi", "arith.subi", "arith.muli", "arith.divsi", "arith.andi", "arith.ori", "arith.minsi", "arith.maxsi",
@@ -45,7 +45,7 @@ _KEEPS_LEFT: Final = frozenset({
     "arith.maximumf", "tt.addptr",
 })  # fmt: skip
 _KEEPS_RIGHT: Final = _KEEPS_LEFT - {"arith.subi", "arith.subf", "arith.divf", "arith.divsi", "tt.addptr"}
-"""Operations that may be forgotten: the left, the right operand passes through."""
+"""Operations that may be forgotten, so that the left or the right operand is the result."""
 
 _UNARY: Final = frozenset({"arith.negf", "math.absf", "math.absi", "math.sqrt", "math.rsqrt", "math.tanh"})
 _ORDERED: Final = frozenset({"arith.subi", "arith.subf", "arith.divf", "arith.divsi", "arith.remsi"})
@@ -57,7 +57,7 @@ _AXES: Final = {"x": "y", "y": "z", "z": "x"}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing to change about an operation: how it is called, its kind for the report, and what comes instead."""
+    """One change of an operation: its name, its kind for the report, and a function that builds the replacement."""
 
     name: str
     kind: str
@@ -67,8 +67,8 @@ class Change:
 Changes: TypeAlias = Iterator[Change]
 
 
-class Surroundings:
-    """What changes need to know of the whole kernel: where values come from, how often they are used, arguments."""
+class KernelFacts:
+    """Facts of the whole kernel that changes need: which operation defines a value, its number of uses, arguments."""
 
     def __init__(self, function: Function) -> None:
         self.parameters = function.parameters
@@ -82,14 +82,14 @@ class Surroundings:
                 self.uses[value] = self.uses.get(value, 0) + 1
 
     def constant(self, value: Value) -> float | int | bool | None:
-        """Return the number that a value is, None unless it is a constant."""
+        """Return the number of a constant value, None for any other value."""
         source = self.sources.get(value)
         if source is None or source.name != "arith.constant":
             return None
         return parse_literal(source.attributes.constant, value.type.element)
 
     def others(self, value: Value) -> list[Value]:
-        """Return the arguments that a caller may take for this one: the next stride, the next pointer of that type."""
+        """Return arguments that a caller may confuse with this one: the next stride, the next pointer of that type."""
         if value not in self.parameters or value.type.shape:
             return []
         stride = "stride" in value.name
@@ -100,7 +100,7 @@ class Surroundings:
         return [other for other in (*alike[place + 1 :], *alike[:place]) if other is not value][:1]
 
 
-def changes_of(operation: Operation, around: Surroundings) -> Changes:
+def changes_of(operation: Operation, facts: KernelFacts) -> Changes:
     """Yield every change of one operation."""
     for makers in (
         *_BY_NAME.get(operation.name, ()),
@@ -111,13 +111,13 @@ def changes_of(operation: Operation, around: Surroundings) -> Changes:
         _arguments,
         _off_by_one,
     ):
-        yield from makers(operation, around)
+        yield from makers(operation, facts)
 
 
 def _new(
     operation: Operation, name: str = "", text: str | None = None, operands: list[Value] | None = None
 ) -> Operation:
-    """Return an operation like another one, whose results are new values."""
+    """Return a copy of an operation with new values as results; arguments replace its fields."""
     return Operation(
         name or operation.name,
         list(operation.operands if operands is None else operands),
@@ -130,19 +130,19 @@ def _new(
 
 
 def _instead(operation: Operation, *new: Operation) -> Replacement:
-    """Return the replacement of an operation by others, the last of which has results of the same types."""
+    """Return the replacement of an operation by others; the last one has results of the same types."""
     pairs = tuple(zip(operation.results, new[-1].results, strict=True))
     return Replacement(new, dict(pairs), tuple(pair for pair in pairs if not pair[0].type.pointer))
 
 
 def _passed(operation: Operation, value: Value) -> Replacement:
-    """Return the replacement of an operation by a value that is there already."""
+    """Return the replacement of an operation by an existing value."""
     result = operation.results[0]
     return Replacement((), {result: value}, () if result.type.pointer else ((result, value),))
 
 
 def _constant(operation: Operation, type_: Type, number: float) -> Operation:
-    """Return a constant; numbers that the IR writes as bits are written as Python does, which the simulator reads."""
+    """Return a constant. Numbers are written as in Python, which the simulator also reads, even if the IR has bits."""
     text = str(number).lower() if isinstance(number, bool) else repr(number)
     result = new_value(type_)
     return Operation(
@@ -174,7 +174,7 @@ def _operand(operation: Operation, index: int, number: float) -> Replacement:
 
 
 def _with_operands(operation: Operation, operands: list[Value], *before: Operation) -> Replacement:
-    """Return the replacement of an operation by itself on other operands; these are compared if results cannot be."""
+    """Return the replacement of an operation by itself on other operands, which are compared if results cannot be."""
     new = _new(operation, operands=operands)
     replacement = _instead(operation, *before, new)
     if replacement.compared and not operation.regions:
@@ -184,7 +184,7 @@ def _with_operands(operation: Operation, operands: list[Value], *before: Operati
     return Replacement(replacement.operations, replacement.instead, compared)
 
 
-def _predicates(operation: Operation, _around: Surroundings) -> Changes:
+def _predicates(operation: Operation, _facts: KernelFacts) -> Changes:
     name = operation.text.split()[0].rstrip(",")
     for other in _PREDICATES.get(name, ()):
         text = operation.text.replace(name, other, 1)
@@ -193,24 +193,24 @@ def _predicates(operation: Operation, _around: Surroundings) -> Changes:
         yield Change(f"always {str(outcome).lower()}", "condition", partial(_fixed, operation, outcome))
 
 
-def _arms(operation: Operation, around: Surroundings) -> Changes:
+def _arms(operation: Operation, facts: KernelFacts) -> Changes:
     condition, left, right = operation.operands
-    if not _only_compares(condition, around):
+    if not _only_compares(condition, facts):
         yield Change("arms swapped", "arms", partial(_with_operands, operation, [condition, right, left]))
         yield Change("first arm always", "arms", partial(_passed, operation, left))
         yield Change("second arm always", "arms", partial(_passed, operation, right))
 
 
-def _branches(operation: Operation, around: Surroundings) -> Changes:
+def _branches(operation: Operation, facts: KernelFacts) -> Changes:
     condition = operation.operands[0]
-    if len(operation.regions) == 2 and not _only_compares(condition, around):
+    if len(operation.regions) == 2 and not _only_compares(condition, facts):
         yield Change("arms swapped", "arms", partial(_reversed, operation))
 
 
-def _only_compares(condition: Value, around: Surroundings) -> bool:
-    """Return whether a condition is a comparison that nothing else uses, whose own changes do the same."""
-    source = around.sources.get(condition)
-    return source is not None and source.name in ("arith.cmpi", "arith.cmpf") and around.uses[condition] == 1
+def _only_compares(condition: Value, facts: KernelFacts) -> bool:
+    """Return whether a condition is a comparison without other uses: its own changes have the same effect."""
+    source = facts.sources.get(condition)
+    return source is not None and source.name in ("arith.cmpi", "arith.cmpf") and facts.uses[condition] == 1
 
 
 def _reversed(operation: Operation) -> Replacement:
@@ -219,7 +219,7 @@ def _reversed(operation: Operation) -> Replacement:
     return Replacement((new,), dict(zip(operation.results, new.results, strict=True)))
 
 
-def _loads(operation: Operation, _around: Surroundings) -> Changes:
+def _loads(operation: Operation, _facts: KernelFacts) -> Changes:
     if len(operation.operands) > 1:
         yield Change("mask dropped", "mask", partial(_with_operands, operation, operation.operands[:1]))
     if len(operation.operands) > 2:
@@ -227,7 +227,7 @@ def _loads(operation: Operation, _around: Surroundings) -> Changes:
         yield Change("other dropped", "other", partial(_operand, operation, 2, garbage))
 
 
-def _stores(operation: Operation, _around: Surroundings) -> Changes:
+def _stores(operation: Operation, _facts: KernelFacts) -> Changes:
     if len(operation.operands) > 2:
         yield Change("mask dropped", "mask", partial(_unmasked, operation))
     yield Change("never stored", "store", Replacement)
@@ -237,7 +237,7 @@ def _unmasked(operation: Operation) -> Replacement:
     return Replacement((_new(operation, operands=operation.operands[:2]),))
 
 
-def _ranges(operation: Operation, _around: Surroundings) -> Changes:
+def _ranges(operation: Operation, _facts: KernelFacts) -> Changes:
     type_ = operation.results[0].type
 
     def shifted() -> Replacement:
@@ -250,13 +250,13 @@ def _ranges(operation: Operation, _around: Surroundings) -> Changes:
     yield Change("from 1", "constant", shifted)
 
 
-def _program_ids(operation: Operation, _around: Surroundings) -> Changes:
+def _program_ids(operation: Operation, _facts: KernelFacts) -> Changes:
     axis = operation.text.split()[0]
     text = operation.text.replace(axis, _AXES[axis], 1)
     yield Change(f"{axis} to {_AXES[axis]}", "program id", partial(_reworded, operation, text))
 
 
-def _loops(operation: Operation, _around: Surroundings) -> Changes:
+def _loops(operation: Operation, _facts: KernelFacts) -> Changes:
     for index, name, step in (
         (0, "first iteration skipped", 1),
         (1, "last iteration skipped", -1),
@@ -275,44 +275,44 @@ def _stepped(operation: Operation, index: int, step: int) -> Replacement:
     return Replacement((one, added, new), dict(zip(operation.results, new.results, strict=True)), ((bound, moved),))
 
 
-def _dots(operation: Operation, around: Surroundings) -> Changes:
-    if around.constant(operation.operands[2]) != 0:
+def _dots(operation: Operation, facts: KernelFacts) -> Changes:
+    if facts.constant(operation.operands[2]) != 0:
         yield Change("accumulator dropped", "operand", partial(_operand, operation, 2, 0.0))
 
 
-def _clamps(operation: Operation, _around: Surroundings) -> Changes:
+def _clamps(operation: Operation, _facts: KernelFacts) -> Changes:
     yield Change("clamp dropped", "operand", partial(_passed, operation, operation.operands[0]))
 
 
-def _exchanged(operation: Operation, _around: Surroundings) -> Changes:
+def _exchanged(operation: Operation, _facts: KernelFacts) -> Changes:
     other = _EXCHANGED.get(operation.name)
     if other is not None:
         short = other.partition(".")[2]
         yield Change(f"to {short}", "operation", partial(_renamed, operation, other))
 
 
-def _forgotten(operation: Operation, around: Surroundings) -> Changes:
+def _forgotten(operation: Operation, facts: KernelFacts) -> Changes:
     if operation.name in _UNARY:
         yield Change("dropped", "operand", partial(_passed, operation, operation.operands[0]))
     for index, side, names in ((0, "left", _KEEPS_LEFT), (1, "right", _KEEPS_RIGHT)):
-        other = around.constant(operation.operands[1 - index]) if operation.name in names else None
-        own = around.constant(operation.operands[index]) if operation.name in names else None
+        other = facts.constant(operation.operands[1 - index]) if operation.name in names else None
+        own = facts.constant(operation.operands[index]) if operation.name in names else None
         if operation.name in names and own is None and not _neutral(operation.name, other):
             yield Change(f"{side} operand only", "operand", partial(_passed, operation, operation.operands[index]))
 
 
 def _neutral(name: str, number: float | bool | None) -> bool:
-    """Return whether an operation with this constant leaves the other operand as it is."""
+    """Return whether an operation with this constant returns its other operand."""
     additive = name.endswith(("addi", "subi", "addf", "subf", "addptr"))
     return number is not None and number == (0 if additive else 1)
 
 
-def _swapped(operation: Operation, _around: Surroundings) -> Changes:
+def _swapped(operation: Operation, _facts: KernelFacts) -> Changes:
     if operation.name in _ORDERED and operation.operands[0] is not operation.operands[1]:
         yield Change("operands swapped", "operand", partial(_with_operands, operation, operation.operands[::-1]))
 
 
-def _rounded(operation: Operation, _around: Surroundings) -> Changes:
+def _rounded(operation: Operation, _facts: KernelFacts) -> Changes:
     if operation.name in _ROUNDED and operation.results[0].type.element == "f32":
         yield Change("rounded to bfloat16", "precision", partial(_rounded_to, operation, "bf16"))
     if operation.name == "arith.muli" and operation.results[0].type.element == "i64":
@@ -342,39 +342,33 @@ def _in_32_bits(operation: Operation) -> Replacement:
     return _instead(operation, *casts, product, wide)
 
 
-def _arguments(operation: Operation, around: Surroundings) -> Changes:
+def _arguments(operation: Operation, facts: KernelFacts) -> Changes:
     if operation.name in ("scf.for", "scf.while", "scf.if", "scf.yield", "cf.br", "cf.cond_br"):
         return
     for index, value in enumerate(operation.operands):
-        for other in around.others(value):
+        for other in facts.others(value):
             operands = list(operation.operands)
             operands[index] = other
-            # The next argument of its type is not the same one in every compile key.
+            # The name leaves out the other argument: the next one of a type differs between compile keys.
             yield Change(
                 f"not {value.name.removeprefix('%')}", "argument", partial(_with_operands, operation, operands)
             )
 
 
-def _off_by_one(operation: Operation, around: Surroundings) -> Changes:
+def _off_by_one(operation: Operation, facts: KernelFacts) -> Changes:
     if not operation.name.startswith(("arith.", "math.", "tt.addptr")) or operation.name == "arith.select":
         return
     for index, value in enumerate(operation.operands):
-        for how, other in _near(operation, index, around.constant(value)):
+        for how, other in _near(operation, index, facts.constant(value)):
             yield Change(f"constant {how}", "constant", partial(_operand, operation, index, other))
 
 
 def _near(operation: Operation, index: int, number: int | float | bool | None) -> Iterator[tuple[str, float]]:
-    """Yield the numbers that a constant may be mistaken for, and how they differ: the number is the compile key's."""
+    """Yield a word and a number for each wrong constant; the word is the same in every compile key."""
     if number is None or isinstance(number, bool):
         return
     if isinstance(number, float):
-        yield (
-            ("finite", STAND_IN)
-            if number == -math.inf
-            else ("1 for 0", 1.0)
-            if number == 0
-            else ("doubled", number * 2)
-        )
+        yield _near_float(number)
         return
     compared = operation.text.split()[0].rstrip(",")[1:] if operation.name == "arith.cmpi" else ""
     towards = 1 if index == 1 else -1
@@ -385,8 +379,14 @@ def _near(operation: Operation, index: int, number: int | float | bool | None) -
             yield how, number + step
 
 
-def _carried(operation: Operation, _around: Surroundings) -> Changes:
-    """Yield loops in which one carried value is never updated."""
+def _near_float(number: float) -> tuple[str, float]:
+    if number == -math.inf:
+        return "finite", FINITE_INFINITY
+    return ("1 for 0", 1.0) if number == 0 else ("doubled", number * 2)
+
+
+def _carried(operation: Operation, _facts: KernelFacts) -> Changes:
+    """Yield changes that never update one carried value of a loop."""
     body = operation.regions[0][0]
     for index, (argument, value) in enumerate(zip(body.arguments[1:], body.operations[-1].operands, strict=False)):
         if argument is not value:
@@ -406,7 +406,7 @@ def _stuck(operation: Operation, index: int) -> Replacement:
     return Replacement((new,), dict(zip(operation.results, new.results, strict=True)))
 
 
-_BY_NAME: Final[dict[str, tuple[Callable[[Operation, Surroundings], Changes], ...]]] = {
+_BY_NAME: Final[dict[str, tuple[Callable[[Operation, KernelFacts], Changes], ...]]] = {
     "arith.cmpi": (_predicates,),
     "arith.cmpf": (_predicates,),
     "arith.select": (_arms,),

@@ -1,4 +1,4 @@
-"""Rewriting: a copy of a kernel's tree in which one operation is replaced. The tree itself is never changed."""
+"""Rewriting: a copy of a kernel's tree with one operation replaced. The tree itself does not change."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 from fuzz_attn.simulator.frontend.ir import Block, Function, Operation, Type, Value
 
 PROBE: Final = "audit.probe"
-"""An operation that compares what was with what is: see :mod:`fuzz_attn.mutation.ir.probes`."""
+"""An operation that compares a value before and after a change: see :mod:`fuzz_attn.mutation.ir.probes`."""
 
 _NUMBERS = count()
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What stands in place of an operation.
+    """The replacement of an operation.
 
-    ``operations`` come instead of it and define values of their own; ``instead`` says which value the rest of the
-    kernel uses for each result of the old operation. ``compared`` are pairs of a value before and after, by which to
-    tell whether the change makes a difference; empty where every execution does.
+    ``operations`` replace it and define new values; ``instead`` maps each result of the old operation to the value that
+    the rest of the kernel uses. ``compared`` are pairs of a value before and after, to see whether the change makes a
+    difference; empty where every execution makes one.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -30,7 +30,7 @@ class Replacement:
 
 
 def walk(blocks: list[Block]) -> Iterator[Operation]:
-    """Yield all operations of blocks in the order of the text, nested ones after the one that holds them."""
+    """Yield all operations of blocks in the order of the text, nested ones after the operation that contains them."""
     for block in blocks:
         for operation in block.operations:
             yield operation
@@ -39,12 +39,12 @@ def walk(blocks: list[Block]) -> Iterator[Operation]:
 
 
 def new_value(type_: Type) -> Value:
-    """Return a value that no tree has yet."""
+    """Return a value of a unique name."""
     return Value(f"%audit{next(_NUMBERS)}", type_)
 
 
 def rewritten(function: Function, target: Operation, replacement: Replacement, *, probed: bool = False) -> Function:
-    """Return the function with an operation replaced; ``probed`` adds what counts whether that makes a difference."""
+    """Return the function with an operation replaced; ``probed`` adds probes that count whether values differ."""
     copier = _Copier(target, replacement, probed)
     return Function(function.name, function.parameters, copier.blocks(function.blocks))
 
@@ -67,7 +67,7 @@ class _Copier:
                 yield self._copied(operation)
 
     def _replaced(self, operation: Operation) -> Iterator[Operation]:
-        """Yield what comes instead, probes before an operation without results: it may end its block."""
+        """Yield the replacement, with probes before an operation without results, because that may end its block."""
         new = [self._copied(other) for other in self._replacement.operations]
         last = [new.pop()] if new and not new[-1].results else []
         if self._probed and any(before in operation.results for before, _ in self._replacement.compared):

@@ -1,1 +1,4 @@
-"""Seeded bugs: defects that somebody shipped, as edits of this project's kernels."""
+"""Seeded bugs: defects that somebody shipped, as edits of this project's kernels.
+
+``bugs`` reads the TOML files of ``tables/`` and writes edited copies of the kernels; ``edited_kernels`` imports those.
+"""

@@ -1,7 +1,6 @@
-"""Specimens: bugs that somebody shipped, as edits of this project's kernels. A museum is a folder of TOML files.
+"""Seeded bugs: a folder of TOML files whose tables are one bug each. The name of a file is its class of bugs.
 
-Each table of a file is one specimen; the file's name is its class of bugs. An edit is a text that occurs exactly once
-in a file of kernels/, and what stands there instead.
+An edit replaces a text that occurs exactly once in a file of ``kernels/``.
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ import msgspec
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.errors import FuzzAttnError
-
-
-class SpecimenError(FuzzAttnError):
-    """A museum that cannot be read, or an edit whose anchor does not occur exactly once."""
+from fuzz_attn.errors import SeededBugError
 
 
 class Edit(Plain, frozen=True):
-    """``anchor`` stands once in ``file`` (below kernels/) and becomes ``replacement``."""
+    """``anchor`` occurs once in ``file`` (below kernels/) and becomes ``replacement``."""
 
     file: str
     anchor: str
     replacement: str
 
 
-class Specimen(Plain, frozen=True):
-    """One bug. ``seen_in`` names who shipped it, with tracker numbers; ``shown_by`` the inputs that tell it."""
+class SeededBug(Plain, frozen=True):
+    """One bug. ``seen_in`` names projects that shipped it, with issue numbers; ``shown_by`` inputs that reveal it."""
 
     families: tuple[Family, ...]
     wrong: str
@@ -37,51 +32,48 @@ class Specimen(Plain, frozen=True):
     edits: tuple[Edit, ...]
     seen_in: tuple[str, ...] = ()
     name: str = ""
-    hall: str = ""
+    file: str = ""
 
 
-def load_museum(folder: Path) -> tuple[Specimen, ...]:
-    """Return every specimen of a folder's TOML files, by file and then in the file's order.
+def load_seeded_bugs(folder: Path) -> tuple[SeededBug, ...]:
+    """Return every seeded bug of a folder's TOML files, by file and then in the file's order.
 
-    Raises :class:`SpecimenError` for a folder without any, a file that is no museum, or a name that occurs twice.
+    Raises :class:`SeededBugError` for a folder without any, a file that cannot be read, or a name that occurs twice.
     """
-    found: dict[str, Specimen] = {}
+    found: dict[str, SeededBug] = {}
     for path in sorted(folder.glob("*.toml")):
         try:
-            tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, Specimen])
+            tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, SeededBug])
         except msgspec.DecodeError as error:
-            raise SpecimenError(f"museum file {str(path)!r}: {error}") from error
+            raise SeededBugError(f"seeded bugs {str(path)!r}: {error}") from error
         for name, table in tables.items():
             if name in found:
-                raise SpecimenError(f"specimen {name!r} occurs in {found[name].hall}.toml and in {path.name}")
-            found[name] = msgspec.structs.replace(table, name=name, hall=path.stem)
+                raise SeededBugError(f"seeded bug {name!r} occurs in {found[name].file} and in {path.name}")
+            found[name] = msgspec.structs.replace(table, name=name, file=path.name)
     if not found:
-        raise SpecimenError(f"museum {str(folder)!r} holds no specimen")
+        raise SeededBugError(f"folder {str(folder)!r} holds no seeded bug")
     return tuple(found.values())
 
 
-def specimen_named(folder: Path, name: str) -> Specimen:
-    """Return one specimen of a museum; raises :class:`SpecimenError` where it has none of that name."""
-    for specimen in load_museum(folder):
-        if specimen.name == name:
-            return specimen
-    raise SpecimenError(f"specimen {name!r} is not in the museum {str(folder)!r}")
+def seeded_bug(folder: Path, name: str) -> SeededBug:
+    """Return one seeded bug of a folder; raises :class:`SeededBugError` where there is none of that name."""
+    for bug in load_seeded_bugs(folder):
+        if bug.name == name:
+            return bug
+    raise SeededBugError(f"seeded bug {name!r} is not in the folder {str(folder)!r}")
 
 
-def plant(specimen: Specimen, kernels: Path, folder: Path) -> Path:
-    """Return a copy of a kernel folder, made below ``folder``, with the edits of a specimen.
+def edited_copy(bug: SeededBug, kernels: Path, copy: Path) -> Path:
+    """Return ``copy``, a new folder with the kernels and the edits of a seeded bug.
 
-    Raises :class:`SpecimenError` unless every anchor occurs exactly once, in the file as the edits before it left it.
+    Raises :class:`SeededBugError` unless every anchor occurs exactly once in its file, with the edits before it made.
     """
-    copy = folder / specimen.name
     shutil.copytree(kernels, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for edit in specimen.edits:
+    for edit in bug.edits:
         path = copy / edit.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         found = text.count(edit.anchor)
         if found != 1:
-            raise SpecimenError(
-                f"specimen {specimen.name!r}: anchor {edit.anchor!r} occurs {found} times in {edit.file}"
-            )
+            raise SeededBugError(f"seeded bug {bug.name!r}: anchor {edit.anchor!r} occurs {found} times in {edit.file}")
         path.write_text(text.replace(edit.anchor, edit.replacement), encoding="utf-8")
     return copy

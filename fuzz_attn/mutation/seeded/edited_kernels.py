@@ -1,80 +1,65 @@
-"""Kernels with a bug planted in them, imported under the project's own name beside the healthy ones.
+"""Edited kernels: copies of our kernels with a seeded bug, each imported as a package of its own.
 
-A module keeps what it imported: once a launcher is loaded, the names it was imported by may go to the next version. So
-many versions live in one process, and each is source code that Triton finds by its file.
+The kernels import each other by relative names, so any number of copies live in one process beside the healthy ones.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from dataclasses import replace
+from importlib import import_module
+from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Final
 
-import fuzz_attn
 from fuzz_attn.case.families import Family
-from fuzz_attn.mutation.seeded.bugs import Specimen, plant, specimen_named
+from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy, seeded_bug
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
 
 PACKAGE: Final = "fuzz_attn.kernels"
 
-_PLANTED: Final[list[TemporaryDirectory[str]]] = []
-"""Edited copies of this process: Triton reads a kernel's source when it is first launched."""
+_NUMBERS = count()
 
 
 def kernels_folder() -> Path:
-    """Return where the project's kernels lie."""
+    """Return the folder of this project's kernels."""
     specification = importlib.util.find_spec(PACKAGE)
     assert specification is not None
     assert specification.submodule_search_locations is not None
     return Path(next(iter(specification.submodule_search_locations)))
 
 
-@contextmanager
-def imported_from(folder: Path) -> Iterator[None]:
-    """Let ``fuzz_attn.kernels`` be the modules of a folder, all imported anew, for as long as the context lasts."""
-    healthy, attribute = _taken_out(), getattr(fuzz_attn, "kernels", None)
-    package = types.ModuleType(PACKAGE)
+def target_with(bug: SeededBug, family: Family, scratch: Path) -> Target:
+    """Return this project's own target of a family with a seeded bug, its edited kernels in a new folder of scratch.
+
+    The folder must stay, because Triton reads the source of a kernel when it is first launched. Raises
+    :class:`~fuzz_attn.errors.SeededBugError` for an anchor that does not fit.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"{bug.name}-", dir=scratch)) / "kernels"
+    package = _package_in(edited_copy(bug, kernels_folder(), folder))
+    healthy = load_target(family)
+    module = healthy.call.__module__.removeprefix(PACKAGE)
+    edited = import_module(f"{package}{module}")
+    return replace(healthy, call=getattr(edited, healthy.call.__name__))
+
+
+def _package_in(folder: Path) -> str:
+    """Return the name of a new package whose modules are the files of a folder."""
+    package = ModuleType(f"fuzz_attn_edited_kernels_{next(_NUMBERS)}")
     package.__path__ = [str(folder)]
-    sys.modules[PACKAGE] = package
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        _taken_out()
-        sys.modules.update(healthy)
-        if attribute is not None:
-            fuzz_attn.kernels = attribute  # type: ignore[attr-defined] # set by the import of the submodule
+    sys.modules[package.__name__] = package
+    return package.__name__
 
 
-def _taken_out() -> dict[str, types.ModuleType]:
-    """Forget the package and all of its modules; return them."""
-    names = [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]
-    return {name: sys.modules.pop(name) for name in names}
+def target_with_seeded_bug(folder: Path, name: str, family: Family | None = None) -> Target:
+    """Return the target of one seeded bug of a folder, in the bug's first family where ``family`` is None.
 
-
-def planted_target(specimen: Specimen, family: Family) -> Target:
-    """Return the project's own target of a family, over kernels with a specimen's edits.
-
-    The edited copy lives as long as this process. Raises :class:`~fuzz_attn.mutation.seeded.bugs.SpecimenError` for an
-    anchor that does not fit.
+    A file of two lines that calls it makes a seeded bug a target of `fuzz-attn run`. The edited kernels stay in the
+    folder for temporary files.
     """
-    folder = TemporaryDirectory(prefix="fuzz-attn-specimen-")
-    _PLANTED.append(folder)
-    with imported_from(plant(specimen, kernels_folder(), Path(folder.name))):
-        return load_target(family)
-
-
-def specimen_target(museum: Path, name: str, family: Family | None = None) -> Target:
-    """Return the target of one specimen of a museum, in its first family where ``family`` is None.
-
-    With it a file of two lines makes a specimen a target of `fuzz-attn run`.
-    """
-    specimen = specimen_named(museum, name)
-    return planted_target(specimen, family or specimen.families[0])
+    bug = seeded_bug(folder, name)
+    return target_with(bug, family or bug.families[0], Path(tempfile.gettempdir()))

@@ -1,10 +1,9 @@
-"""Ranges of the integers that become part of an address, to find 32-bit overflow without checking every element.
+"""Value ranges of integers on their way into an address: they find 32-bit overflow without a look at every element.
 
-Every such integer has a companion (low, high, taints). Ranges are plain integers, computed by interval
-arithmetic at a fraction of a microsecond an operation; only when a range leaves 32 bits are the elements
-themselves examined. Elements that did wrap become a *taint*: which elements of which programs, and at which
-operation. It follows the value into the address, where it counts only for the elements that are really
-accessed.
+Each such integer has a range (low, high, taints). Ranges are plain integers, computed by interval arithmetic in a
+fraction of a microsecond. The elements themselves are compared only when a range leaves 32 bits. Elements that wrapped
+become a *taint*: which elements of which programs, at which operation. The taint follows the value into the address,
+where it counts only for elements that are accessed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Up to this many numbers are compared faster by Python than by numpy.
 _FEW = 48
+"""Up to so many numbers, Python finds the smallest and the largest faster than numpy."""
 
 LOW = -(2**31)
 HIGH = 2**31 - 1
@@ -33,7 +32,7 @@ class Taint:
     site: int
 
     def rows(self, lanes: Array) -> Array:
-        """Return the mask for the programs `lanes`, which ran when this was found."""
+        """Return the rows of the mask for the programs `lanes`, all of which ran when this was found."""
         if self.mask.shape[0] == 1:
             return self.mask
         order = np.argsort(self.lanes)
@@ -101,14 +100,14 @@ def union(left: Range, right: Range) -> Range:
 
 
 def tainted(*sources: Range) -> Range:
-    """Return the range 0 to 0 with all taints of the sources, each once."""
+    """Return a range whose bounds mean nothing, with all taints of the sources, each once."""
     if not any(source[2] for source in sources):
         return (0, 0, ())
     return (0, 0, tuple(dict.fromkeys(taint for source in sources for taint in source[2])))
 
 
 def choose(mask: Any, lanes: Array, left: Range, right: Range) -> Range:
-    """Return the range of a selection; taints of elements that were not chosen are removed."""
+    """Return the range of a selection, without taints of elements that were not chosen."""
     taints: tuple[Taint, ...] = ()
     if left[2] or right[2]:
         chosen = np.asarray(mask)
@@ -138,13 +137,8 @@ def loop(low: Array, high: Array) -> Range:
     return (exact(low)[0], exact(high)[1] - 1, ())
 
 
-def whole(source: Range) -> Range:
-    """Return the range of any 32-bit integer, with the taints of `source`."""
-    return (LOW, HIGH, source[2])
-
-
-def reshaped(source: Range, shape: tuple[int, ...], index: Any) -> Range:
-    """Return `source` with its taints indexed as the value's elements are."""
+def reshaped(source: Range, index: Any) -> Range:
+    """Return `source` with its taints indexed as the value's elements are (`splat`, `expand_dims`)."""
     if not source[2]:
         return source
     taints = tuple(Taint(taint.lanes, taint.mask[index], taint.site) for taint in source[2])
@@ -155,7 +149,7 @@ _WIDE = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
 def wrapped(operation: str, left: Any, right: Any, result: Array, lanes: Array, site: int, guess: Range) -> Range:
-    """Return the exact range of a 32-bit `result` whose interval left 32 bits; elements that wrapped are tainted."""
+    """Return the exact range of a 32-bit `result` whose range left 32 bits; elements that wrapped are tainted."""
     if operation == "shl":
         ideal = np.left_shift(np.asarray(left).astype(np.int64), right)
     else:
@@ -168,7 +162,7 @@ def wrapped(operation: str, left: Any, right: Any, result: Array, lanes: Array, 
 
 
 def wrapped_sum(result: Array, lanes: Array, site: int, guess: Range, *terms: Any) -> Range:
-    """Return as `wrapped` does the range of a 32-bit sum of terms."""
+    """Return what `wrapped` returns, for a 32-bit sum of terms."""
     ideal: Any = 0
     for term in terms:
         ideal = ideal + np.asarray(term).astype(np.int64)

@@ -61,12 +61,11 @@ def _range_with_axes(emitter: Emitter, target: Term, source: Term, items: list[C
     """Return the range of a term whose taints, if any, are indexed as the term is."""
     if source.range is None or source.range.clean:
         return source.range
-    shape = constant(source.shape)
     inside = Group(tuple(call("slice", NONE) if item is ALL else item for item in items))
 
     def build(found: Expression) -> Expression:
         tainted = index(found, constant(2))
-        return Conditional(range_call(ranges.reshaped, found, shape, inside), tainted, found)
+        return Conditional(range_call(ranges.reshaped, found, inside), tainted, found)
 
     return emitter.new_range(build, [source.range], target.region)
 

@@ -27,7 +27,10 @@ Literal: TypeAlias = int | float | bool
 
 
 class Expression:
-    """One expression. Equal expressions have equal text."""
+    """One expression, never changed once it is made. Equal expressions have equal text.
+
+    The classes are hashable but not frozen: making frozen ones takes 7% of the time of a kernel's generation.
+    """
 
     __slots__ = ()
     precedence: ClassVar[int] = _ATOM
@@ -37,22 +40,15 @@ class Expression:
         """Its Python source."""
         raise NotImplementedError
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        """The expressions that it consists of."""
-        return ()
-
     def add_names(self, names: list[str]) -> None:
         """Add the variables that it reads to a list, each as often as it reads it."""
-        for part in self.parts:
-            part.add_names(names)
 
     def within(self, precedence: int) -> str:
         """Return its text as an operand of an operator, in parentheses where it binds less than `precedence`."""
         return self.text if self.precedence >= precedence else f"({self.text})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Name(Expression):
     """A variable, a parameter, or a builtin of the generated code."""
 
@@ -66,7 +62,7 @@ class Name(Expression):
         names.append(self.name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Constant(Expression):
     """A number, string, tuple of numbers, None, or the like: compared by text, since 0.0 equals -0.0 in Python."""
 
@@ -77,7 +73,7 @@ class Constant(Expression):
         return self.written
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Attribute(Expression):
     """`of.name`."""
 
@@ -88,12 +84,11 @@ class Attribute(Expression):
     def text(self) -> str:
         return f"{self.of.within(_ATOM)}.{self.name}"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.of,)
+    def add_names(self, names: list[str]) -> None:
+        self.of.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Call(Expression):
     """`function(*arguments, **keywords)`."""
 
@@ -107,12 +102,15 @@ class Call(Expression):
         given += [f"{name}={value.text}" for name, value in self.keywords]
         return f"{self.function.within(_ATOM)}({', '.join(given)})"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.function, *self.arguments, *(value for _, value in self.keywords))
+    def add_names(self, names: list[str]) -> None:
+        self.function.add_names(names)
+        for argument in self.arguments:
+            argument.add_names(names)
+        for _, value in self.keywords:
+            value.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Index(Expression):
     """`of[items]`."""
 
@@ -123,12 +121,13 @@ class Index(Expression):
     def text(self) -> str:
         return f"{self.of.within(_ATOM)}[{', '.join([item.text for item in self.items])}]"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.of, *self.items)
+    def add_names(self, names: list[str]) -> None:
+        self.of.add_names(names)
+        for item in self.items:
+            item.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class From(Expression):
     """`start:`, the index of all elements from `start` on."""
 
@@ -138,12 +137,11 @@ class From(Expression):
     def text(self) -> str:
         return f"{self.start.text}:"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.start,)
+    def add_names(self, names: list[str]) -> None:
+        self.start.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Unary(Expression):
     """`-operand`, `~operand` or `not operand`."""
 
@@ -155,12 +153,11 @@ class Unary(Expression):
     def text(self) -> str:
         return f"{self.sign}{self.operand.within(_UNARY)}"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.operand,)
+    def add_names(self, names: list[str]) -> None:
+        self.operand.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Binary(Expression):
     """`left sign right`."""
 
@@ -178,12 +175,12 @@ class Binary(Expression):
         left = self.left.within(own + (own == _COMPARISON))
         return f"{left} {self.sign} {self.right.within(own + 1)}"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.left, self.right)
+    def add_names(self, names: list[str]) -> None:
+        self.left.add_names(names)
+        self.right.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Conditional(Expression):
     """`value if test else other`."""
 
@@ -196,12 +193,13 @@ class Conditional(Expression):
     def text(self) -> str:
         return f"{self.value.within(_OR)} if {self.test.within(_OR)} else {self.other.text}"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.value, self.test, self.other)
+    def add_names(self, names: list[str]) -> None:
+        self.value.add_names(names)
+        self.test.add_names(names)
+        self.other.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Group(Expression):
     """`(items)`, a tuple."""
 
@@ -212,12 +210,12 @@ class Group(Expression):
         inner = ", ".join([item.text for item in self.items])
         return f"({inner},)" if len(self.items) == 1 else f"({inner})"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return self.items
+    def add_names(self, names: list[str]) -> None:
+        for item in self.items:
+            item.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class ListOf(Expression):
     """`[items]`, a list."""
 
@@ -227,12 +225,12 @@ class ListOf(Expression):
     def text(self) -> str:
         return f"[{', '.join([item.text for item in self.items])}]"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return self.items
+    def add_names(self, names: list[str]) -> None:
+        for item in self.items:
+            item.add_names(names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Starred(Expression):
     """`*of`, the items of a sequence as arguments."""
 
@@ -242,9 +240,8 @@ class Starred(Expression):
     def text(self) -> str:
         return f"*{self.of.text}"
 
-    @property
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.of,)
+    def add_names(self, names: list[str]) -> None:
+        self.of.add_names(names)
 
 
 Builder: TypeAlias = Callable[..., Expression]

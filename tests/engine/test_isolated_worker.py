@@ -1,4 +1,4 @@
-"""A target lives in a process of its own: what it does to that process is a verdict, and the next case is judged."""
+"""A target runs in a process of its own: a death of the process is a verdict, and the next case is judged."""
 
 import os
 import re
@@ -14,9 +14,10 @@ import pytest
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.engine.isolation import KEPT_BYTES, IsolatedWorker, OutOfTime
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.engine.worker_process import KEPT_BYTES, WorkerProcess
+from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 
 SHORT = AttentionCase(sequences=(Sequence(1),), heads=HeadLayout(head_size=4))
 
@@ -27,12 +28,12 @@ def of_length(seq_len: int) -> AttentionCase:
 
 KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
 ASKS, SIGNALS, SPEECHLESS, NO_TEXT, BOOK = (of_length(n) for n in range(20, 25))
-"""How the target ``misbehaves_by_length`` takes a case depends on the longest sequence."""
+"""The target ``misbehaves_by_length`` chooses what to do by the length of the longest sequence."""
 
 
 @pytest.fixture(scope="module")
 def shared(spec: Callable[[str], str]) -> Iterator[IsolatedWorker]:
-    """One worker for all tests that leave it usable, whatever they do to it: that is what they show."""
+    """One worker for all tests that must leave it usable."""
     with IsolatedWorker(Setup(spec("misbehaves_by_length"))) as worker:
         yield worker
         assert worker.judge(Order(SHORT)).verdict.passed
@@ -45,10 +46,10 @@ def worker(shared: IsolatedWorker) -> IsolatedWorker:
     return shared
 
 
-def test_says_what_it_runs(worker: IsolatedWorker, spec: Callable[[str], str]) -> None:
+def test_ready_names_target_backend_and_family(worker: IsolatedWorker, spec: Callable[[str], str]) -> None:
     ready = worker.ready
     assert ready.target == spec("misbehaves_by_length")
-    assert ready.slug.endswith("tests-targets-misbehaving.py-misbehaves_by_length")
+    assert ready.slug.endswith("tests-sample_targets-misbehaving.py-misbehaves_by_length")
     assert (ready.family, ready.device) == ("unified", "cpu")
     assert ready.backend in BACKEND_NAMES[1:], "auto has become one that there is"
 
@@ -76,7 +77,7 @@ def test_a_death_is_a_verdict_and_the_next_case_is_judged(
         assert worker.judge(Order(SHORT)).verdict.passed
 
 
-def test_a_death_shows_where_in_the_target_and_nothing_of_ours(worker: IsolatedWorker) -> None:
+def test_a_death_shows_the_targets_frames_and_none_of_ours(worker: IsolatedWorker) -> None:
     message = worker.judge(Order(SEGFAULT)).verdict.message
     assert 'misbehaving.py", line' in message
     assert "in _read_nowhere" in message
@@ -84,17 +85,17 @@ def test_a_death_shows_where_in_the_target_and_nothing_of_ours(worker: IsolatedW
     assert "Extension modules" not in message
 
 
-def test_the_set_up_process_outlives_a_crash(worker: IsolatedWorker) -> None:
-    set_up = worker._process
+def test_the_set_up_process_survives_a_crash(worker: IsolatedWorker) -> None:
+    set_up = worker.process
     for _ in range(5):
         assert worker.judge(Order(KILLED)).verdict.kind == "crash"
-    assert worker._process is set_up, "torch and the target would be imported anew after each crash"
+    assert worker.process is set_up, "torch and the target would be imported anew after each crash"
 
 
 def test_a_worker_killed_from_outside_is_replaced(worker: IsolatedWorker) -> None:
     assert worker.judge(Order(SHORT)).verdict.passed
-    assert worker._process is not None
-    os.killpg(worker._process.pid, signal.SIGKILL)
+    assert worker.process is not None
+    os.killpg(worker.process.pid, signal.SIGKILL)
     assert worker.judge(Order(SHORT)).verdict.message.startswith("died of SIGKILL")
     assert worker.judge(Order(SHORT)).verdict.passed
 
@@ -115,7 +116,7 @@ def test_an_exception_is_a_verdict(worker: IsolatedWorker) -> None:
     ],
     ids=["speechless", "no text", "book"],
 )
-def test_whatever_an_exception_says_is_a_verdict(case: AttentionCase, words: str, worker: IsolatedWorker) -> None:
+def test_an_exception_with_any_text_is_a_verdict(case: AttentionCase, words: str, worker: IsolatedWorker) -> None:
     verdict = worker.judge(Order(case)).verdict
     assert verdict.kind == "exception"
     assert re.search(rf"raised {words} at .*misbehaving\.py:\d+", verdict.message)
@@ -130,39 +131,40 @@ def test_a_hang_is_a_verdict_and_the_next_case_is_judged(worker: IsolatedWorker)
     assert worker.judge(Order(SHORT)).verdict.passed
 
 
-def test_a_deadline_ends_a_launch_without_verdict(worker: IsolatedWorker) -> None:
+def test_a_deadline_ends_a_launch_without_a_verdict(worker: IsolatedWorker) -> None:
     assert worker.judge(Order(SHORT)).verdict.passed
     started = time.monotonic()
-    with pytest.raises(OutOfTime):
+    with pytest.raises(OutOfTimeError):
         worker.judge(Order(HANGS), deadline=started + 0.5)
     assert time.monotonic() - started < 60.0
-    with pytest.raises(OutOfTime):
+    with pytest.raises(OutOfTimeError):
         worker.judge(Order(SHORT), deadline=time.monotonic() + 0.01)  # while it is replaced
     assert worker.judge(Order(SHORT)).verdict.passed
 
 
-def test_an_interrupted_order_leaves_no_answer_to_the_next(
+def test_an_interrupted_order_leaves_no_answer_for_the_next(
     worker: IsolatedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(worker, "_line", _interrupted)
+        patched.setattr(WorkerProcess, "receive", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             worker.judge(Order(SHORT))
     assert worker.judge(Order(SHORT, digest=True)).digest
 
 
-def _interrupted(limit: float) -> bytes:
+def _interrupted(process: object, limit: float) -> None:
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("case", [PRINTS, FLOODS], ids=["messages", "megabytes"])
-def test_what_a_target_prints_harms_nothing(case: AttentionCase, worker: IsolatedWorker) -> None:
+def test_output_of_a_target_does_no_harm(case: AttentionCase, worker: IsolatedWorker) -> None:
     for _ in range(6):
         assert worker.judge(Order(case)).verdict.passed
-    assert os.fstat(worker._errors.fileno()).st_size < 2 * KEPT_BYTES
+    assert worker.process is not None
+    assert worker.process.printed_bytes < 2 * KEPT_BYTES
 
 
-def test_a_target_that_reads_takes_no_order_away(worker: IsolatedWorker) -> None:
+def test_a_target_that_reads_standard_input_takes_no_order_away(worker: IsolatedWorker) -> None:
     worker.launch_seconds = 20.0
     verdict = worker.judge(Order(ASKS)).verdict
     assert verdict.message.startswith("the target raised EOFError: EOF when reading a line at ")
@@ -170,7 +172,7 @@ def test_a_target_that_reads_takes_no_order_away(worker: IsolatedWorker) -> None
     assert worker.deaths == 0
 
 
-def test_a_digest_is_given_without_a_launch(worker: IsolatedWorker) -> None:
+def test_a_digest_needs_no_launch(worker: IsolatedWorker) -> None:
     digests = [worker.judge(Order(case, digest=True)).digest for case in (KILLED, KILLED, SHORT)]
     assert worker.deaths == 0
     assert len(digests[0]) == 16
@@ -182,7 +184,7 @@ def test_a_failure_of_the_harness_is_not_blamed_on_the_target(worker: IsolatedWo
         worker.judge(Order(SHORT, relation="speed"))
 
 
-def test_a_target_that_dies_while_it_loads_is_told(tmp_path: Path) -> None:
+def test_a_target_that_dies_while_it_loads_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dying.py"
     path.write_text("import os\nprint('so long', flush=True)\nos._exit(5)\n")
     dying = IsolatedWorker(Setup(f"{path}:attend"))
@@ -194,11 +196,11 @@ ORPHANING = """
 import sys, threading, time
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.engine.isolation import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 
 with IsolatedWorker(Setup(sys.argv[1])) as worker:
-    print(worker._process.pid, flush=True)
+    print(worker.process.pid, flush=True)
     worker.judge(Order(AttentionCase(sequences=(Sequence(1, 12),))))
 """
 
@@ -222,4 +224,4 @@ def wait_until_gone(group: int) -> None:
         except ProcessLookupError:
             return
         time.sleep(0.05)
-    raise AssertionError(f"process group {group} outlives its parent")
+    raise AssertionError(f"process group {group} survives its parent")

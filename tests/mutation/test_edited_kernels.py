@@ -1,4 +1,4 @@
-"""Specimens in a whole campaign: found, shrunk, saved and replayed. Whether all are found is the audit's question."""
+"""Seeded bugs in a whole campaign: found, shrunk, saved and replayed. The audit tests whether all are found."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +27,9 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_is_found_shrunk_saved_and_replayed(
-    name: str, specimen_file: Callable[[str, str], str], tmp_path: Path
+    name: str, file_with_bug: Callable[[str, str], str], tmp_path: Path
 ) -> None:
-    spec = specimen_file(name, "unified")
+    spec = file_with_bug(name, "unified")
     plan = Plan(Setup(spec), 0, 1, 0, MAX_SECONDS, None, tmp_path / "run", tmp_path / "counterexamples")
     outcome = Campaign(plan).run()
     assert outcome.failure is not None, f"not found in {outcome.statistics.cases} cases"

@@ -1,0 +1,89 @@
+"""The worker of a campaign: loads a target and judges cases. ``python -m fuzz_attn.engine.case_judge`` serves one."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.worker import Send, serve
+
+if TYPE_CHECKING:
+    from fuzz_attn.backends.backend import Backend
+    from fuzz_attn.targets.target import Target
+
+
+@dataclass(frozen=True)
+class CaseJudge:
+    """A target and its backend, both imported."""
+
+    target: Target
+    backend: Backend
+
+    @property
+    def forks_first(self) -> bool:
+        """Whether the process must fork before the device starts."""
+        return self.backend.forks_first
+
+    def start(self) -> None:
+        """Start the device; raises :class:`fuzz_attn.errors.BackendError` if it cannot."""
+        self.backend.start()
+
+    def ready(self) -> Ready:
+        """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
+        target, backend = self.target, self.backend
+        backend.start()
+        shims = backend.preflight()
+        domain = target.domain
+        if not backend.reaches_large_offsets():
+            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
+        return Ready(
+            target.name, target.slug, target.family, backend.name, backend.device, backend.sanitizers, shims, domain
+        )
+
+    def answer(self, message: bytes, send: Send) -> None:
+        """Judge the order of a message and send the answer."""
+        send(self.judge(msgspec.json.decode(message, type=Order)))
+
+    def judge(self, order: Order) -> Answer:
+        """Return the answer to an order."""
+        from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
+        from fuzz_attn.properties.check import check  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+
+        if order.digest:
+            return Answer(digest=digest_of(materialise(order.case)))
+        verdict = check(Experiment(order.case, self.target, self.backend), order.relation)
+        kernels = self.backend.new_kernels()
+        masks = self.backend.new_masks()
+        return Answer(verdict, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+
+
+def load(setup: Setup) -> CaseJudge:
+    """Return the target and the backend of a set-up, imported.
+
+    The backend has to prepare the process before torch and the target are imported. Raises
+    :class:`fuzz_attn.errors.FuzzAttnError` for what the user can mend.
+    """
+    from fuzz_attn.backends import backend_named  # noqa: PLC0415 - heavy imports happen only in the child
+
+    backend = backend_named(setup.backend)
+    backend.prepare()
+    import torch  # noqa: PLC0415 - as above
+
+    torch.set_num_threads(1)
+    importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
+    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
+
+    return CaseJudge(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
+
+
+def _load_message(message: bytes) -> CaseJudge:
+    return load(msgspec.json.decode(message, type=Setup))
+
+
+if __name__ == "__main__":
+    serve(_load_message)

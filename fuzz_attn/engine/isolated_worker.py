@@ -1,0 +1,151 @@
+"""IsolatedWorker: judges cases in a child process, so that a crash, a hang or a broken device becomes a verdict."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+import msgspec
+
+from fuzz_attn.engine.messages import Answer, Died, Order, Ready, Refused, Setup, Unsupported
+from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.errors import BackendError, FuzzAttnError, OutOfTimeError, TargetError
+from fuzz_attn.oracle.verdict import Kind, Verdict
+
+START_SECONDS: Final = 180.0
+"""A worker has to import torch, Triton and the target within this time."""
+LAUNCH_SECONDS: Final = 120.0
+"""A launch that takes longer counts as a hang."""
+
+COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
+
+Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died
+DECODER: Final = msgspec.json.Decoder[Reply](Reply)
+
+
+class IsolatedWorker:
+    """Judges cases in a child process that is replaced when it dies.
+
+    ``index`` spreads workers over the GPUs. Raises :class:`FuzzAttnError` on entering where the target or the backend
+    cannot be set up.
+    """
+
+    ready: Ready
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        launch_seconds: float = LAUNCH_SECONDS,
+        index: int = 0,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.setup = setup
+        self.index = index
+        self.launch_seconds = launch_seconds
+        self.command = command
+        self.deaths = 0
+        self.fallback = ""
+        """Why the worker went on in the interpreter; empty while it did not."""
+        self.process: WorkerProcess[Reply] | None = None
+
+    def __enter__(self) -> Self:
+        """Start the child and wait until it is set up."""
+        try:
+            self.ready = self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """End the child."""
+        self._end()
+
+    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+        """Return the answer to an order; a death or a hang of the child is a verdict of that kind.
+
+        ``deadline`` is a time of ``time.monotonic``; raises :class:`OutOfTimeError` when it passes first, and
+        :class:`FuzzAttnError` where the harness itself failed.
+        """
+        try:
+            return self._judge(order, deadline)
+        except BaseException:
+            self._end()  # a late reply must not be taken for the answer to the next order
+            raise
+
+    def _judge(self, order: Order, deadline: float | None) -> Answer:
+        if self.process is None:
+            self.ready = self._start(deadline)
+        limit = time.monotonic() + self.launch_seconds
+        try:
+            reply = self._request(order, _earlier(limit, deadline))
+        except TimeoutError:
+            if deadline is not None and deadline < limit:
+                raise OutOfTimeError(f"the time was up before a launch of {self.setup.target!r} ended") from None
+            self._end()
+            return _failed("timeout", f"the launch did not end within {self.launch_seconds:.0f} s")
+        match reply:
+            case Answer():
+                return reply
+            case Unsupported():
+                self._fall_back(reply.reason)
+                return self._judge(order, deadline)
+            case Refused():
+                raise FuzzAttnError(reply.reason)
+        return _failed("crash", self._death(reply))
+
+    def _fall_back(self, reason: str) -> None:
+        """Go on in the interpreter; raises :class:`BackendError` if the user asked for a backend."""
+        if self.setup.backend != "auto":
+            raise BackendError(reason)
+        self.fallback = reason
+        self.setup = msgspec.structs.replace(self.setup, backend="interpreter")
+        self._end()
+
+    def _start(self, deadline: float | None = None) -> Ready:
+        self.process = WorkerProcess(self.command, DECODER, self.index)
+        limit = time.monotonic() + START_SECONDS
+        try:
+            reply = self._request(self.setup, _earlier(limit, deadline))
+        except TimeoutError:
+            if deadline is not None and deadline < limit:
+                raise OutOfTimeError(f"the time was up before {self.setup.target!r} was loaded") from None
+            raise TargetError(f"target={self.setup.target!r} did not load within {START_SECONDS:.0f} s") from None
+        if isinstance(reply, Ready):
+            return reply
+        if isinstance(reply, Refused):
+            raise FuzzAttnError(reply.reason)
+        raise TargetError(f"target={self.setup.target!r} {self._death(reply)} while it was loaded")
+
+    def _request(self, message: msgspec.Struct, limit: float) -> Reply | None:
+        """Return the child's reply to a message, None at its end; raises TimeoutError when the limit passes."""
+        assert self.process is not None
+        self.process.send(message)
+        return self.process.receive(limit)
+
+    def _death(self, reply: Reply | None) -> str:
+        """Return how the process that was to answer died; the whole child ends if it was no fork."""
+        assert self.process is not None
+        self.deaths += 1
+        if isinstance(reply, Died):
+            return self.process.death(reply.code)
+        how = self.process.death(self.process.exit_code())
+        self._end()
+        return how
+
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+
+
+def _earlier(limit: float, deadline: float | None) -> float:
+    return limit if deadline is None else min(limit, deadline)
+
+
+def _failed(kind: Kind, message: str) -> Answer:
+    return Answer(Verdict("oracle", kind, message))

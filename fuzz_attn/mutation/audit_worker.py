@@ -1,0 +1,111 @@
+"""The worker of an audit: judges batches of mutants. ``python -m fuzz_attn.mutation.audit_worker`` serves one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from fuzz_attn.engine import case_judge
+from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.messages import Ready, Refused, Setup
+from fuzz_attn.engine.worker import Send, serve
+from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
+from fuzz_attn.mutation.mutant import Mutant
+from fuzz_attn.mutation.results import PROPERTIES
+
+if TYPE_CHECKING:
+    from fuzz_attn.mutation.batch_runner import BatchRunner
+    from fuzz_attn.mutation.mutant_run import MutantRun
+    from fuzz_attn.targets.target import Target
+
+POSITION_FILE: Final = "position"
+PROGRESS_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True)
+class AuditWorker:
+    """The healthy target and what judges mutants of it."""
+
+    setup: AuditSetup
+    healthy: CaseJudge
+    runner: BatchRunner
+    forks_first: bool = False
+
+    def start(self) -> None:
+        """Do nothing: the simulator has no device to start."""
+
+    def ready(self) -> Ready:
+        """Check the simulator; raises :class:`FuzzAttnError` where it does not work."""
+        return self.healthy.ready()
+
+    def answer(self, message: bytes, send: Send) -> None:
+        """Carry out a survey or a batch and send what comes of it."""
+        order = msgspec.json.decode(message, type=Survey | Batch)
+        try:
+            if isinstance(order, Survey):
+                send(Surveyed(tuple(self.runner.survey(order.cases))))
+            else:
+                self._run(order, send)
+        except FuzzAttnError as error:  # of a seeded bug or a kernel: the user can mend it
+            send(Refused(str(error)))
+
+    def _run(self, batch: Batch, send: Send) -> None:
+        from fuzz_attn.mutation.mutant_run import MutantRun  # noqa: PLC0415 - imports torch
+
+        runs = [MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}) for mutant in batch.mutants]
+        left, reported = runs, 0.0
+
+        def after_case(number: int, undecided: list[MutantRun]) -> None:
+            nonlocal left, reported
+            _send_finished(left, undecided, send)
+            left = undecided
+            if time.monotonic() - reported > PROGRESS_SECONDS:
+                reported = time.monotonic()
+                send(Progress(number, len(left)))
+
+        self.runner.run(runs, batch.cases, enough=batch.enough, after_case=after_case)
+        _send_finished(left, (), send)
+        alarms = {rule: tuple(sorted(cases)) for rule, cases in self.runner.false_alarms.items()}
+        send(BatchDone(alarms, self.runner.healthy_cases))
+
+    def _target_of(self, mutant: Mutant) -> Target:
+        from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
+        from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+
+        if mutant.ir_change is not None:
+            return self.healthy.target
+        bug = seeded_bug(Path(self.setup.seeded_bugs), mutant.name)
+        return target_with(bug, self.healthy.target.family, Path(self.setup.scratch))
+
+
+def _send_finished(before: Sequence[MutantRun], left: Sequence[MutantRun], send: Send) -> None:
+    """Send the outcomes of the mutants that are no longer left."""
+    kept = {run.mutant for run in left}
+    for run in before:
+        if run.mutant not in kept:
+            send(Finished(run.outcome()))
+
+
+def _load(message: bytes) -> AuditWorker:
+    """Return the worker of a set-up; raises :class:`FuzzAttnError` for what the user can mend."""
+    setup = msgspec.json.decode(message, type=AuditSetup)
+    healthy = case_judge.load(Setup(setup.target, setup.family, "simulator"))
+    from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
+    from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.case_stream import CaseStream  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.position import PositionFile  # noqa: PLC0415 - as above
+
+    assert isinstance(healthy.backend, SimulatorBackend)
+    stream = CaseStream(healthy.target.domain, setup.seed)
+    position = PositionFile(Path(setup.scratch) / POSITION_FILE)
+    return AuditWorker(setup, healthy, BatchRunner(healthy.target, healthy.backend, stream, position))
+
+
+if __name__ == "__main__":
+    serve(_load)
