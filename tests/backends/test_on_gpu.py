@@ -32,7 +32,7 @@ SHORT, LONG = (AttentionCase(sequences=(Sequence(1, keys - 1),), dtypes=HALF) fo
 
 
 def spec_of(name: str) -> str:
-    return f"{ROOT / 'tests' / 'targets' / 'on_gpu.py'}:{name}"
+    return f"{ROOT / 'tests' / 'sample_targets' / 'on_gpu.py'}:{name}"
 
 
 def drawn(domain: Domain, count: int, seed: int) -> list[Order]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from fuzz_attn.simulator import simulate
 
 KERNELS = "operation_kernels.py"
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares with a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="compares with a GPU"),
+    # Triton decides for a whole process whether it compiles or interprets.
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels: run it with `make gpu`"),
+]
 
 ALL_16 = torch.arange(65536, dtype=torch.int32).to(torch.uint16)
 ALL_8 = torch.arange(256, dtype=torch.int32).to(torch.uint8)
