@@ -80,7 +80,7 @@ def test_a_death_is_a_verdict_and_the_next_case_is_judged(
 def test_a_death_shows_the_targets_frames_and_none_of_ours(worker: IsolatedWorker) -> None:
     message = worker.judge(Order(SEGFAULT)).verdict.message
     assert 'misbehaving.py", line' in message
-    assert "in _read_nowhere" in message
+    assert "in _read_null_page" in message
     assert "fuzz_attn/" not in message
     assert "Extension modules" not in message
 
