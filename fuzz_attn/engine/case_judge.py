@@ -10,6 +10,7 @@ import msgspec
 
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.worker import Send, serve
+from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaseJudge:
-    """A target and its backend, both imported."""
+    """A target and its backend, both imported. With ``strict``, what the target refuses is a failure."""
 
     target: Target
     backend: Backend
+    strict: bool = False
 
     @property
     def forks_first(self) -> bool:
@@ -56,14 +58,16 @@ class CaseJudge:
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
-        verdict = check(Experiment(order.case, self.target, self.backend), order.relation)
+        experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
+        refusal = experiment.refusal
+        verdict = Verdict("oracle") if refusal else check(experiment, order.relation)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
-        return Answer(verdict, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+        return Answer(verdict, refusal=refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
 
 
 def load(setup: Setup) -> CaseJudge:
-    """Return the target and the backend of a set-up, imported.
+    """Return the target and the backend of a set-up, imported. Built-in targets must not refuse a case of their domain.
 
     The backend has to prepare the process before torch and the target are imported. Raises
     :class:`fuzz_attn.errors.FuzzAttnError` for what the user can mend.
@@ -76,9 +80,11 @@ def load(setup: Setup) -> CaseJudge:
 
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
+    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
 
-    return CaseJudge(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
+    target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+    return CaseJudge(target, backend, setup.strict or setup.target in BUILT_IN_NAMES)
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -12,8 +12,9 @@ from typing import Literal, TypeAlias
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.coverage.mask_coverage import Mask
-from fuzz_attn.engine.messages import Order, Ready, Refusal
+from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
