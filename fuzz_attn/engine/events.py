@@ -6,7 +6,7 @@ failure within its shard, from 0, so that (shard, failure) names one failure of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
@@ -60,6 +60,19 @@ class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
     refusal: Refusal
 
 
+class CaseUnsupported(Plain, frozen=True, tag_field="event", tag="case_unsupported"):
+    """The backend could not run a case; ``operation`` says what it cannot run, and where the source has it.
+
+    ``instead`` names the backend that judged the case; if it is empty, there is no verdict.
+    """
+
+    shard: int
+    phase: Phase
+    order: Order
+    operation: str
+    instead: str = ""
+
+
 class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished"):
     """The time was up while a case was running."""
 
@@ -69,12 +82,16 @@ class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished
 
 
 class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
-    """A failure that is none of those known so far; it is saved in ``path``."""
+    """A failure that is none of those known so far; it is saved in ``path``.
+
+    ``seconds`` is the time since the shard began to fuzz.
+    """
 
     shard: int
     failure: int
     counterexample: Counterexample
     path: str
+    seconds: float = 0.0
 
 
 class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):
@@ -125,6 +142,7 @@ Event: TypeAlias = (
     | WorkerReady
     | CaseJudged
     | CaseRefused
+    | CaseUnsupported
     | CaseUnfinished
     | FailureFound
     | FailureChanged
@@ -134,3 +152,24 @@ Event: TypeAlias = (
     | Finished
 )
 Emit: TypeAlias = Callable[[Event], None]
+News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
+"""Returns what the other shards of the run have found or changed since the last call; called between cases."""
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+def all_of(*listeners: Emit) -> Emit:
+    """Return a listener that passes each event to all of these, in this order."""
+
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
+
+
+def no_news() -> Sequence[FailureFound | FailureChanged]:
+    """Return nothing: the news of a run with one shard."""
+    return ()

@@ -13,10 +13,10 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.campaign import Outcome
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
+from fuzz_attn.engine.results import Results
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render
 
@@ -60,12 +60,18 @@ def test_the_simulator_named_explicitly_gives_no_verdict_on_what_it_cannot_run()
         assert "cannot run this" in answer.unsupported
 
 
-def test_the_summary_reports_the_fallback(campaign: Callable[..., Outcome]) -> None:
-    outcome = campaign("unified_attention", setup=Setup(TARGET), max_cases=3)
+@pytest.mark.parametrize(
+    ("backend", "cases", "words"),
+    [("auto", 3, "3 cases, judged in the interpreter:"), ("simulator", 0, "3 cases, not judged:")],
+)
+def test_the_summary_counts_the_cases_that_the_simulator_cannot_run(
+    backend: str, cases: int, words: str, campaign: Callable[..., Results]
+) -> None:
+    outcome = campaign("unified_attention", setup=Setup(TARGET, backend=backend), max_cases=3)
     assert outcome.failure is None
-    printed = text_of(render(outcome.statistics))
-    assert "interpreter" in printed
-    assert "fallback" in printed
+    statistics = outcome.statistics
+    assert (statistics.cases, sum(statistics.unsupported.values())) == (cases, 3)
+    assert words in text_of(render(statistics))
 
 
 def test_a_backend_without_sanitizers_does_not_report_their_findings_as_fixed() -> None:
