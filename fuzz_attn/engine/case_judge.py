@@ -10,10 +10,13 @@ import msgspec
 
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.worker import Send, serve
+from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
+    from fuzz_attn.case.attention_case import AttentionCase
+    from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.target import Target
 
 
@@ -58,12 +61,24 @@ class CaseJudge:
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
+        if order.probes:
+            return Answer(refusals=tuple(map(self._probe, order.probes)))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         refusal = experiment.refusal
         verdict = Verdict("oracle") if refusal else check(experiment, order.relation)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(verdict, refusal=refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+
+    def _probe(self, case: AttentionCase) -> Refusal | None:
+        """Return what is refused of a case; a backend that cannot run it does not refuse it."""
+        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - imports torch, as above
+
+        experiment = Experiment(case, self.target, self.backend, strict=self.strict)
+        try:
+            return experiment.launch(case).refusal
+        except UnsupportedByBackendError:
+            return None
 
 
 def load(setup: Setup) -> CaseJudge:

@@ -60,6 +60,17 @@ class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
     refusal: Refusal
 
 
+class RefusalReduced(Plain, frozen=True, tag_field="event", tag="refusal_reduced"):
+    """The smallest refused combination was found; ``combination`` names its features and sizes in words.
+
+    It is empty where nothing that a case can have is accepted.
+    """
+
+    shard: int
+    refusal: Refusal
+    combination: tuple[str, ...]
+
+
 class CaseUnsupported(Plain, frozen=True, tag_field="event", tag="case_unsupported"):
     """The backend could not run a case; ``operation`` says what it cannot run, and where the source has it.
 
@@ -142,6 +153,7 @@ Event: TypeAlias = (
     | WorkerReady
     | CaseJudged
     | CaseRefused
+    | RefusalReduced
     | CaseUnsupported
     | CaseUnfinished
     | FailureFound

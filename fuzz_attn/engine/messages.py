@@ -37,12 +37,14 @@ class Ready(Plain, frozen=True, tag="ready"):
 class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
-    With ``digest`` the worker returns the digest of the case's tensors and launches nothing.
+    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
+    launches those cases instead and returns only which of them are refused.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
+    probes: tuple[AttentionCase, ...] = ()
 
 
 class Answer(Plain, frozen=True, tag="answer"):
@@ -59,6 +61,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     verdict: Verdict = Verdict("oracle")
     others: tuple[Verdict, ...] = ()
     refusal: Refusal | None = None
+    refusals: tuple[Refusal | None, ...] = ()
     unsupported: str = ""
     instead: str = ""
     digest: str = ""

@@ -32,7 +32,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "raises": (
         "oracle",
         "exception",
-        r"raised ValueError: longest=21 must not exceed 8 at .*misbehaving.py:\d+$",
+        r"raised RuntimeError: longest=21 must not exceed 8 at .*misbehaving.py:\d+$",
     ),
     "writes_an_input": ("inputs_unchanged", "input_changed", r"changed its input query"),
     "writes_table_padding": ("inputs_unchanged", "input_changed", r"changed its input block_table"),
