@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.explanation import explained
-from fuzz_attn.engine.in_process import InProcess
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.judges.explanation import explained
+from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -63,8 +63,10 @@ def replay(
         for path, found in loaded:
             name = target or found.target
             if name not in workers:
-                kind = InProcess if in_process else IsolatedWorker
-                workers[name] = stack.enter_context(kind(Setup(name, found.family, backend)))
+                setup = Setup(name, found.family, backend)
+                worker: IsolatedWorker | InProcess = InProcess(setup) if in_process else IsolatedWorker(setup)
+                stack.enter_context(worker)
+                workers[name] = worker
             digest = workers[name].judge(Order(found.case, digest=True)).digest
             order = Order(found.case, found.relation)
             verdict = workers[name].judge(order).verdict
