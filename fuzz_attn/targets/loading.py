@@ -16,6 +16,10 @@ from fuzz_attn.errors import DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.published.answers import answers_of
+from fuzz_attn.targets.published.importing import Folder, import_published
+from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
+from fuzz_attn.targets.published.wheel import Wheel
 from fuzz_attn.targets.target import Target
 from fuzz_attn.targets.torch_defaults import target_defaults
 
@@ -25,9 +29,10 @@ ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 def load_target(spec: str, family: Family | None = None) -> Target:
     """Return the target that a specification names.
 
-    ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function`` or
-    ``path.py:function``. It names a callable or a :class:`Target`. With ``family`` None the first family that fits the
-    callable's signature is taken. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
+    ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function``,
+    ``path.py:function``, ``PACKAGE==VERSION:module:function`` for a published wheel, or ``FOLDER::module:function`` for
+    a checkout. It names a callable or a :class:`Target`. With ``family`` None the first family that fits the callable's
+    signature is taken. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
     """
     with target_defaults():
         return _loaded(spec, family)
@@ -37,11 +42,20 @@ def _loaded(spec: str, family: Family | None) -> Target:
     found = built_in(spec) or _from_entry_point(spec, family)
     if found is not None:
         return found
+    place = place_of(spec)
+    if place is not None:
+        return as_target(_attribute(_published(place), place.attribute, spec), spec, family)
     if ":" not in spec:
         known = ", ".join(target_names())
         raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
-    place, _, attribute = spec.rpartition(":")
-    return as_target(_attribute(_module(place, spec), attribute, spec), spec, family)
+    module, _, attribute = spec.rpartition(":")
+    return as_target(_attribute(_module(module, spec), attribute, spec), spec, family)
+
+
+def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
+    """Return a module of a package that is not installed."""
+    tree = Folder(place.folder) if isinstance(place, CheckoutPlace) else Wheel(place.package, place.version)
+    return import_published(tree, place.module, answers_of(place.module.partition(".")[0]))
 
 
 def target_names() -> tuple[str, ...]:
