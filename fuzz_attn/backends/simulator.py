@@ -90,6 +90,15 @@ class SimulatorBackend:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Run launches with programs that record no masks."""
+        before, self._simulator.coverage = self._simulator.coverage, False
+        try:
+            yield
+        finally:
+            self._simulator.coverage = before
+
     def extend(self, extension: Extension) -> None:
         """Start afresh with a simulator that knows the operations of an extension, which an audit adds to kernels."""
         self._reported = []

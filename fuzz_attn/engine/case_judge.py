@@ -54,10 +54,14 @@ class CaseJudge:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import check  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
-        verdict = check(Experiment(order.case, self.target, self.backend), order.relation)
+        experiment = Experiment(order.case, self.target, self.backend)
+        verdict = check(experiment, order.relation)
+        if order.explain:
+            verdict = with_poison_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(verdict, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)

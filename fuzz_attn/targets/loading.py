@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.errors import TargetError
+from fuzz_attn.errors import DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
@@ -63,9 +64,12 @@ def target_names() -> tuple[str, ...]:
 
 
 def as_target(found: object, name: str, family: Family | None = None) -> Target:
-    """Return a callable as a target whose domain follows from its signature; return a Target unchanged."""
+    """Return a callable as a target whose domain follows from its signature; a Target declares its own.
+
+    Raises :class:`TargetError` for an object that is no target, or whose domain does not fit its signature.
+    """
     if isinstance(found, Target):
-        return found
+        return _declared(found, name)
     if not callable(found):
         raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
     try:
@@ -74,6 +78,17 @@ def as_target(found: object, name: str, family: Family | None = None) -> Target:
         raise TargetError(f"target={name!r} {error}") from error
     family = _family_of(signature, name, family)
     return Target(name=name, call=found, domain=BINDINGS[family].domain(signature))
+
+
+def _declared(found: Target, name: str) -> Target:
+    binding = BINDINGS[found.family]
+    try:
+        misfit = binding.misfit(found.signature)
+        if misfit:
+            raise DomainError(f"domain.family={found.family!r} does not fit its signature: it {misfit}")
+        return replace(found, domain=binding.declared(found.domain, found.signature))
+    except FuzzAttnError as error:
+        raise TargetError(f"target={name!r} {error}") from error
 
 
 def _family_of(signature: Signature, name: str, family: Family | None) -> Family:
@@ -105,6 +120,8 @@ def _module(place: str, spec: str) -> ModuleType:
         return _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except TargetError:
         raise
+    except FuzzAttnError as error:
+        raise TargetError(f"target={spec!r} {error}") from error
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise TargetError(f"target={spec!r} does not import: {type(error).__name__}: {error}") from error
 
