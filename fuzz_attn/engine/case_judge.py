@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -58,6 +59,7 @@ class CaseJudge:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import check  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
@@ -66,6 +68,8 @@ class CaseJudge:
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         refusal = experiment.refusal
         verdict = Verdict("oracle") if refusal else check(experiment, order.relation)
+        if order.explain and not refusal:
+            verdict = with_poison_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(verdict, refusal=refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
@@ -97,9 +101,13 @@ def load(setup: Setup) -> CaseJudge:
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
     from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
-    target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
-    return CaseJudge(target, backend, setup.strict or setup.target in BUILT_IN_NAMES)
+    without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
+    with gpu_answers() if without_gpu else nullcontext():
+        target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+    strict = setup.strict or setup.target in BUILT_IN_NAMES
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict)
 
 
 def _load_message(message: bytes) -> CaseJudge:

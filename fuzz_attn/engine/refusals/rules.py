@@ -134,7 +134,7 @@ def _left(conditions: list[Condition], name: str, values: tuple[T, ...]) -> tupl
 
 
 def _listed(left: tuple[int, ...], all_of_them: int, bounds: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes that are left as a domain lists them, or its bounds where all are; two sizes would be a range."""
+    """Return sizes as a domain lists them, or its bounds where all are left; two sizes would be a range."""
     if not left or len(left) == all_of_them:
         return bounds
     return (min(left),) * max(0, 3 - len(left)) + tuple(sorted(left))
