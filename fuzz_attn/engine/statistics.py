@@ -29,10 +29,13 @@ from fuzz_attn.engine.events import (
     FailureChanged,
     FailureFound,
     Finished,
+    RefusalReduced,
     Started,
     WorkerLost,
     WorkerReady,
 )
+from fuzz_attn.engine.refusals import counts
+from fuzz_attn.engine.refusals.counts import CountedRefusal, counted
 from fuzz_attn.oracle.verdict import Verdict
 
 PROGRESS_SECONDS: Final = 0.5
@@ -46,8 +49,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
-    - ``refused`` cases were refused by the target or by the compiler. ``unsupported`` maps what the backend cannot run
-      to its number of cases; they are among ``cases`` where another backend judged them.
+    - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
+      run to its number of cases; they are among ``cases`` where another backend judged them.
     - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
     - ``compile_keys`` maps the hash of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
@@ -75,11 +78,16 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     relations: dict[str, int] = msgspec.field(default_factory=dict)
     ratios: dict[str, float] = msgspec.field(default_factory=dict)
     shims: tuple[str, ...] = ()
-    refused: int = 0
+    refusals: tuple[CountedRefusal, ...] = ()
     unsupported: dict[str, int] = msgspec.field(default_factory=dict)
     counterexamples: tuple[str, ...] = ()
     state: str = ""
     masks: tuple[Mask, ...] = ()
+
+    @property
+    def refused(self) -> int:
+        """Cases that the target or the compiler refused."""
+        return sum(refused.cases for refused in self.refusals)
 
     @property
     def fallback(self) -> str:
@@ -113,7 +121,7 @@ class Tally:
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
     shims: tuple[str, ...] = ()
-    refused: int = 0
+    refusals: tuple[CountedRefusal, ...] = ()
     unsupported: Counter[str] = field(default_factory=Counter)
     masks: tuple[Mask, ...] = ()
     _began: float | None = None
@@ -129,8 +137,10 @@ class Tally:
                 self._add_worker(event)
             case CaseJudged():
                 self._add_case(event)
-            case CaseRefused():
-                self.refused += 1
+            case CaseRefused() if event.phase in ("saved", "search"):
+                self.refusals = counted(self.refusals, event.refusal, cases=1)
+            case RefusalReduced():
+                self.refusals = counted(self.refusals, event.refusal, combination=event.combination)
             case CaseUnsupported():
                 self.unsupported[event.operation] += 1
             case CaseUnfinished():
@@ -182,15 +192,15 @@ class Tally:
 
     def statistics(self) -> Statistics:
         """Return the counts so far."""
-        counts: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: dict(value) if isinstance(value, dict) else value
             for name, value in vars(self).items()
             if not name.startswith("_")
         }
         if not self.seconds and self._began is not None:
-            counts["seconds"] = time.monotonic() - self._began
+            values["seconds"] = time.monotonic() - self._began
         state = "shrinking" if self._open else "done" if self.seconds else "searching"
-        return Statistics(**counts, counterexamples=tuple(sorted(set(self._paths.values()))), state=state)
+        return Statistics(**values, counterexamples=tuple(sorted(set(self._paths.values()))), state=state)
 
 
 class StatisticsFile:
@@ -238,7 +248,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         relations=_sums(shard.relations for shard in shards),
         ratios=_maxima(shard.ratios for shard in shards),
         shims=first.shims,
-        refused=sum(shard.refused for shard in shards),
+        refusals=counts.merged(refused for shard in shards for refused in shard.refusals),
         unsupported=_sums(shard.unsupported for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),

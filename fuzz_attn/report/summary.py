@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.statistics import Statistics
+from fuzz_attn.report import refusals
 from fuzz_attn.report.plain_text import count, whole
 
 POSSIBLE_HANG: Final = 1.0
@@ -42,7 +43,8 @@ def render(statistics: Statistics) -> RenderableType:
     table.add_column()
     for what, words in (*_numbers(statistics), *_shares(statistics)):
         table.add_row(what, words)
-    return Group(whole(f"Summary of {statistics.target}", "bold"), table)
+    refused = [refusals.render(statistics.refusals)] if statistics.refusals else []
+    return Group(whole(f"Summary of {statistics.target}", "bold"), table, *refused)
 
 
 def _numbers(statistics: Statistics) -> Iterator[Row]:
@@ -50,6 +52,8 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     rate = statistics.cases / statistics.seconds if statistics.seconds else 0.0
     keys = len(statistics.compile_keys)
     yield "backend", f"{statistics.backend}{shims}"
+    if statistics.refusals:
+        yield "refused", f"{count(statistics.refused, 'case')}, not counted as cases and drawn no longer; see below"
     if statistics.unsupported:
         yield "unsupported", _unsupported(statistics)
     yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
