@@ -41,7 +41,15 @@ class CaseJudge:
         if not backend.reaches_large_offsets():
             domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
         return Ready(
-            target.name, target.slug, target.family, backend.name, backend.device, backend.sanitizers, shims, domain
+            target.name,
+            target.slug,
+            target.family,
+            backend.name,
+            backend.device,
+            backend.sanitizers,
+            shims,
+            domain,
+            backend.notes(),
         )
 
     def answer(self, message: bytes, send: Send) -> None:

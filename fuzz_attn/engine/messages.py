@@ -22,7 +22,10 @@ class Setup(Plain, frozen=True):
 
 
 class Ready(Plain, frozen=True, tag="ready"):
-    """The worker is set up: its target, backend and shims, and the domain that the target promises."""
+    """The worker is set up: its target, backend and shims, and the domain that the target promises.
+
+    ``notes`` are sentences for the summary of the run.
+    """
 
     target: str
     slug: str
@@ -32,6 +35,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     sanitizers: bool = False
     shims: tuple[str, ...] = ()
     domain: Domain = Domain()
+    notes: tuple[str, ...] = ()
 
 
 class Order(Plain, frozen=True):
