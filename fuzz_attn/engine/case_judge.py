@@ -22,6 +22,8 @@ class CaseJudge:
 
     target: Target
     backend: Backend
+    memory: int = 0
+    """The limit of a process's memory in bytes, 0 for none."""
 
     @property
     def forks_first(self) -> bool:
@@ -86,7 +88,8 @@ def load(setup: Setup) -> CaseJudge:
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
 
-    return CaseJudge(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
+    target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+    return CaseJudge(target, backend, setup.memory)
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -15,6 +15,7 @@ from fuzz_attn.errors import TargetError
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.target import Target
 from fuzz_attn.targets.torch_defaults import target_defaults
 
@@ -28,7 +29,7 @@ def load_target(spec: str, family: Family | None = None) -> Target:
     ``path.py:function``. It names a callable or a :class:`Target`. With ``family`` None the first family that fits the
     callable's signature is taken. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
     """
-    with target_defaults():
+    with restored_process_state(), target_defaults():
         return _loaded(spec, family)
 
 
