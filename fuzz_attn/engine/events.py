@@ -6,7 +6,7 @@ failure within its shard, from 0, so that (shard, failure) names one failure of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
@@ -31,10 +31,11 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
 
 
 class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
-    """A worker has loaded the target."""
+    """A worker has loaded the target; ``fallback`` says why it left the first backend, if it did."""
 
     shard: int
     ready: Ready
+    fallback: str = ""
 
 
 class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
@@ -68,12 +69,16 @@ class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished
 
 
 class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
-    """A failure that is none of those known so far; it is saved in ``path``."""
+    """A failure that is none of those known so far; it is saved in ``path``.
+
+    ``seconds`` is the time since the shard began to fuzz.
+    """
 
     shard: int
     failure: int
     counterexample: Counterexample
     path: str
+    seconds: float = 0.0
 
 
 class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):
@@ -133,3 +138,24 @@ Event: TypeAlias = (
     | Finished
 )
 Emit: TypeAlias = Callable[[Event], None]
+News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
+"""Returns what the other shards of the run have found or changed since the last call; called between cases."""
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+def all_of(*listeners: Emit) -> Emit:
+    """Return a listener that passes each event to all of these, in this order."""
+
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
+
+
+def no_news() -> Sequence[FailureFound | FailureChanged]:
+    """Return nothing: the news of a run with one shard."""
+    return ()

@@ -11,6 +11,7 @@ from fuzz_attn.coverage.explanations import Explanation
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.results import Results
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 
 STORED = Mask(
@@ -81,7 +82,9 @@ CASES: dict[Family, int] = {"unified": 2500, "paged": 250, "context": 500, "chun
 @pytest.mark.parametrize("family", CASES)
 def test_campaign_leaves_no_gap_and_contradicts_no_explanation(family: Family, tmp_path: Path) -> None:
     plan = Plan(Setup(family), 0, 1, 1, None, CASES[family], tmp_path / "run", tmp_path / "found")
-    masks = Campaign(plan).run().statistics.masks
+    results = Results()
+    Campaign(plan, results).run()
+    masks = results.statistics.masks
     gaps = explanations.gaps(masks, family)
     assert [(gap.mask.kernel, gap.mask.line, gap.mask.text, gap.missing) for gap in gaps if not gap.because] == []
     contradicted = [
