@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.engine.worker import Send, serve
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend

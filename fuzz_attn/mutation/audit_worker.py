@@ -13,8 +13,8 @@ import msgspec
 
 from fuzz_attn.engine import case_judge
 from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Ready, Refused, Setup
-from fuzz_attn.engine.worker import Send, serve
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
 from fuzz_attn.mutation.mutant import Mutant

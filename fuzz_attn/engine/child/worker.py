@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from fuzz_attn.engine.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
+from fuzz_attn.engine.child.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
 from fuzz_attn.engine.messages import (
     CONNECTION_LOST,
     DEVICE_LOST,
