@@ -46,12 +46,14 @@ class Ready(Plain, frozen=True, tag="ready"):
 class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
-    With ``digest`` the worker returns the digest of the case's tensors and launches nothing.
+    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``explain`` the
+    message of a failure also names the poison that reaches the output, which takes a few more launches.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
+    explain: bool = False
 
 
 class Refusal(Plain, frozen=True):

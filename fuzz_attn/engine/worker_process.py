@@ -7,7 +7,8 @@ neither.
 Why no ready-made pool: one message in each direction, a time limit on the wait and a process group to kill are all
 that is needed. ``multiprocessing.Process`` imports the parent's main module again, and a pool such as pebble's starts
 a new interpreter after each crash. Importing torch and the target takes seconds, and a target that crashes does so at
-every step of shrinking, so a worker answers from forks of the process that is set up (:mod:`fuzz_attn.engine.child.worker`).
+every step of shrinking, so a worker answers from forks of the process that is set up
+(:mod:`fuzz_attn.engine.child.worker`).
 """
 
 from __future__ import annotations

@@ -188,3 +188,12 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str | None, m
 def test_masks_of_statistics_survive_json() -> None:
     statistics = Statistics(target="mine", masks=(STORE,))
     assert msgspec.json.decode(msgspec.json.encode(statistics), type=Statistics) == statistics
+
+
+def test_kernels_of_other_families_are_not_recorded() -> None:
+    case = AttentionCase(sequences=(Sequence(1, 3), Sequence(1, 20)))
+    with IsolatedWorker(Setup("unified")) as worker:
+        alone, compared = (worker.judge(Order(case, relation)) for relation in (None, "other_family"))
+    assert {mask.kernel for mask in alone.masks} == {"kernel_unified_attention_2d"}
+    assert compared.verdict.passed
+    assert {mask.kernel for mask in compared.masks} <= {"kernel_unified_attention_2d"}

@@ -20,7 +20,6 @@ STORED = Mask(
 UNEXPLAINED = Mask(
     "k/mine.py", 7, "kernel_unified_attention_2d", "store", 0, "tl.store(x, y, mask=z)", True, ("all true",)
 )
-FOREIGN = msgspec.structs.replace(STORED, kernel="kernel_paged_attention_2d", seen=())
 
 
 @pytest.mark.parametrize("entry", explanations.load().explanation, ids=lambda entry: f"{entry.file}-{entry.source}")
@@ -49,12 +48,6 @@ def test_partly_explained_gap_lists_the_rest() -> None:
     assert (gap.missing, gap.because) == (("all true",), "")
 
 
-def test_kernel_of_another_family_is_explained() -> None:
-    (gap,) = explanations.gaps([FOREIGN], "unified")
-    assert "paged campaigns" in gap.because
-    assert [gap.because for gap in explanations.gaps([FOREIGN], "paged")] == [""]
-
-
 def test_target_of_a_user_has_no_explanations() -> None:
     assert [gap.because for gap in explanations.gaps([STORED], "mine.py:unified")] == [""]
 
@@ -63,7 +56,7 @@ def test_nothing_is_explained_without_the_file(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(explanations, "FILE", Path("missing.toml"))
     explanations.load.cache_clear()
     try:
-        assert [gap.because for gap in explanations.gaps([STORED, FOREIGN], "unified")] == ["", ""]
+        assert [gap.because for gap in explanations.gaps([STORED], "unified")] == [""]
     finally:
         explanations.load.cache_clear()
 
