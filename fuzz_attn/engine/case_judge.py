@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.engine.worker import Send, serve
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
@@ -23,6 +23,8 @@ class CaseJudge:
 
     target: Target
     backend: Backend
+    memory: int = 0
+    """The limit of a process's memory in bytes, 0 for none."""
 
     @property
     def forks_first(self) -> bool:
@@ -42,7 +44,15 @@ class CaseJudge:
         if not backend.reaches_large_offsets():
             domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
         return Ready(
-            target.name, target.slug, target.family, backend.name, backend.device, backend.sanitizers, shims, domain
+            target.name,
+            target.slug,
+            target.family,
+            backend.name,
+            backend.device,
+            backend.sanitizers,
+            shims,
+            domain,
+            backend.notes(),
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -88,7 +98,7 @@ def load(setup: Setup) -> CaseJudge:
     without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
     with gpu_answers() if without_gpu else nullcontext():
         target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
-    return CaseJudge(replace(target, without_gpu=without_gpu), backend)
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend, setup.memory)
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -85,6 +85,11 @@ class Simulator:
         self._parsed: Recent[Function] = Recent(most_programs)
         self._rewritten: Recent[Program] = Recent(MOST_REWRITTEN, Program.forget)
 
+    @property
+    def cache_obstacle(self) -> str:
+        """Why the folder of generated programs is not used; empty if it is, or if there is none."""
+        return "" if self._disk is None else self._disk.obstacle
+
     def bind(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
         """Return the arguments of a launch of a JITFunction, bound to its parameters."""
         function = python_function(kernel)

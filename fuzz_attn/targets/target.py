@@ -15,6 +15,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
+from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults
 
@@ -54,7 +55,7 @@ class Target:
     def run(self, tensors: AttentionTensors) -> None:
         """Call the target on tensors; it writes ``tensors.output`` in place."""
         arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
-        with target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
+        with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
             self.call(**arguments)
 
 
