@@ -26,7 +26,7 @@ from fuzz_attn.targets.loading import load_target
 GUARD_PAGES = 3
 
 ORACLE_SHARE = 0.01
-"""Share of its bound by which the oracle's value may differ from the exact one: what its design allows."""
+"""Share of its bound by which the oracle's float64 value may be wrong, as `tests/oracle/test_exact_value.py` checks."""
 
 Family = Literal["decode", "filtered", "context", "skipping", "chunked"]
 FAMILIES_OF_CASES: dict[Family, families.Family] = {
