@@ -127,8 +127,8 @@ def simulated(launch: Callable[[], object]) -> tuple[float, float]:
 
 
 def loaded(name: str) -> Any:
-    """A module of tests/simulator, by the name of its file."""
-    specification = importlib.util.spec_from_file_location(name.removesuffix(".py"), SAMPLES / name)
+    """A module of tests/simulator, by the path of its file."""
+    specification = importlib.util.spec_from_file_location(Path(name).stem, SAMPLES / name)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -149,7 +149,7 @@ def main() -> None:
     from fuzz_attn.kernels.unified_attention import unified_attention
     from fuzz_attn.simulator import simulate
 
-    samples, worker_module = loaded("sample_kernels.py"), loaded("interpreter_worker.py")
+    samples, worker_module = loaded("kernels/sample_kernels.py"), loaded("interpreter_worker.py")
 
     with simulate():  # imports and the first use of Triton's front end are no part of any case
         samples.add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)

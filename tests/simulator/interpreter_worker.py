@@ -37,7 +37,7 @@ class InterpreterWorker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait()
         self._process.stdout.close()
 
     def launch(
