@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -122,13 +123,19 @@ def fuzz_attn_shard(request: pytest.FixtureRequest) -> Callable[[], None]:
 def _failure(plan: Plan) -> str:
     """Run a shard; return its failure as text, or nothing."""
     from fuzz_attn.engine.campaign import Campaign  # noqa: PLC0415 - loads Hypothesis
+    from fuzz_attn.engine.events import Started, all_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.results import Results  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.statistics import StatisticsFile  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
 
+    results = Results()
+    results(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
+    file = StatisticsFile(plan.run_folder / f"shard-{plan.shard}.json", results.tally)
     try:
-        outcome = Campaign(plan).run()
+        Campaign(plan, all_of(results, file)).run()
     except FuzzAttnError as error:
         return str(error)
-    return "" if outcome.failure is None else plain_text(outcome.failure, outcome.path, outcome.also_seen)
+    return "\n\n".join(plain_text(found.counterexample, found.path) for found in results.failures)
 
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:

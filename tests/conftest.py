@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, settings
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
+from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.results import Results
 
 # A slow machine must not fail a test, so Hypothesis measures no time.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -84,10 +85,10 @@ def case() -> AttentionCase:
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Callable[..., Outcome]:
+def campaign(tmp_path: Path) -> Callable[..., Results]:
     """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan."""
 
-    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Outcome:
+    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Results:
         fields: dict[str, Any] = {
             "setup": Setup(spec_of_target(name)),
             "shard": 0,
@@ -98,6 +99,8 @@ def campaign(tmp_path: Path) -> Callable[..., Outcome]:
             "run_folder": tmp_path / "run",
             "fixtures": tmp_path / "counterexamples",
         }
-        return Campaign(Plan(**(fields | changes)), worker).run()
+        results = Results()
+        Campaign(Plan(**(fields | changes)), results, worker).run()
+        return results
 
     return run

@@ -67,6 +67,9 @@ class Backend(Protocol):
         :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
         """
 
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return a context in which masks are not recorded, for launches of kernels that are not the target's."""
+
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
 

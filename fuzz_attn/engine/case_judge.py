@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,10 +54,14 @@ class CaseJudge:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import check  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
-        verdict = check(Experiment(order.case, self.target, self.backend), order.relation)
+        experiment = Experiment(order.case, self.target, self.backend)
+        verdict = check(experiment, order.relation)
+        if order.explain:
+            verdict = with_poison_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(verdict, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
@@ -76,9 +81,14 @@ def load(setup: Setup) -> CaseJudge:
 
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
+    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
-    return CaseJudge(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
+    without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
+    with gpu_answers() if without_gpu else nullcontext():
+        target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend)
 
 
 def _load_message(message: bytes) -> CaseJudge:

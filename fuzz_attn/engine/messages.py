@@ -1,5 +1,7 @@
 """Messages between a worker process and its parent: plain data, sent as JSON."""
 
+from typing import Literal
+
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
@@ -35,22 +37,42 @@ class Ready(Plain, frozen=True, tag="ready"):
 class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
-    With ``digest`` the worker returns the digest of the case's tensors and launches nothing.
+    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``explain`` the
+    message of a failure also names the poison that reaches the output, which takes a few more launches.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
+    explain: bool = False
+
+
+class Refusal(Plain, frozen=True):
+    """A case that the target or the compiler refuses: no kernel ran, so there is nothing to judge.
+
+    ``stage`` is ``host`` for an exception of the target before its first launch, ``compile`` for a kernel that does not
+    compile. ``location`` is ``file:line`` of the refusing line and ``source`` its text.
+    """
+
+    stage: Literal["host", "compile"]
+    error: str
+    message: str
+    location: str = ""
+    source: str = ""
 
 
 class Answer(Plain, frozen=True, tag="answer"):
     """The verdict on an order, or the digest of its tensors.
 
+    ``verdict`` is the first failure, or the oracle's verdict of a pass; ``others`` holds further failures of the same
+    case: what a sanitizer found does not end the judging. With a ``refusal`` there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
     """
 
     verdict: Verdict = Verdict("oracle")
+    others: tuple[Verdict, ...] = ()
+    refusal: Refusal | None = None
     digest: str = ""
     masks: tuple[Mask, ...] = ()
     compiled: int = 0

@@ -1,15 +1,16 @@
-"""Statistics of a campaign: the counts of each shard, as plain data that merges into one summary."""
+"""Statistics of a campaign: counts that a listener folds from its events, as plain data."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,8 +20,20 @@ from fuzz_attn.case.features import features_of
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
+from fuzz_attn.engine.events import (
+    CaseJudged,
+    CaseUnfinished,
+    Event,
+    FailureChanged,
+    FailureFound,
+    Finished,
+    Started,
+    WorkerLost,
+    WorkerReady,
+)
 from fuzz_attn.oracle.verdict import Verdict
 
+PROGRESS_SECONDS: Final = 0.5
 PLAIN = "none of these"
 """Counted as the feature of a case that has none."""
 
@@ -71,10 +84,16 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
 
 @dataclass
 class Tally:
-    """Counts the cases of one shard while it runs; its fields are those of :class:`Statistics`."""
+    """Counts the events of a run; call it with each. Most fields are those of :class:`Statistics`."""
 
+    target: str = ""
+    backend: str = ""
+    seed: int = 0
+    shards: int = 1
+    seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
+    deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
     compile_keys: Counter[int] = field(default_factory=Counter)
@@ -83,15 +102,49 @@ class Tally:
     features: Counter[str] = field(default_factory=Counter)
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
+    shims: tuple[str, ...] = ()
+    fallback: str = ""
     masks: tuple[Mask, ...] = ()
+    _began: float | None = None
+    _paths: dict[tuple[int, int], str] = field(default_factory=dict)
+    _open: set[tuple[int, int]] = field(default_factory=set)
 
-    def add_masks(self, masks: tuple[Mask, ...]) -> None:
-        """Add the outcomes of masks; nearly always there are no new ones."""
-        if masks:
-            self.masks = mask_coverage.merged((*self.masks, *masks))
+    def __call__(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case Started():
+                self.target, self.seed, self.shards = event.target, event.seed, event.workers
+            case WorkerReady():
+                self._add_worker(event)
+            case CaseJudged():
+                self._add_case(event)
+            case CaseUnfinished():
+                self.unfinished += 1
+                self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
+            case WorkerLost():
+                self.deaths += 1
+            case FailureFound() | FailureChanged():
+                self._add_failure(event)
+            case Finished():
+                self.seconds = max(self.seconds, event.seconds)
 
-    def add_case(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
-        """Count one case that was launched while searching."""
+    def _add_worker(self, event: WorkerReady) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
+        ready = event.ready
+        self.backend, self.shims, self.fallback = ready.backend, ready.shims, event.fallback or self.fallback
+
+    def _add_case(self, event: CaseJudged) -> None:
+        self.kernels_compiled += event.compiled
+        self.kernels_loaded += event.loaded
+        if event.masks:  # nearly always there are no new ones
+            self.masks = mask_coverage.merged((*self.masks, *event.masks))
+        if event.phase in ("confirm", "shrink"):
+            self.shrinking += 1
+        else:
+            self._add_drawn(event.order.case, event.order.relation, event.verdicts[0])
+
+    def _add_drawn(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
         self.cases += 1
         self.compile_keys[key_hash(case)] += 1
         self.features.update(features_of(case) or (PLAIN,))
@@ -101,9 +154,44 @@ class Tally:
             dtype = "fp8 output" if is_fp8(case.dtypes.out) else case.dtypes.q
             self.ratios[dtype] = max(self.ratios.get(dtype, 0.0), verdict.ratio)
 
-    def fields(self) -> dict[str, Any]:
-        """Return the counts by the names of their fields, as plain dictionaries and numbers."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+    def _add_failure(self, event: FailureFound | FailureChanged) -> None:
+        name = event.shard, event.failure
+        if isinstance(event, FailureChanged) and event.done:
+            self._open.discard(name)
+        else:
+            self._open.add(name)
+        if isinstance(event, FailureChanged) and event.same_as:
+            self._paths.pop(name, None)
+        else:
+            self._paths[name] = event.path
+
+    def statistics(self) -> Statistics:
+        """Return the counts so far."""
+        counts: dict[str, Any] = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
+        if not self.seconds and self._began is not None:
+            counts["seconds"] = time.monotonic() - self._began
+        state = "shrinking" if self._open else "done" if self.seconds else "searching"
+        return Statistics(**counts, counterexamples=tuple(sorted(set(self._paths.values()))), state=state)
+
+
+class StatisticsFile:
+    """Writes the counts of a tally into a file: at the start, then every half second, and at the end."""
+
+    def __init__(self, path: Path, tally: Tally) -> None:
+        self._path = path
+        self._tally = tally
+        self._written = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Write the counts if it is time."""
+        now = time.monotonic()
+        if now - self._written >= PROGRESS_SECONDS or not isinstance(event, CaseJudged):
+            self._written = now
+            write(self._tally.statistics(), self._path)
 
 
 def key_hash(case: AttentionCase) -> int:

@@ -69,7 +69,8 @@ class Verdict(Plain, frozen=True):
     """The result of one property.
 
     ``ratio`` is the largest ``|error| / bound``, None if nothing was measured. ``wrong`` of ``elements`` elements are
-    wrong; ``worst`` lists a few of them, non-finite ones first.
+    wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
+    sanitizer reports, or of the line that raised; empty for other failures.
     """
 
     property_name: str
@@ -80,6 +81,7 @@ class Verdict(Plain, frozen=True):
     wrong: int = 0
     elements: int = 0
     worst: tuple[Element, ...] = ()
+    site: str = ""
 
     @property
     def passed(self) -> bool:

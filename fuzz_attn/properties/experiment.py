@@ -78,6 +78,10 @@ class Experiment:
         """The row blocks of the inputs, as the first launch left them."""
         return tuple(row_blocks(self.first.tensors))
 
+    def with_target(self, case: AttentionCase, target: Target) -> Experiment:
+        """Return an experiment with another case and target on the same backend."""
+        return Experiment(case, target, self.backend)
+
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
         return self.launch_tensors(materialise(case, self.backend.device))
@@ -107,9 +111,11 @@ class Experiment:
 
 
 def _described(raised: Exception) -> str:
+    """Return an exception's type, text and innermost line; the line's source stands for a text that is empty."""
     frames = traceback.extract_tb(raised.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(raised).__name__}: {_text(raised)}{place}"
+    text = _text(raised) or (frames[-1].line or "" if frames else "")
+    return f"{type(raised).__name__}: {text}{place}"
 
 
 def _text(raised: Exception) -> str:

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
+from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.statistics import PLAIN, Statistics, merged, read_all, write
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.report import failure, summary
+from fuzz_attn.report.bias_values import bias_values
 from fuzz_attn.report.plain_text import count, show, text_of, whole
 
 SMALL = AttentionCase(
@@ -70,6 +72,25 @@ def found() -> Counterexample:
 def test_failure_report(found: Counterexample) -> None:
     text = failure.plain_text(found, Path("tests/counter examples/x.json"), ("oracle (nan)",))
     assert text == REPORT.format(program=failure.program())
+
+
+def test_few_slopes_biases_and_sinks_are_listed() -> None:
+    biased = replace(
+        SMALL,
+        heads=HeadLayout(2, 2, 4),
+        alibi=AlibiRecipe(),
+        qq_bias=QQBiasRecipe("diagonal"),
+        sinks=SinkRecipe(1.0, 0.0),
+    )
+    assert bias_values(biased) == [
+        ("slopes", "0.25, 0.0625, 0.015625, 0.00390625"),
+        ("bias values", "0, -inf; -inf, 0"),
+        ("sink values", "1, 1, 1, 1"),
+    ]
+    many = replace(biased, heads=HeadLayout(1, 17, 4), sequences=(Sequence(5),))
+    assert bias_values(many) == []
+    text = failure.plain_text(counterexample.signed("mine", "unified", None, biased, WRONG))
+    assert " sink values  1, 1, 1, 1\n" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])

@@ -20,7 +20,7 @@ FOLDERS: Final = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn.kernels", "str
 
 LAYERS: Final = (
     ("errors",),
-    ("kernels", "simulator"),
+    ("kernels", "simulator", "cache_folder"),
     ("case",),
     ("strategies", "inputs"),
     ("oracle", "coverage"),

@@ -92,6 +92,10 @@ def _raise(seqused_k: torch.Tensor, **_: Any) -> None:
         raise ValueError(f"longest={int(seqused_k.max())} must not exceed 8")
 
 
+def _assert(seqused_k: torch.Tensor, **_: Any) -> None:
+    assert int(seqused_k.max()) <= 8
+
+
 def _read_input(**_: Any) -> None:
     input("go on? ")
 
@@ -202,6 +206,7 @@ hangs = _around(before=_sleep)
 prints = _around(before=_print_a_message, after=_print_a_message)
 floods = _around(before=_print_much)
 raises = _around(before=_raise)
+asserts = _around(before=_assert)
 slow_and_wrong = _around(before=_sleep_briefly, after=_write_behind_the_output)
 slower_and_wrong = _around(before=_sleep_longer, after=_write_behind_the_output)
 writes_an_input = _around(after=_change_query)

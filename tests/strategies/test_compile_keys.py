@@ -188,10 +188,5 @@ def test_an_empty_list_of_keys_is_refused() -> None:
         compile_keys(keys=[])
 
 
-def test_a_domain_with_only_fp8_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="must name one of"):
-        key_pool(Domain(dtypes=("float8_e4m3fn",)))
-
-
 def test_the_strategy_prints_itself_in_one_line() -> None:
     assert len(repr(compile_keys(domain=FULL))) < 1000

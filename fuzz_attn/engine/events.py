@@ -1,0 +1,161 @@
+"""Events: what a campaign reports while it runs, as plain data. Listeners print, log, count and save them.
+
+A shard emits events in the order in which they happen. ``shard`` is its number, from 0. ``failure`` is the number of a
+failure within its shard, from 0, so that (shard, failure) names one failure of a run while it is confirmed and shrunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.engine.messages import Order, Ready, Refusal
+from fuzz_attn.oracle.verdict import Verdict
+
+Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
+"""Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
+
+
+class Started(Plain, frozen=True, tag_field="event", tag="started"):
+    """A run begins; ``time`` is in seconds since 1970. None is no limit."""
+
+    target: str
+    seed: int
+    workers: int
+    time: float
+    max_time: float | None = None
+    max_cases: int | None = None
+
+
+class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
+    """A worker has loaded the target; ``fallback`` says why it left the first backend, if it did."""
+
+    shard: int
+    ready: Ready
+    fallback: str = ""
+
+
+class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
+    """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass."""
+
+    shard: int
+    phase: Phase
+    order: Order
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+    masks: tuple[Mask, ...] = ()
+    compiled: int = 0
+    loaded: int = 0
+
+
+class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
+    """A case was refused, so there was nothing to judge."""
+
+    shard: int
+    phase: Phase
+    order: Order
+    refusal: Refusal
+
+
+class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished"):
+    """The time was up while a case was running."""
+
+    shard: int
+    order: Order
+    seconds: float
+
+
+class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
+    """A failure that is none of those known so far; it is saved in ``path``.
+
+    ``seconds`` is the time since the shard began to fuzz.
+    """
+
+    shard: int
+    failure: int
+    counterexample: Counterexample
+    path: str
+    seconds: float = 0.0
+
+
+class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):
+    """A failure was confirmed, classified or shrunk further; ``path`` is its file now, ``done`` after the last change.
+
+    ``same_as`` is the path of an earlier failure where this one turned out to be the same bug; its file is gone then.
+    """
+
+    shard: int
+    failure: int
+    counterexample: Counterexample
+    path: str
+    done: bool = False
+    same_as: str = ""
+
+
+class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
+    """Another case showed a failure that has a file."""
+
+    shard: int
+    path: str
+
+
+class WorkerLost(Plain, frozen=True, tag_field="event", tag="worker_lost"):
+    """A worker process died or was ended; ``reason`` in words."""
+
+    shard: int
+    reason: str
+
+
+class Note(Plain, frozen=True, tag_field="event", tag="note"):
+    """Something that a reader of the summary must know, but that is no failure."""
+
+    shard: int
+    text: str
+
+
+class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
+    """A shard, or with ``shard`` -1 the run, has ended; ``error`` says why it could not go on, if so."""
+
+    shard: int
+    seconds: float
+    error: str = ""
+
+
+Event: TypeAlias = (
+    Started
+    | WorkerReady
+    | CaseJudged
+    | CaseRefused
+    | CaseUnfinished
+    | FailureFound
+    | FailureChanged
+    | FailureSeenAgain
+    | WorkerLost
+    | Note
+    | Finished
+)
+Emit: TypeAlias = Callable[[Event], None]
+News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
+"""Returns what the other shards of the run have found or changed since the last call; called between cases."""
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+def all_of(*listeners: Emit) -> Emit:
+    """Return a listener that passes each event to all of these, in this order."""
+
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
+
+
+def no_news() -> Sequence[FailureFound | FailureChanged]:
+    """Return nothing: the news of a run with one shard."""
+    return ()
