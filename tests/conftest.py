@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,17 +59,27 @@ def judge_of() -> Callable[[str], Judge]:
     return _judge
 
 
-@pytest.fixture(scope="session")
-def visible_keys() -> ModuleType:
-    """Return the module tests/benchmarks/visible_keys.py, which counts the visible keys of a case."""
-    path = Path(__file__).parent / "benchmarks" / "visible_keys.py"
-    specification = importlib.util.spec_from_file_location("visible_keys", path)
+@cache
+def _module_at(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def module_at() -> Callable[[Path], ModuleType]:
+    """Return a function that loads the Python file at a path, once: a module that several tests share."""
+    return _module_at
+
+
+@pytest.fixture(scope="session")
+def visible_keys(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """Return the module tests/benchmarks/visible_keys.py, which counts the visible keys of a case."""
+    return module_at(Path(__file__).parent / "benchmarks" / "visible_keys.py")
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,9 @@ class Backend(Protocol):
         Raises :class:`fuzz_attn.errors.BackendError` if the arithmetic is wrong and no shim fixes it.
         """
 
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader of the summary must know about how kernels run here, as sentences."""
+
     def running(self) -> AbstractContextManager[Watch]:
         """Return the context in which a target is called; nothing stays patched outside of it.
 

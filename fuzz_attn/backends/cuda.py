@@ -52,6 +52,10 @@ class CudaBackend:
         except RuntimeError as error:
             raise BackendError(f"backend='cuda' cannot use its GPU: {error}") from error
 
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: kernels run as on every GPU."""
+        return ()
+
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` if the GPU computes wrongly or lacks a type."""
         from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared

@@ -38,6 +38,10 @@ class InterpreterBackend:
         """Return 0 kernels: nothing is compiled for the CPU."""
         return Kernels()
 
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: the shims are listed anyway."""
+        return ()
+
     def preflight(self) -> tuple[str, ...]:
         """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""
         from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared

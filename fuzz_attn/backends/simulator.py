@@ -67,6 +67,11 @@ class SimulatorBackend:
             raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
         return ()
 
+    def notes(self) -> tuple[str, ...]:
+        """Return why generated programs are not kept on disk, where they are not."""
+        obstacle = self._simulator.cache_obstacle
+        return (f"Generated programs are not cached: {obstacle}.",) if obstacle else ()
+
     @contextmanager
     def running(self) -> Iterator[Watch]:
         """Run every launch in the simulator, with all sanitizers.

@@ -4,5 +4,5 @@
   Hypothesis (``hypothesis_compat``), ``journal`` keeps the running case on disk, ``statistics`` counts.
 - ``replay`` runs saved counterexamples again.
 - ``isolated_worker`` judges cases in a child process. ``worker_process`` is the parent's end of any worker and
-  ``worker`` the child's; ``messages`` pass between them. ``case_judge`` is what a campaign's worker does.
+  ``child`` the other; ``messages`` pass between them. ``case_judge`` is what a campaign's worker does.
 """

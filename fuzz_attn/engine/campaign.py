@@ -135,6 +135,8 @@ class Campaign:
         if self.worker.ready is not self._ready:
             self._ready = self.worker.ready
             self.emit(WorkerReady(self.plan.shard, self._ready))
+            for note in self._ready.notes:
+                self.emit(Note(self.plan.shard, note))
 
     def _search(self) -> None:
         number = 0

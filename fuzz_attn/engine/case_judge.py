@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.engine.worker import Send, serve
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -28,6 +28,8 @@ class CaseJudge:
     target: Target
     backend: Backend
     strict: bool = False
+    memory: int = 0
+    """The limit of a process's memory in bytes, 0 for none."""
 
     @property
     def forks_first(self) -> bool:
@@ -47,7 +49,15 @@ class CaseJudge:
         if not backend.reaches_large_offsets():
             domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
         return Ready(
-            target.name, target.slug, target.family, backend.name, backend.device, backend.sanitizers, shims, domain
+            target.name,
+            target.slug,
+            target.family,
+            backend.name,
+            backend.device,
+            backend.sanitizers,
+            shims,
+            domain,
+            backend.notes(),
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -107,7 +117,7 @@ def load(setup: Setup) -> CaseJudge:
     with gpu_answers() if without_gpu else nullcontext():
         target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
-    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict)
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory)
 
 
 def _load_message(message: bytes) -> CaseJudge:

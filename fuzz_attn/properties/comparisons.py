@@ -69,7 +69,7 @@ def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdi
     if launch.refusal and (launch.refusal.stage == "compile" or shape_of(launch) != shape_of(experiment.first)):
         return Verdict(name)
     if launch.error:
-        return Verdict(name, "exception", f"only {change} raised {launch.error}")
+        return Verdict(name, "exception", f"only {change} {launch.error}")
     if launch.observations:
         kind, message = launch.observations[0]
         return Verdict(name, kind, f"only {change}: {message}", wrong=len(launch.observations))

@@ -31,7 +31,7 @@ _LIBRARIES: Final = ("/torch/", "/triton/", "/numpy/")
 _PYTHON: Final = sysconfig.get_path("stdlib")
 
 
-def refusal_by(raised: Exception, text: str, *, launched: bool) -> Refusal | None:
+def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal | None:
     """Return the refusal that an exception of a target is, None where it is a failure.
 
     ``text`` is the exception's text. ``launched`` says whether the target had tried a launch or written its output.
@@ -48,7 +48,7 @@ def refusal_by(raised: Exception, text: str, *, launched: bool) -> Refusal | Non
     return Refusal("host", type(raised).__name__, text, f"{place.filename}:{place.lineno}", source)
 
 
-def place_of(raised: Exception) -> traceback.FrameSummary | None:
+def place_of(raised: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame of the target's own code, None where the exception comes from the harness."""
     frames = traceback.extract_tb(raised.__traceback__)
     calls = [index for index, frame in enumerate(frames) if frame.filename == target.__file__]

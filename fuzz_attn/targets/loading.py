@@ -16,6 +16,7 @@ from fuzz_attn.errors import DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.answers import answers_of
 from fuzz_attn.targets.published.importing import Folder, import_published
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
@@ -34,7 +35,7 @@ def load_target(spec: str, family: Family | None = None) -> Target:
     a checkout. It names a callable or a :class:`Target`. With ``family`` None the first family that fits the callable's
     signature is taken. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
     """
-    with target_defaults():
+    with restored_process_state(), target_defaults():
         return _loaded(spec, family)
 
 

@@ -16,6 +16,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
+from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults
 
@@ -61,7 +62,7 @@ class Target:
             arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
         except Exception as error:
             raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
-        with target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
+        with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
             self.call(**arguments)
 
 
