@@ -94,6 +94,10 @@ class FoundError(FuzzAttnError):
     """An attempt raises this for a case that fails, so that the case is shrunk."""
 
 
+class OutOfProbesError(FuzzAttnError):
+    """The reduction of a refusal has used up its probes or its time."""
+
+
 class SeededBugError(FuzzAttnError):
     """A folder of seeded bugs that cannot be read, or an edit whose anchor does not occur exactly once."""
 

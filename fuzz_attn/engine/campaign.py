@@ -42,10 +42,16 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.engine.refusals.reduction import OutOfProbes
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
-from fuzz_attn.errors import BudgetSpentInterrupt, CounterexampleError, FoundError, FuzzAttnError, OutOfTimeError
+from fuzz_attn.errors import (
+    BudgetSpentInterrupt,
+    CounterexampleError,
+    FoundError,
+    FuzzAttnError,
+    OutOfProbesError,
+    OutOfTimeError,
+)
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
@@ -217,13 +223,13 @@ class Campaign:
                 self.emit(RefusalReduced(self.plan.shard, refusal, rule.words(self._refusals.full)))
 
     def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
-        """Return the refusals of cases; raises OutOfProbes when the time is up or the target dies."""
+        """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
         try:
             answer = self.worker.judge(Order(cases[0], probes=tuple(cases)), deadline=self._deadline)
         except OutOfTimeError:
-            raise OutOfProbes from None
+            raise OutOfProbesError from None
         if len(answer.refusals) != len(cases):
-            raise OutOfProbes
+            raise OutOfProbesError
         return answer.refusals
 
     def _judged(self, order: Order, phase: Phase, answer: Answer, seconds: float) -> CaseJudged:

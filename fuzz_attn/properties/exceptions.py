@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-import fuzz_attn
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.properties.refusal import Refusal
@@ -25,7 +24,7 @@ from fuzz_attn.targets import target
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
 """Exceptions with which host code refuses its arguments. Others, such as an IndexError, are failures."""
 
-_HERE: Final = Path(fuzz_attn.__file__).parent
+_HERE: Final = Path(target.__file__).parents[1]
 _KERNELS: Final = (str(_HERE / "kernels"), str((_HERE / "kernels").resolve()))
 _LIBRARIES: Final = ("/torch/", "/triton/", "/numpy/")
 _PYTHON: Final = sysconfig.get_path("stdlib")

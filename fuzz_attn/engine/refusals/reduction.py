@@ -19,11 +19,11 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import WIDE_DTYPES
 from fuzz_attn.case.parts import DTypes
 from fuzz_attn.engine.refusals.attributes import ATTRIBUTES, BY_NAME, Attribute, Value, simplest
-from fuzz_attn.errors import CaseError
+from fuzz_attn.errors import CaseError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
 
 Probe: TypeAlias = Callable[[Sequence[AttentionCase]], Sequence[Refusal | None]]
-"""Returns the refusals of cases, None for one that runs or fails; raises :class:`OutOfProbes` when there are enough."""
+"""Returns the refusals of cases, None for one that runs or fails; raises :class:`OutOfProbesError` at its limit."""
 
 TRIED_ELSEWHERE: Final = 5
 """How many values of an attribute are tried to find out whether it matters."""
@@ -32,10 +32,6 @@ COMMON: Final = (64, 128, 32)
 """Sizes that nearly every kernel takes."""
 
 _DATA: Final = ("scores", "values", "near_uniform", "key_marks", "overrides", "poison")
-
-
-class OutOfProbes(Exception):  # noqa: N818 - an end, and no error
-    """The reduction has used up its probes."""
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -118,7 +114,7 @@ class Reduction:
             self._simplify()
             self._try_values()
             self._heed_judged()
-        except OutOfProbes:
+        except OutOfProbesError:
             pass
         for name in self._untried:
             value = BY_NAME[name].of_case(self._case)

@@ -16,8 +16,8 @@ from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Feature
 from fuzz_attn.case.parts import DTypes
 from fuzz_attn.engine.refusals.attributes import BY_NAME, Value, values_of
-from fuzz_attn.engine.refusals.reduction import Condition, OutOfProbes, Probe, Reduction, Rule
-from fuzz_attn.errors import DomainError
+from fuzz_attn.engine.refusals.reduction import Condition, Probe, Reduction, Rule
+from fuzz_attn.errors import DomainError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
 from fuzz_attn.strategies.heads import group_sizes, head_sizes
@@ -163,7 +163,7 @@ def _limited(probe: Probe, refusal: Refusal) -> Probe:
         for first in range(0, len(new), PROBES_TOGETHER):
             late = len(known) >= granted and time.monotonic() - started >= PROBE_SECONDS
             if late or len(known) >= MOST_PROBES:
-                raise OutOfProbes
+                raise OutOfProbesError
             batch = new[first : first + PROBES_TOGETHER]
             known.update(zip(batch, probe(batch), strict=True))
         return [known[case] for case in cases]
