@@ -7,13 +7,16 @@ failure within its shard, from 0, so that (shard, failure) names one failure of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.messages import Order, Ready, Refusal
 from fuzz_attn.oracle.verdict import Verdict
+
+WHOLE_RUN: Final = -1
+"""The shard number of an event that concerns the whole run."""
 
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
@@ -117,7 +120,7 @@ class Note(Plain, frozen=True, tag_field="event", tag="note"):
 
 
 class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
-    """A shard, or with ``shard`` -1 the run, has ended; ``error`` says why it could not go on, if so."""
+    """A shard, or with ``shard`` :data:`WHOLE_RUN` the run, has ended; ``error`` says why it could not go on, if so."""
 
     shard: int
     seconds: float

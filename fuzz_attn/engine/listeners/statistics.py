@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +19,7 @@ from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.engine.events import (
     CaseJudged,
+    CaseRefused,
     CaseUnfinished,
     Event,
     FailureChanged,
@@ -33,7 +31,6 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.oracle.verdict import Verdict
 
-PROGRESS_SECONDS: Final = 0.5
 PLAIN = "none of these"
 """Counted as the feature of a case that has none."""
 
@@ -44,6 +41,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
+    - ``refused`` cases were drawn but not judged, because the target or the compiler refused them.
     - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
     - ``compile_keys`` maps the hash of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
@@ -51,6 +49,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
     - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
       process, shrinking included; workers do not share their counts.
+    - ``shrinking_now`` failures are being confirmed or shrunk.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included.
     """
 
@@ -61,6 +60,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
+    refused: int = 0
     deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
@@ -73,7 +73,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     shims: tuple[str, ...] = ()
     fallback: str = ""
     counterexamples: tuple[str, ...] = ()
-    state: str = ""
+    shrinking_now: int = 0
     masks: tuple[Mask, ...] = ()
 
     @property
@@ -93,6 +93,7 @@ class Tally:
     seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
+    refused: int = 0
     deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
@@ -107,6 +108,7 @@ class Tally:
     masks: tuple[Mask, ...] = ()
     _began: float | None = None
     _paths: dict[tuple[int, int], str] = field(default_factory=dict)
+    _running: set[int] = field(default_factory=set)
     _open: set[tuple[int, int]] = field(default_factory=set)
 
     def __call__(self, event: Event) -> None:
@@ -118,6 +120,8 @@ class Tally:
                 self._add_worker(event)
             case CaseJudged():
                 self._add_case(event)
+            case CaseRefused():
+                self.refused += 1
             case CaseUnfinished():
                 self.unfinished += 1
                 self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
@@ -126,11 +130,17 @@ class Tally:
             case FailureFound() | FailureChanged():
                 self._add_failure(event)
             case Finished():
-                self.seconds = max(self.seconds, event.seconds)
+                self._finish(event)
+
+    def _finish(self, event: Finished) -> None:
+        if event.shard in self._running:  # the time of the whole run includes the start of the workers
+            self._running.discard(event.shard)
+            self.seconds = max(self.seconds, event.seconds)
 
     def _add_worker(self, event: WorkerReady) -> None:
         if self._began is None:
             self._began = time.monotonic()
+        self._running.add(event.shard)
         ready = event.ready
         self.backend, self.shims, self.fallback = ready.backend, ready.shims, event.fallback or self.fallback
 
@@ -172,26 +182,10 @@ class Tally:
             for name, value in vars(self).items()
             if not name.startswith("_")
         }
-        if not self.seconds and self._began is not None:
+        if self._running and self._began is not None:
             counts["seconds"] = time.monotonic() - self._began
-        state = "shrinking" if self._open else "done" if self.seconds else "searching"
-        return Statistics(**counts, counterexamples=tuple(sorted(set(self._paths.values()))), state=state)
-
-
-class StatisticsFile:
-    """Writes the counts of a tally into a file: at the start, then every half second, and at the end."""
-
-    def __init__(self, path: Path, tally: Tally) -> None:
-        self._path = path
-        self._tally = tally
-        self._written = 0.0
-
-    def __call__(self, event: Event) -> None:
-        """Write the counts if it is time."""
-        now = time.monotonic()
-        if now - self._written >= PROGRESS_SECONDS or not isinstance(event, CaseJudged):
-            self._written = now
-            write(self._tally.statistics(), self._path)
+        counts["shrinking_now"] = len(self._open)
+        return Statistics(**counts, counterexamples=tuple(sorted(set(self._paths.values()))))
 
 
 def key_hash(case: AttentionCase) -> int:
@@ -213,6 +207,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         seconds=max(shard.seconds for shard in shards),
         cases=sum(shard.cases for shard in shards),
         shrinking=sum(shard.shrinking for shard in shards),
+        refused=sum(shard.refused for shard in shards),
         deaths=sum(shard.deaths for shard in shards),
         unfinished=sum(shard.unfinished for shard in shards),
         unfinished_seconds=max(shard.unfinished_seconds for shard in shards),
@@ -227,20 +222,6 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),
     )
-
-
-def write(statistics: Statistics, path: Path) -> None:
-    """Write statistics as JSON, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(statistics))
-    os.replace(temporary, path)
-
-
-def read_all(folder: Path) -> list[Statistics]:
-    """Return the statistics that the shards of a run have written so far."""
-    return [msgspec.json.decode(path.read_bytes(), type=Statistics) for path in sorted(folder.rglob("shard-*.json"))]
 
 
 def _sums(counts: Iterable[dict[Key, int]]) -> dict[Key, int]:
