@@ -21,8 +21,8 @@ from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
-from fuzz_attn.engine.results import Results
 
 # A slow machine must not fail a test, so Hypothesis measures no time.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,7 +7,7 @@ failure within its shard, from 0, so that (shard, failure) names one failure of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -15,6 +15,9 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
+
+WHOLE_RUN: Final = -1
+"""The shard number of an event that concerns the whole run."""
 
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
@@ -141,7 +144,7 @@ class Note(Plain, frozen=True, tag_field="event", tag="note"):
 
 
 class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
-    """A shard, or with ``shard`` -1 the run, has ended; ``error`` says why it could not go on, if so."""
+    """A shard, or with ``shard`` :data:`WHOLE_RUN` the run, has ended; ``error`` says why it could not go on, if so."""
 
     shard: int
     seconds: float

@@ -14,9 +14,9 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.engine.results import Results
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render
 

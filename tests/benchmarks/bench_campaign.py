@@ -25,8 +25,8 @@ from fuzz_attn.engine import schedule
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.engine.results import Results
 
 CASES: Final = 480
 REPEATS: Final = 3

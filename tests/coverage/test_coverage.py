@@ -16,9 +16,9 @@ from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask, TargetCoverage
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.listeners.statistics import Statistics, merged
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.engine.results import Results
-from fuzz_attn.engine.statistics import Statistics, merged
 from fuzz_attn.errors import CoverageError
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render

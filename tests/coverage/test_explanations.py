@@ -10,8 +10,8 @@ from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.explanations import Explanation
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.engine.results import Results
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 
 STORED = Mask(

@@ -14,11 +14,11 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe
 from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import Probe, Rule
 from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE, Refusals
-from fuzz_attn.engine.results import Results
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render

@@ -29,6 +29,7 @@ LAYERS: Final = (
     ("engine",),
     ("report",),
     ("mutation",),
+    ("settings",),
     ("api",),
     ("pytest_plugin",),
     ("cli",),

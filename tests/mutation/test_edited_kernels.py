@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.engine.results import Results
 
 MAX_SECONDS = 120.0
 

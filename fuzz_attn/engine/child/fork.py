@@ -46,10 +46,10 @@ def run_in_fork(work: Callable[[], None], memory: int) -> Died:
     return Died(code, f"exceeded its memory limit of {in_words(memory)}" if exceeded else "")
 
 
-def die_with_parent() -> None:
-    """Let the kernel end this process with its parent: a hanging target would otherwise outlive it."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Let the kernel signal this process when its parent ends: a hanging target would otherwise outlive it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def in_words(size: int) -> str:

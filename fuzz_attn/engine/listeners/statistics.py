@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,7 +35,6 @@ from fuzz_attn.engine.refusals import counts
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted
 from fuzz_attn.oracle.verdict import Verdict
 
-PROGRESS_SECONDS: Final = 0.5
 PLAIN = "none of these"
 """Counted as the feature of a case that has none."""
 
@@ -58,6 +54,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
     - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
       process, shrinking included; workers do not share their counts.
+    - ``shrinking_now`` failures are being confirmed or shrunk.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included.
     """
 
@@ -81,7 +78,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: dict[str, int] = msgspec.field(default_factory=dict)
     counterexamples: tuple[str, ...] = ()
-    state: str = ""
+    shrinking_now: int = 0
     masks: tuple[Mask, ...] = ()
 
     @property
@@ -126,6 +123,7 @@ class Tally:
     masks: tuple[Mask, ...] = ()
     _began: float | None = None
     _paths: dict[tuple[int, int], str] = field(default_factory=dict)
+    _running: set[int] = field(default_factory=set)
     _open: set[tuple[int, int]] = field(default_factory=set)
 
     def __call__(self, event: Event) -> None:
@@ -151,11 +149,17 @@ class Tally:
             case FailureFound() | FailureChanged():
                 self._add_failure(event)
             case Finished():
-                self.seconds = max(self.seconds, event.seconds)
+                self._finish(event)
+
+    def _finish(self, event: Finished) -> None:
+        if event.shard in self._running:  # the time of the whole run includes the start of the workers
+            self._running.discard(event.shard)
+            self.seconds = max(self.seconds, event.seconds)
 
     def _add_worker(self, event: WorkerReady) -> None:
         if self._began is None:
             self._began = time.monotonic()
+        self._running.add(event.shard)
         ready = event.ready
         self.backend, self.shims = ready.backend, ready.shims
 
@@ -197,26 +201,10 @@ class Tally:
             for name, value in vars(self).items()
             if not name.startswith("_")
         }
-        if not self.seconds and self._began is not None:
+        if self._running and self._began is not None:
             values["seconds"] = time.monotonic() - self._began
-        state = "shrinking" if self._open else "done" if self.seconds else "searching"
-        return Statistics(**values, counterexamples=tuple(sorted(set(self._paths.values()))), state=state)
-
-
-class StatisticsFile:
-    """Writes the counts of a tally into a file: at the start, then every half second, and at the end."""
-
-    def __init__(self, path: Path, tally: Tally) -> None:
-        self._path = path
-        self._tally = tally
-        self._written = 0.0
-
-    def __call__(self, event: Event) -> None:
-        """Write the counts if it is time."""
-        now = time.monotonic()
-        if now - self._written >= PROGRESS_SECONDS or not isinstance(event, CaseJudged):
-            self._written = now
-            write(self._tally.statistics(), self._path)
+        values["shrinking_now"] = len(self._open)
+        return Statistics(**values, counterexamples=tuple(sorted(set(self._paths.values()))))
 
 
 def key_hash(case: AttentionCase) -> int:
@@ -253,20 +241,6 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),
     )
-
-
-def write(statistics: Statistics, path: Path) -> None:
-    """Write statistics as JSON, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(statistics))
-    os.replace(temporary, path)
-
-
-def read_all(folder: Path) -> list[Statistics]:
-    """Return the statistics that the shards of a run have written so far."""
-    return [msgspec.json.decode(path.read_bytes(), type=Statistics) for path in sorted(folder.rglob("shard-*.json"))]
 
 
 def _sums(counts: Iterable[dict[Key, int]]) -> dict[Key, int]:
