@@ -68,6 +68,7 @@ def verify(
     max_cases: int | None = None,
     seed: int | None = None,
     workers: int | None = None,
+    strict: bool | None = None,
     out: str | Path | None = None,
 ) -> RunReport:
     """Fuzz a target in worker processes and return what was found; ``report.ok`` says whether to trust it.
@@ -75,7 +76,8 @@ def verify(
     ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. None leaves a choice to
     ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
     backend ``auto``, one minute, a random seed, and a worker for each core. Failures are saved in
-    tests/counterexamples and logs in reports/runs; with ``out``, both below that folder.
+    tests/counterexamples and logs in reports/runs; with ``out``, both below that folder. With ``strict``, a case that
+    the target refuses is a failure.
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """
@@ -103,6 +105,7 @@ def verify(
             target if isinstance(target, str) else spec_of(target),
             family,  # type: ignore[arg-type] # _check has checked it
             backend or settings.backend or "auto",
+            bool(settings.strict if strict is None else strict),
         ),
         seed=secrets.randbelow(2**32) if seed is None else seed,
         workers=wanted if isinstance(wanted, int) else available_cores(),

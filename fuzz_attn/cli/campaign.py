@@ -43,6 +43,7 @@ class Request:
     out: Path | None = None
     junit: Path | None = None
     json: bool = False
+    strict: bool = False
 
 
 def run_campaigns(request: Request) -> int:
@@ -107,7 +108,7 @@ def _fuzz(request: Request, folder: Path, printer: Console) -> RunReport:
 def _plan(request: Request, folder: Path) -> RunPlan:
     (target,) = request.targets
     return RunPlan(
-        setup=Setup(target, request.family, request.backend),  # type: ignore[arg-type] # click.Choice has checked both
+        setup=Setup(target, request.family, request.backend, request.strict),  # type: ignore[arg-type] # click.Choice has checked it
         seed=request.seed,
         workers=request.workers,
         max_time=request.max_time,

@@ -34,6 +34,7 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
 @seed_option
 @workers_option
+@click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @out_option
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
 @click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
@@ -47,6 +48,7 @@ def run(
     max_cases: int | None,
     seed: int,
     workers: int,
+    strict: bool,
     out: Path | None,
     junit: Path | None,
     json: bool,
@@ -68,7 +70,7 @@ def run(
     names = targets or ((family,) if family else get_args(Family))
     for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
         _check_target(name, family, backend)
-    return run_campaigns(Request(names, family, backend, max_time, max_cases, seed, workers, out, junit, json))
+    return run_campaigns(Request(names, family, backend, max_time, max_cases, seed, workers, out, junit, json, strict))
 
 
 def _is_given(parameter: str) -> bool:

@@ -25,7 +25,7 @@ REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
 """Exceptions with which host code refuses its arguments. Others, such as an IndexError, are failures."""
 
 _HERE: Final = Path(target.__file__).parents[1]
-_KERNELS: Final = (str(_HERE / "kernels"), str((_HERE / "kernels").resolve()))
+_KERNELS: Final = (f"{_HERE / 'kernels'}/", f"{(_HERE / 'kernels').resolve()}/")
 _LIBRARIES: Final = ("/torch/", "/triton/", "/numpy/")
 _PYTHON: Final = sysconfig.get_path("stdlib")
 
@@ -75,4 +75,4 @@ def _is_library(frame: traceback.FrameSummary) -> bool:
 
 
 def _is_harness(file: str) -> bool:
-    return file.startswith(str(_HERE)) and not file.startswith(_KERNELS)
+    return file.startswith(f"{_HERE}/") and not file.startswith(_KERNELS)
