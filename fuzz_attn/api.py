@@ -143,7 +143,7 @@ def spec_of(function: Callable[..., object]) -> str:
     call: Any = function
     name, module = getattr(call, "__qualname__", ""), sys.modules.get(getattr(call, "__module__", ""))
     source = getattr(module, "__file__", None)
-    if source is None and getattr(module, "__name__", "") == "__main__":
+    if getattr(module, "__name__", "") == "__main__" and (source is None or not Path(source).is_file()):
         raise TargetError(
             f"target={name} is defined in a notebook or an interactive session, which a worker process cannot import: "
             "write it to a file (in a notebook, %%writefile kernel.py) and name it as 'kernel.py:function'"

@@ -129,10 +129,10 @@ def _failure(plan: Plan) -> str:
 
     results = Results()
     try:
-        log = EventLog(plan.run_folder / f"events-{plan.shard}.jsonl", plan.shard)
-        emit = all_of(results, log)
-        emit(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
-        Campaign(plan, emit).run()
+        with EventLog(plan.run_folder / f"events-{plan.shard}.jsonl", plan.shard) as log:
+            emit = all_of(results, log)
+            emit(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
+            Campaign(plan, emit).run()
     except FuzzAttnError as error:
         return str(error)
     texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures]

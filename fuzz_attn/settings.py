@@ -63,6 +63,8 @@ def _settings_in(path: Path) -> Settings:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("fuzz_attn", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(table, dict):
+        raise SettingsError(f"{path}: [{TABLE}] must be a table")
     unknown = sorted(set(table) - set(_keys()))
     if unknown:
         raise SettingsError(f"{path}: [{TABLE}] has an unknown key {unknown[0]!r}; known are: {', '.join(_keys())}")

@@ -126,10 +126,14 @@ def _same_rows(comparison: SameBits, first: Launch, name: str) -> Verdict:
 
 def _within_bound(comparison: WithinBound, experiment: Experiment, name: str) -> Verdict:
     """Return the verdict on the elements, except in rows and places that either problem leaves without a bound."""
+    verdict = judge(comparison.launch.tensors, reference_of(comparison, experiment))
+    message = verdict.message and f"{comparison.change}: {verdict.message}"
+    return msgspec.structs.replace(verdict, property_name=name, message=message)
+
+
+def reference_of(comparison: WithinBound, experiment: Experiment) -> Reference:
+    """Return what the second launch must give, and the bound within which it must do so."""
     exact, tensors = comparison.exact, comparison.launch.tensors
     own = comparison.own or attend(tensors, comparison.rounding_model or experiment.target.rounding_model)
     bound = (own.bound + comparison.slack).masked_fill(exact.bound.isinf(), torch.inf)
-    reference = Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
-    verdict = judge(tensors, reference)
-    message = verdict.message and f"{comparison.change}: {verdict.message}"
-    return msgspec.structs.replace(verdict, property_name=name, message=message)
+    return Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)

@@ -163,11 +163,13 @@ class Results:
 
     def _change(self, event: FailureChanged) -> None:
         name = event.shard, event.failure
+        # An interrupt may come between the failure and its first event.
+        new = _Failure(event.counterexample, event.path, self.statistics.seconds)
         if event.same_as:
-            self._count(event.same_as, self._failures.pop(name).cases)
+            self._count(event.same_as, self._failures.pop(name, new).cases)
             self._names[event.path] = self._names.get(event.same_as, name)
             return
-        failure = self._failures[name]
+        failure = self._failures.setdefault(name, new)
         failure.counterexample, failure.path, failure.done = event.counterexample, event.path, event.done
         self._names[event.path] = name
 
