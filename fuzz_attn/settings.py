@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -29,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     workers: Literal["auto"] | Annotated[int, Meta(gt=0)] | None = None
     strict: bool | None = None
     out: str | None = None
+    memory: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -36,6 +38,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         if self.target is None:
             return ()
         return (self.target,) if isinstance(self.target, str) else self.target
+
+
+def bytes_of(size: str) -> int:
+    """Return the bytes of a size such as ``512M`` or ``8G``; raises :class:`SettingsError` for another text."""
+    found = re.fullmatch(r"([1-9]\d*) ?([KMGT])(i?B)?", size, re.IGNORECASE)
+    if found is None:
+        raise SettingsError(f"{size!r} must be a size with a unit, such as 512M or 8G")
+    power: int = " KMGT".index(found[2].upper())
+    return int(found[1]) << 10 * power
 
 
 def command_line_defaults(settings: Settings) -> dict[str, object]:

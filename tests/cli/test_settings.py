@@ -21,6 +21,7 @@ max-time = 30
 max-cases = 500
 workers = 2
 out = "results"
+memory = "4G"
 """
 
 
@@ -52,6 +53,7 @@ def test_settings_are_the_defaults_of_run(folder: Path, requests: list[Request])
     assert request.targets == ("a.py:one", "b.py:two")
     assert (request.family, request.backend, request.workers) == ("paged", "interpreter", 2)
     assert (request.max_time, request.max_cases, request.out) == (30.0, 500, Path("results"))
+    assert request.memory == 4 * 2**30
 
 
 def test_the_command_line_wins(folder: Path, requests: list[Request]) -> None:
