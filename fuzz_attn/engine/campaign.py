@@ -218,9 +218,8 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            rule = self._refusals.refused(order.case, refusal, self._probe)
-            if rule is not None:
-                self.emit(RefusalReduced(self.plan.shard, refusal, rule.words(self._refusals.full)))
+            for rule in self._refusals.refused(order.case, refusal, self._probe):
+                self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
 
     def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""

@@ -64,19 +64,23 @@ class Refusals:
             self.rules = [rule for rule in self.rules if rule not in wrong]
             self.domain = self._narrowed()
 
-    def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> Rule | None:
-        """Count a refused case; return the rule that it leads to, None if one is known or cannot be found."""
+    def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> tuple[Rule, ...]:
+        """Count a refused case; return the rule that it leads to, and those that this makes simpler.
+
+        There is none if a rule is known for the case, or if none can be found.
+        """
         self.refused_cases += 1
         if any(rule.matches(case) for rule in self.rules) or self._reductions[refusal.site] >= MOST_REDUCTIONS:
-            return None
+            return ()
         self._reductions[refusal.site] += 1
         newest_first = list(reversed(self._judged.values()))
-        rule = self._without_vacuous(Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule())
+        rule = Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule()
         if any(rule.matches(judged) for judged in newest_first):
-            return None
-        self.rules.append(rule)
+            return ()
+        before, self.rules = self.rules, [*self.rules, rule]
+        self.rules = [self._without_vacuous(each) for each in self.rules]
         self.domain = self._narrowed()
-        return rule
+        return tuple(each for each in self.rules if each not in before)
 
     def _without_vacuous(self, rule: Rule) -> Rule:
         """Return a rule without conditions that other rules leave no choice in: what they accept is refused here."""
@@ -87,6 +91,8 @@ class Refusals:
         """Return whether there is a value beside a condition's that no rule of one condition excludes."""
         single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
         values = BY_NAME[condition.name].values(self.full)
+        if len(values) == 1:  # not a table of all values
+            return True
         return any(not condition.holds(value) for value in _left(single, condition.name, values))
 
     def excludes(self, case: AttentionCase) -> bool:
