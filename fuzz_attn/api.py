@@ -69,6 +69,7 @@ def verify(
     seed: int | None = None,
     workers: int | None = None,
     memory: str | None = None,
+    strict: bool | None = None,
     out: str | Path | None = None,
 ) -> RunReport:
     """Fuzz a target in worker processes and return what was found; ``report.ok`` says whether to trust it.
@@ -77,7 +78,7 @@ def verify(
     ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
     backend ``auto``, one minute, a random seed, a worker for each core, and no limit of a worker's memory, which is a
     text such as ``8G``. Failures are saved in tests/counterexamples and logs in reports/runs; with ``out``, both below
-    that folder.
+    that folder. With ``strict``, a case that the target refuses is a failure.
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """
@@ -106,6 +107,7 @@ def verify(
             target if isinstance(target, str) else spec_of(target),
             family,  # type: ignore[arg-type] # _check has checked it
             backend or settings.backend or "auto",
+            bool(settings.strict if strict is None else strict),
             bytes_of(memory) if memory else 0,
         ),
         seed=secrets.randbelow(2**32) if seed is None else seed,

@@ -159,7 +159,9 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         max_time = DEFAULT_MAX_TIME
     out = config.getoption("--fuzz-out") or settings.out
     return Plan(
-        setup=Setup(target=target, family=family, backend=backend or settings.backend or "auto"),
+        setup=Setup(
+            target=target, family=family, backend=backend or settings.backend or "auto", strict=bool(settings.strict)
+        ),
         shard=request.param,
         shards=shards,
         seed=config.stash[_SEED],

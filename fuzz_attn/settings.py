@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     max_time: Annotated[float, Meta(gt=0)] | None = None
     max_cases: Annotated[int, Meta(gt=0)] | None = None
     workers: Literal["auto"] | Annotated[int, Meta(gt=0)] | None = None
+    strict: bool | None = None
     out: str | None = None
     memory: str | None = None
 

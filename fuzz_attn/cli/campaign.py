@@ -44,6 +44,7 @@ class Request:
     memory: int = 0
     junit: Path | None = None
     json: bool = False
+    strict: bool = False
 
 
 def run_campaigns(request: Request) -> int:
@@ -112,6 +113,7 @@ def _plan(request: Request, folder: Path) -> RunPlan:
             target,
             request.family,  # type: ignore[arg-type] # click.Choice has checked it
             request.backend,
+            request.strict,
             request.memory,
         ),
         seed=request.seed,

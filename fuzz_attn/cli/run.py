@@ -35,6 +35,7 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
 @seed_option
 @workers_option
+@click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @out_option
 @click.option(
     "--memory", type=Memory(), metavar="SIZE", default=0, help="Memory of each worker, such as 8G. Default: no limit."
@@ -51,6 +52,7 @@ def run(
     max_cases: int | None,
     seed: int,
     workers: int,
+    strict: bool,
     out: Path | None,
     memory: int,
     junit: Path | None,
@@ -74,7 +76,7 @@ def run(
     for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
         _check_target(name, family, backend)
     limits = max_time, max_cases, seed, workers
-    return run_campaigns(Request(names, family, backend, *limits, out, memory, junit, json))
+    return run_campaigns(Request(names, family, backend, *limits, out, memory, junit, json, strict))
 
 
 def _is_given(parameter: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -61,9 +62,12 @@ Comparison: TypeAlias = SameBits | WithinBound
 def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdict:
     """Return the verdict of the relation ``name`` on its second launch.
 
-    A launch that raised, or in which a sanitizer found something, fails whatever its output is.
+    A launch that raised, or in which a sanitizer found something, fails whatever its output is. A launch of another
+    shape that is refused can show nothing, so it passes.
     """
     launch, change = comparison.launch, comparison.change
+    if launch.refusal and (launch.refusal.stage == "compile" or shape_of(launch) != shape_of(experiment.first)):
+        return Verdict(name)
     if launch.error:
         return Verdict(name, "exception", f"only {change} {launch.error}")
     if launch.observations:
@@ -72,6 +76,16 @@ def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdi
     if isinstance(comparison, SameBits):
         return _same_bits(comparison, experiment, name)
     return _within_bound(comparison, experiment, name)
+
+
+def shape_of(launch: Launch) -> tuple[object, ...]:
+    """Return what a target may refuse in a launch: everything but the elements of its tensors."""
+    fields = {field.name: getattr(launch.tensors, field.name) for field in dataclasses.fields(launch.tensors)}
+    return tuple(_shape(value) for name, value in fields.items() if name != "output_poison")
+
+
+def _shape(value: object) -> object:
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
 
 
 def reordered(reference: Reference, change: Callable[[torch.Tensor], torch.Tensor]) -> Reference:
