@@ -164,8 +164,8 @@ class Campaign:
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         # A failure is in self._best, with its verdict.
         with contextlib.suppress(FoundError, FlakyFailure, BudgetSpentInterrupt):
-            excludes = self._refusals.excludes_key
-            play_round(self._refusals.domain, round_seed, min(size.cases, left), self._try, size, excludes)
+            domain, excludes = self._refusals.drawing(number)
+            play_round(domain, round_seed, min(size.cases, left), self._try, size, excludes)
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         order = Order(case, relation)

@@ -19,7 +19,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import Probe, Rule
-from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE, Refusals
+from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, Refusals
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render
@@ -205,6 +205,13 @@ def test_a_few_excluded_cases_are_drawn_nevertheless() -> None:
     for _ in range(4 * JUDGED_FOR_ONE):
         refusals.judged(SHORT)
     assert [refusals.excludes(COMPLEX) for _ in range(6)] == [False] * 4 + [True] * 2
+
+
+def test_some_rounds_draw_from_the_whole_domain() -> None:
+    refusals = Refusals(DOMAIN)
+    assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
+    full = [domain == DOMAIN and excludes is None for domain, excludes in map(refusals.drawing, range(2 * FULL_ROUND))]
+    assert full == 2 * ([False] * (FULL_ROUND - 1) + [True])
 
 
 def test_judged_cases_show_that_more_is_needed() -> None:

@@ -17,6 +17,7 @@ from fuzz_attn.case.families import Feature
 from fuzz_attn.case.parts import DTypes
 from fuzz_attn.engine.refusals.attributes import BY_NAME, Value, values_of
 from fuzz_attn.engine.refusals.reduction import Condition, Probe, Reduction, Rule
+from fuzz_attn.engine.schedule import ExcludesKey
 from fuzz_attn.errors import DomainError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
@@ -28,6 +29,8 @@ JUDGED_FOR_ONE: Final = 25
 MOST_JUDGED: Final = 2000
 MOST_REDUCTIONS: Final = 12
 """Reductions of the refusals of one place; after that they are only counted."""
+FULL_ROUND: Final = 6
+"""Every so many rounds, cases are drawn from the whole domain."""
 FRUITLESS_ROUNDS: Final = 3
 """After so many rounds in which everything was refused, a campaign ends."""
 PROBE_SECONDS: Final = 5.0
@@ -107,6 +110,12 @@ class Refusals:
     def excludes_key(self, key: CompileKey) -> bool:
         """Return whether a rule says that every case of a compile key is refused."""
         return any(rule.matches_key(key) for rule in self.rules)
+
+    def drawing(self, number: int) -> tuple[Domain, ExcludesKey | None]:
+        """Return the domain of a round and what it leaves out; now and then everything, to check the rules."""
+        if number % FULL_ROUND == FULL_ROUND - 1:
+            return self.full, None
+        return self.domain, self.excludes_key
 
     def hopeless(self, rounds: int) -> bool:
         """Return whether no case was judged in some rounds, so that more of them would be a waste."""
