@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties import absent_features, bounded_relations, exact_relations, launch_properties
@@ -71,6 +72,6 @@ def _require_holding(relation: str, case: AttentionCase) -> None:
     """Refuse a relation that does not hold for a case on any target."""
     if relation not in RELATIONS:
         raise FuzzAttnError(f"relation={relation!r} must be one of: {', '.join(RELATIONS)}")
-    everything = Domain(family=case.family, paths=("auto", "2d", "3d"))
+    everything = Domain(family=case.family, paths=FAMILIES[case.family].paths)
     if not RELATIONS[relation].holds(case, everything):
         raise FuzzAttnError(f"relation={relation!r} does not hold for the case")
