@@ -186,8 +186,8 @@ class Campaign:
         size = ON_CPU if ready.device == "cpu" else ON_GPU
         left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.cases
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
-        count, excludes = min(size.cases, left), self._refusals.excludes_key
-        play_round(self._refusals.domain, round_seed, count, self._try, size, excludes, self._skips)
+        domain, excludes = self._refusals.drawing(number)
+        play_round(domain, round_seed, min(size.cases, left), self._try, size, excludes, self._skips)
 
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
         """Return whether to draw another case: most of those with the trigger of a known failure."""
@@ -248,9 +248,8 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            rule = self._refusals.refused(order.case, refusal, self._probe)
-            if rule is not None:
-                self.emit(RefusalReduced(self.plan.shard, refusal, rule.words(self._refusals.full)))
+            for rule in self._refusals.refused(order.case, refusal, self._probe):
+                self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
 
     def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
