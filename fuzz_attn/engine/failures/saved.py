@@ -1,4 +1,4 @@
-"""Saved counterexamples, which every campaign plays first, as Hypothesis plays its database."""
+"""Saved counterexamples, which every run plays first."""
 
 from __future__ import annotations
 
