@@ -18,6 +18,7 @@ from fuzz_attn.engine.events import (
     FailureSeenAgain,
     Finished,
     Note,
+    SavedPassed,
 )
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
 from fuzz_attn.engine.refusals.counts import CountedRefusal
@@ -50,6 +51,11 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     def message(self) -> str:
         """What is wrong, in words."""
         return self.counterexample.verdict.message
+
+    @property
+    def known(self) -> bool:
+        """Whether the file says that the failure is known, so that it does not fail the run."""
+        return self.counterexample.status == "known"
 
 
 class RunReport(Plain, frozen=True, omit_defaults=False):
@@ -88,7 +94,7 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
 
     @property
     def ok(self) -> bool:
-        """Whether cases were judged, no failure was found, and no worker ended early."""
+        """Whether cases were judged, no failure but known ones was found, and no worker ended early."""
         return self.exit_status == 0
 
     @property
@@ -110,10 +116,11 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
     def exit_status(self) -> int:
         """The exit status: 1 for a failure, else 128 and a signal, else 2 for nothing judged or an error, else 0.
 
-        A failure that could not be saved is 2.
+        A failure that could not be saved is 2. Known failures do not count.
         """
-        if self.failures:
-            return FAILED if all(found.path for found in self.failures) else BROKEN
+        unknown = [found for found in self.failures if not found.known]
+        if unknown:
+            return FAILED if all(found.path for found in unknown) else BROKEN
         if self.stopped_by:
             return INTERRUPTED + self.stopped_by
         return BROKEN if self.reason or self.errors else 0
@@ -156,6 +163,8 @@ class Results:
                 self._change(event)
             case FailureSeenAgain():
                 self._count(event.path, 1)
+            case SavedPassed() if event.counterexample.status != "fixed":
+                self.notes.append(pass_in_words(event))
             case Note():
                 self.notes.append(event.text)
             case Finished(error=error) if error:
@@ -208,6 +217,13 @@ class Results:
             tuple(dict.fromkeys(self.errors)),
             self.stopped_by,
         )
+
+
+def pass_in_words(event: SavedPassed) -> str:
+    """Return that a saved failure passes, and what to do about it."""
+    found = event.counterexample
+    what = f"the known failure {event.path} ({found.reference})" if found.status == "known" else event.path
+    return f"an unexpected pass: {what} does not fail any more; mark it as fixed if the bug is"
 
 
 def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, ...]:
