@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from fuzz_attn.engine.events import (
     Finished,
     Note,
 )
+from fuzz_attn.engine.failures import triage
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
 from fuzz_attn.engine.refusals.counts import CountedRefusal
 
@@ -219,6 +221,23 @@ def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, .
         cases = failure.cases + (known.cases if known else 0)
         by_path[name] = msgspec.structs.replace(known or failure, cases=cases)
     return tuple(by_path.values())
+
+
+def one_for_each_bug(report: RunReport) -> RunReport:
+    """Return a report without the failures that are the same bug as another one, and delete their files.
+
+    Shards that found a bug at the same time, shortly before the end, could not tell each other.
+    """
+    found = {failure.path: failure for failure in report.failures if failure.path}
+    same = triage.merged((path, failure.counterexample) for path, failure in found.items())
+    for path, kept in same.items():
+        known, other = found[kept], found.pop(path)
+        first_seen = min(known.first_seen, other.first_seen)
+        found[kept] = msgspec.structs.replace(known, cases=known.cases + other.cases, first_seen=first_seen)
+        with contextlib.suppress(OSError):
+            Path(path).unlink(missing_ok=True)
+    failures = (found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
+    return msgspec.structs.replace(report, failures=tuple(failures))
 
 
 def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:
