@@ -185,15 +185,16 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     from fuzz_attn.coverage import mask_coverage  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.engine.listeners.results import merged_reports  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.listeners.results import merged_reports, one_for_each_bug  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.plain_text import safe, text_of  # noqa: PLC0415 - loads rich
     from fuzz_attn.report.summary import failures_table, render  # noqa: PLC0415 - loads rich
 
     shards = [report_of(log) for log in logs_in(folder)]
     covered = []
     for target in sorted({shard.target for shard in shards}):
-        report = merged_reports(shard for shard in shards if shard.target == target)
-        if report is not None:
+        merged = merged_reports(shard for shard in shards if shard.target == target)
+        if merged is not None:
+            report = one_for_each_bug(merged)
             terminalreporter.write_line(text_of(render(report.statistics)))
             covered.append(report.statistics.coverage)
             for note in report.notes:

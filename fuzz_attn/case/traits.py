@@ -18,6 +18,7 @@ from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.case.parts import DTypes, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, NormalValues, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
+FP8_OUTPUT: Final = "fp8 output"
 SIMPLEST_SIZE: Final = 16
 """The simplest size of a head and of a page: one block of a dot product."""
 
@@ -154,7 +155,7 @@ FEATURES: Final = (
     Trait("unusual sinks", lambda case: case.sinks not in (None, SinkRecipe()), _set(sinks=SinkRecipe())),
     Trait("fp8 queries", lambda case: is_fp8(case.dtypes.q), _without_fp8_queries),
     Trait("fp8 cache", lambda case: is_fp8(case.dtypes.kv), _without_fp8_cache),
-    Trait("fp8 output", lambda case: is_fp8(case.dtypes.out), _without_fp8_output),
+    Trait(FP8_OUTPUT, lambda case: is_fp8(case.dtypes.out), _without_fp8_output),
     Trait(
         "fp8 of type e5m2",
         lambda case: "float8_e5m2" in (case.dtypes.q, case.dtypes.kv, case.dtypes.out),

@@ -23,7 +23,7 @@ from fuzz_attn.engine.events import (
     Started,
     WorkerReady,
 )
-from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport
+from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict
@@ -199,3 +199,15 @@ def test_junit_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file/junit\.xml: cannot be written: "):
         save_junit([], tmp_path / "file" / "junit.xml")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_one_bug_in_two_files_keeps_those_from_before_the_run(saved: bool, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path in paths:
+        path.write_text("{}")
+    found = msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, trigger=("window",))
+    twice = (FailureFound(0, number, found, str(path), saved=saved) for number, path in enumerate(paths))
+    report = one_for_each_bug(report_after(*twice))
+    assert [path.exists() for path in paths] == [True, saved]
+    assert [Path(found.path) for found in report.failures] == (paths if saved else paths[:1])

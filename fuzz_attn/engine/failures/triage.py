@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from fuzz_attn.case.traits import core, traits_of
+from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
+UNWRITTEN: Final = "unwritten"
 _OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))
 _SANITIZER_KINDS: Final = frozenset(("out_of_bounds", "uninitialised", "race", "overflow"))
 _WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
@@ -49,6 +50,11 @@ def class_of(verdict: Verdict) -> str:
 def has_place(failure_class: str) -> bool:
     """Return whether the class names a line, so that it needs no trigger to be one bug."""
     return ":" in failure_class
+
+
+def _alike(one: str, other: str, traits: frozenset[str]) -> bool:
+    """Return whether two classes are the same. An fp8 NaN has the bits of an fp8 element that was never written."""
+    return one == other or (FP8_OUTPUT in traits and {one, other} == {OUTPUT, UNWRITTEN})
 
 
 @dataclass(eq=False)
@@ -85,7 +91,7 @@ class KnownFailure:
 
     def shown_by(self, failure_class: str, traits: frozenset[str]) -> bool:
         """Return whether a failure of a class, of a case with these traits, is this one."""
-        if failure_class != self.failure_class:
+        if not _alike(failure_class, self.failure_class, traits):
             return False
         return has_place(failure_class) or (self.trigger is not None and self.trigger <= traits)
 
@@ -143,7 +149,7 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     It is if it has the known one's trigger, if both need the same apart from nuances and from how long or large their
     cases are, or if the known one could not be shrunk in full and has the new one's trigger.
     """
-    if known.failure_class != new.failure_class:
+    if not _alike(known.failure_class, new.failure_class, _traits(known) | _traits(new)):
         return False
     if has_place(new.failure_class):
         return True
@@ -159,13 +165,14 @@ def _traits(known: KnownFailure) -> frozenset[str]:
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:
-    """Return for each file of a failure that is the same bug as an earlier one the file of that one.
+    """Return for each file of a failure that is the same bug as another one the file of that one.
 
-    For shards that could not tell each other what they found.
+    For shards that could not tell each other what they found. Of two, the one that was shrunk completely is kept.
     """
     kept, same = KnownFailures(), {}
-    for number, (path, counterexample) in enumerate(found):
-        new = KnownFailure(0, number, counterexample, path, trigger_in(counterexample))
+    for number, (path, counterexample) in enumerate(sorted(found, key=lambda pair: not pair[1].shrunk)):
+        trigger = trigger_in(counterexample)
+        new = KnownFailure(0, number, counterexample, path, trigger, complete=counterexample.shrunk)
         earlier = kept.same_as(new)
         if earlier is None:
             kept.add(new)

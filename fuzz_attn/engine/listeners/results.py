@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from fuzz_attn.engine.events import (
     Note,
     SavedPassed,
 )
+from fuzz_attn.engine.failures import triage
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
 from fuzz_attn.engine.refusals.counts import CountedRefusal
 
@@ -33,7 +35,7 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     """A failure of a run: its smallest case and file, how many cases showed it, and after how many seconds the first.
 
     ``path`` is empty where the file could not be written. ``done`` is false where the run ended before the failure was
-    shrunk completely.
+    shrunk completely. A ``saved`` one has a file from before the run.
     """
 
     counterexample: Counterexample
@@ -41,6 +43,7 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     first_seen: float
     cases: int = 1
     done: bool = False
+    saved: bool = False
 
     @property
     def kind(self) -> str:
@@ -135,9 +138,10 @@ class _Failure:
     first_seen: float
     cases: int = 1
     done: bool = False
+    saved: bool = False
 
     def found(self) -> FoundFailure:
-        return FoundFailure(self.counterexample, self.path, self.first_seen, self.cases, self.done)
+        return FoundFailure(self.counterexample, self.path, self.first_seen, self.cases, self.done, self.saved)
 
 
 class Results:
@@ -157,7 +161,7 @@ class Results:
         match event:
             case FailureFound():
                 name = event.shard, event.failure
-                self._failures[name] = _Failure(event.counterexample, event.path, event.seconds)
+                self._failures[name] = _Failure(event.counterexample, event.path, event.seconds, saved=event.saved)
                 self._names[event.path] = name
             case FailureChanged():
                 self._change(event)
@@ -235,6 +239,25 @@ def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, .
         cases = failure.cases + (known.cases if known else 0)
         by_path[name] = msgspec.structs.replace(known or failure, cases=cases)
     return tuple(by_path.values())
+
+
+def one_for_each_bug(report: RunReport) -> RunReport:
+    """Return a report without the failures that are the same bug as another one, and delete their files.
+
+    Shards that found a bug at the same time, shortly before the end, could not tell each other. A file from before the
+    run stays.
+    """
+    found = {failure.path: failure for failure in report.failures if failure.path}
+    merged = triage.merged((path, failure.counterexample) for path, failure in found.items())
+    same = {path: kept for path, kept in merged.items() if not found[path].saved}
+    for path, kept in same.items():
+        known, other = found[kept], found.pop(path)
+        first_seen = min(known.first_seen, other.first_seen)
+        found[kept] = msgspec.structs.replace(known, cases=known.cases + other.cases, first_seen=first_seen)
+        with contextlib.suppress(OSError):
+            Path(path).unlink(missing_ok=True)
+    failures = (found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
+    return msgspec.structs.replace(report, failures=tuple(failures))
 
 
 def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:
