@@ -1,4 +1,4 @@
-"""Counterexample: one failure as one JSON file, which replays years later without Hypothesis and its database."""
+"""Counterexample: one failure as one JSON file, which replays years later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay: runs saved counterexamples again, without Hypothesis, and reports whether each still fails."""
+"""Replay: runs saved counterexamples again, and reports whether each still fails."""
 
 from __future__ import annotations
 

@@ -10,13 +10,14 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, Started, WorkerReady
+from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, SavedPassed, Started, WorkerReady
+from fuzz_attn.engine.listeners.results import pass_in_words
 from fuzz_attn.engine.listeners.statistics import Tally
 from fuzz_attn.report.plain_text import PIPE_SECONDS, count, safe, show, whole
 from fuzz_attn.report.summary import features_line, progress_line
 
 FRAME_SECONDS: Final = 0.25
-STYLES: Final = {"found": "bold red", "shrunk": "red", "same": "dim", "note": "yellow"}
+STYLES: Final = {"found": "bold red", "known": "yellow", "shrunk": "red", "same": "dim", "note": "yellow"}
 
 
 class Terminal:
@@ -52,13 +53,17 @@ class Terminal:
                 show(self._console, whole(f"Fuzzing {event.target} {with_seed}"))
             case WorkerReady():
                 self._began = self._began or time.monotonic()
+            case FailureFound() if event.counterexample.status == "known":
+                self._row("known", event.path)
             case FailureFound():
                 verdict = event.counterexample.verdict
                 self._row("found", f"{verdict.what}: {verdict.message}")
             case FailureChanged(same_as=same_as) if same_as:
                 self._row("same", f"it is the failure in {same_as}")
-            case FailureChanged(done=True):
+            case FailureChanged(done=True) if event.counterexample.status != "known":
                 self._row("shrunk", event.path or event.counterexample.signature)
+            case SavedPassed() if event.counterexample.status != "fixed":
+                self._row("note", pass_in_words(event))
             case Note():
                 self._row("note", event.text)
 

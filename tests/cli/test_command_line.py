@@ -397,3 +397,19 @@ def test_every_option_has_a_help_text() -> None:
 
 def test_version(call: Call) -> None:
     assert re.fullmatch(r"fuzz-attn, version \d+\.\d+\.\d+\n", call("--version").stdout)
+
+
+def test_mark_needs_a_reason_for_a_known_failure(call: Call, save: Save) -> None:
+    path = save("mine")
+    why = "--reference", "#7", "--because", "waits for a release"
+    for arguments in ((), why[:2], why[2:]):
+        refused = call("mark", str(path), "known", *arguments)
+        assert refused.exit_code == 2
+        assert "needs --reference '#12' and --because 'waits for the next release'" in refused.stderr
+    assert call("mark", str(path), "fixed", *why).exit_code == 2
+    assert counterexample.load(path).status == "open"
+    assert call("mark", str(path), "known", *why).exit_code == 0
+    found = counterexample.load(path)
+    assert (found.status, found.reference, found.because) == ("known", "#7", "waits for a release")
+    assert call("mark", str(path), "fixed").exit_code == 0
+    assert counterexample.load(path).reference == ""

@@ -154,11 +154,11 @@ class FailureLives:
         self._open.append(failure)
         return failure
 
-    def enter(self, found: Counterexample, path: str) -> KnownFailure:
+    def enter(self, found: Counterexample, path: str, *, saved: bool = False) -> KnownFailure:
         """Report a failure of this run."""
-        failure = KnownFailure(self.shard, self._count, found, path)
+        failure = KnownFailure(self.shard, self._count, found, path, saved=saved)
         self._count += 1
-        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed()))
+        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed(), saved))
         return failure
 
     def learn(self, news: Sequence[FailureFound | FailureChanged]) -> None:
