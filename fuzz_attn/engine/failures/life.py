@@ -23,6 +23,7 @@ from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches
 from fuzz_attn.engine.failures.simplification import simplify
 from fuzz_attn.engine.failures.triage import (
+    OUTPUT,
     KnownFailure,
     KnownFailures,
     class_of,
@@ -33,7 +34,7 @@ from fuzz_attn.engine.failures.triage import (
 )
 from fuzz_attn.engine.failures.trigger import Shown, trigger_of
 from fuzz_attn.engine.messages import Answer, Order, Ready
-from fuzz_attn.errors import ShareSpentInterrupt
+from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
 SHARE: Final = 0.08
@@ -212,6 +213,7 @@ class FailureLives:
         earlier = self.known.same_as(failure)
         if earlier is None:
             self.known.add(failure)
+            self._explain(failure)
             self._end(failure, self._shard.digest(order_of(failure.found)))
             return
         earlier.widen(failure)
@@ -242,6 +244,7 @@ class FailureLives:
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
             earlier = self.known.same_as(failure)
             if earlier is None:
+                self._explain(failure)
                 self._finish(failure)
             else:
                 self.known.remove(failure)
@@ -343,6 +346,17 @@ class FailureLives:
             checks = confirmation.TRIES
         if failed < checks:
             self._change(failure, confirmation="flaky", failed=failed + 1, tries=checks + 1)
+
+    def _explain(self, failure: KnownFailure) -> None:
+        """Let the message name the poison that reaches the output, if some does and there is time left."""
+        found = failure.found
+        if found.confirmation != "confirmed" or failure.failure_class != OUTPUT:
+            return
+        order = msgspec.structs.replace(order_of(found), explain=True)
+        with contextlib.suppress(BudgetSpentInterrupt):
+            again = self._shard.judge(order, "shrink").verdict
+            if again.what == found.verdict.what:
+                failure.found = msgspec.structs.replace(found, verdict=again)
 
     def _change(self, failure: KnownFailure, **fields: object) -> None:
         """Change the counterexample, in its file too, and report it."""
