@@ -15,7 +15,8 @@ from fuzz_attn.properties.comparisons import SameBits, compared
 from fuzz_attn.properties.exact_relations import with_other_poison
 from fuzz_attn.properties.experiment import Experiment
 
-_OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "poison_dependent")
+_OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "unwritten", "poison_dependent")
+"""An fp8 NaN counts as unwritten: it has the same bits."""
 
 
 def with_poison_named(verdict: Verdict, experiment: Experiment) -> Verdict:

@@ -24,6 +24,7 @@ from fuzz_attn.engine.failures.confirmation import Launches
 from fuzz_attn.engine.failures.simplification import simplify
 from fuzz_attn.engine.failures.triage import (
     OUTPUT,
+    UNWRITTEN,
     KnownFailure,
     KnownFailures,
     class_of,
@@ -350,7 +351,7 @@ class FailureLives:
     def _explain(self, failure: KnownFailure) -> None:
         """Let the message name the poison that reaches the output, if some does and there is time left."""
         found = failure.found
-        if found.confirmation != "confirmed" or failure.failure_class != OUTPUT:
+        if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
             return
         order = msgspec.structs.replace(order_of(found), explain=True)
         with contextlib.suppress(BudgetSpentInterrupt):

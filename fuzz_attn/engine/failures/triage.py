@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
@@ -72,6 +72,8 @@ class KnownFailure:
     trigger: frozenset[str] | None = None
     complete: bool = True
     saved: bool = False
+    other_triggers: list[frozenset[str]] = field(default_factory=list)
+    """Triggers of other cases that turned out to be the same bug."""
 
     @property
     def failure_class(self) -> str:
@@ -85,7 +87,9 @@ class KnownFailure:
         return bool(self.trigger) and not harmless
 
     def widen(self, same: KnownFailure) -> None:
-        """Need no longer what another case of the same bug does without."""
+        """Need no longer what another case of the same bug does without, and know what that case needs."""
+        if same.trigger and same.complete:
+            self.other_triggers.append(same.trigger)
         if self.trigger is not None and same.trigger is not None and core(self.trigger):
             self.trigger &= _traits(same) | core(self.trigger)
 
@@ -93,7 +97,8 @@ class KnownFailure:
         """Return whether a failure of a class, of a case with these traits, is this one."""
         if not _alike(failure_class, self.failure_class, traits):
             return False
-        return has_place(failure_class) or (self.trigger is not None and self.trigger <= traits)
+        triggers = (self.trigger, *self.other_triggers)
+        return has_place(failure_class) or any(trigger is not None and trigger <= traits for trigger in triggers)
 
 
 class KnownFailures:
