@@ -123,9 +123,9 @@ class IsolatedWorker:
     def _died(self, reply: Reply | None) -> Answer:
         """Return the answer where the process that was to give it has died."""
         assert self.process is not None
-        code = reply.code if isinstance(reply, Died) else self.process.exit_code()
-        answer = _failed("crash", self._death(reply))
-        return msgspec.structs.replace(answer, killed=-code in (signal.SIGKILL, signal.SIGTERM))
+        died = reply if isinstance(reply, Died) else Died(self.process.exit_code())
+        killed = not died.reason and -died.code in (signal.SIGKILL, signal.SIGTERM)
+        return msgspec.structs.replace(_failed("crash", self._death(reply)), killed=killed)
 
     def _after_harness_failure(
         self, order: Order, deadline: float | None, failed: HarnessFailed, *, again: bool

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.oracle.verdict import Element
 from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report.bias_values import bias_values
@@ -29,7 +30,7 @@ def render(found: Counterexample, path: Path | None = None, headline: str = "FAI
     if found.verdict.worst:
         parts.append(elements_table(found.verdict.worst))
     if path is not None:
-        parts += [Text("Replay it"), whole(f" {replay_command(path)}", style="bold")]
+        parts += [Text("Replay it"), whole(f" {replay_command(path, found.target)}", style="bold")]
     return Group(*parts)
 
 
@@ -61,9 +62,9 @@ def certainty(found: Counterexample) -> str:
     return "Confirmed in a fresh process" + ", not shrunk fully" * (not found.shrunk)
 
 
-def replay_command(path: Path) -> str:
-    """Return the command that replays the failure, for the current folder."""
-    return f"{program()} replay {shlex.quote(str(path))}"
+def replay_command(path: Path, target: str) -> str:
+    """Return the command that replays the failure on its target, for the current folder."""
+    return f"{program()} replay {shlex.quote(str(path))}" + " --trust" * (not is_installed(target))
 
 
 def program() -> str:

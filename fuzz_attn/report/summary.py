@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,13 +11,11 @@ from rich.text import Text
 
 from fuzz_attn.case.features import features_of
 from fuzz_attn.coverage import explanations
+from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.report import refusals
 from fuzz_attn.report.plain_text import count, safe, whole
-
-POSSIBLE_HANG: Final = 1.0
-"""A launch that has run for so many seconds when the time limit ends it may be a hang, so the summary lists it."""
 
 Row: TypeAlias = tuple[str, str | Text]
 

@@ -307,7 +307,7 @@ def test_replay_of_files_and_folders(call: Call, save: Save) -> None:
     paths = [save(), save(kind="nan"), save(where="b")]
     expected = {"a file": (str(paths[0]), 1), "a folder": ("tests/counterexamples/a", 2), "by default": (None, 3)}
     for place, number in expected.values():
-        result = call("replay", *([place] if place else []))
+        result = call("replay", "--trust", *([place] if place else []))
         assert result.exit_code == 1, result.stderr
         failed = re.findall(r"^FAILED  .*\.json\n        64 of 128 elements wrong", result.stdout, re.MULTILINE)
         assert len(failed) == number
@@ -318,7 +318,7 @@ def test_replay_on_another_target(call: Call, save: Save) -> None:
     path = save("torch_attention.py:that_is_gone")
     result = call("replay", "--target", "torch_attention.py:unified_attention", str(path))
     assert (result.exit_code, result.stdout) == (0, f"FIXED   {path}\n1 replayed, 0 failed\n")
-    result = call("replay", str(path))
+    result = call("replay", "--trust", str(path))
     assert result.exit_code == 2
     assert one_line(result).endswith("torch_attention has no 'that_is_gone'")
 
@@ -326,7 +326,7 @@ def test_replay_on_another_target(call: Call, save: Save) -> None:
 def test_replay_reports_changed_tensors(call: Call, save: Save) -> None:
     path = save("torch_attention.py:unified_attention")
     path.write_text(path.read_text().replace('"digest": ""', '"digest": "0123456789abcdef"'))
-    result = call("replay", str(path))
+    result = call("replay", "--trust", str(path))
     assert result.exit_code == 0
     assert "the tensors differ from those that the case was saved with" in result.stdout
 
@@ -347,7 +347,7 @@ def test_show_prints_the_case_and_the_replay_command(call: Call, save: Save) -> 
         "Replay it",
     ):
         assert words in result.stdout
-    assert f"replay {path}\n" in result.stdout
+    assert f"replay {path} --trust\n" in result.stdout
     assert re.search(r"Status open\. Found with python 3\.\d+", result.stdout)
 
 

@@ -64,7 +64,7 @@ Worst elements
         0      1     0       2       nan  -0.181808084  1.52e-07
         0      1     0       3  0.546875   0.541697741    0.0005
 Replay it
- {program} replay 'tests/counter examples/x.json'"""
+ {program} replay 'tests/counter examples/x.json' --trust"""
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_few_slopes_biases_and_sinks_are_listed() -> None:
 def test_paths_and_commands_are_never_wrapped(width: int, found: Counterexample) -> None:
     path = Path("/".join(["a-rather-long-folder-name"] * 8)) / "x.json"
     lines = text_of(failure.render(found, path), width).splitlines()
-    assert f" {failure.program()} replay {path}" in lines
+    assert f" {failure.program()} replay {path} --trust" in lines
     assert "FAILED some.package.attention:unified_attention" in lines
     assert all(len(line) <= width or "replay" in line or "FAILED" in line for line in lines)
 
