@@ -209,11 +209,11 @@ class FailureLives:
     def _settle(self, failure: KnownFailure) -> None:
         """End a failure as itself, or as the known failure that it is."""
         failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
+        self._explain(failure)
         self._shard.learn()
         earlier = self.known.same_as(failure)
         if earlier is None:
             self.known.add(failure)
-            self._explain(failure)
             self._end(failure, self._shard.digest(order_of(failure.found)))
             return
         earlier.widen(failure)
@@ -242,9 +242,9 @@ class FailureLives:
                 self._shrink(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
             self._check(failure, first)
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
+            self._explain(failure)
             earlier = self.known.same_as(failure)
             if earlier is None:
-                self._explain(failure)
                 self._finish(failure)
             else:
                 self.known.remove(failure)

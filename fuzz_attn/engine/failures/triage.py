@@ -146,18 +146,24 @@ class KnownFailures:
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     """Return whether a shrunk failure is the same bug as a known one.
 
-    It is if it has the known one's trigger, if both need the same apart from nuances and from how long or large their
-    cases are, or if the known one could not be shrunk in full and has the new one's trigger.
+    It is if the same poison reaches the output, if it has the known one's trigger, if both need the same apart from
+    nuances and from how long or large their cases are, or if the known one could not be shrunk in full and has the new
+    one's trigger.
     """
     if not _alike(known.failure_class, new.failure_class, _traits(known) | _traits(new)):
         return False
-    if has_place(new.failure_class):
+    if has_place(new.failure_class) or _same_poison(known, new):
         return True
     if known.trigger is None or new.trigger is None:
         return known.trigger is new.trigger
     if known.trigger <= _traits(new) or core(known.trigger) == core(new.trigger) != frozenset():
         return True
     return not known.complete and new.trigger <= _traits(known)
+
+
+def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
+    """Return whether poison of the same memory reaches the output in both: a kernel reads there what it must not."""
+    return not set(one.found.verdict.poison).isdisjoint(other.found.verdict.poison)
 
 
 def _traits(known: KnownFailure) -> frozenset[str]:
