@@ -131,13 +131,14 @@ def _text_of(path: Path) -> bytes:
     """Return the bytes of a file; raises :class:`CounterexampleError` for a device, a pipe and a huge file."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CounterexampleError(f"{path}: is no file")
-        if status.st_size > LARGEST_BYTES:
-            raise CounterexampleError(f"{path}: size={status.st_size} must be at most {LARGEST_BYTES} bytes")
-        return path.read_bytes()
+        text = path.read_bytes() if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_BYTES else b""
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise CounterexampleError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CounterexampleError(f"{path}: is no file")
+    if status.st_size > LARGEST_BYTES:
+        raise CounterexampleError(f"{path}: size={status.st_size} must be at most {LARGEST_BYTES} bytes")
+    return text
 
 
 def save(found: Counterexample, folder: Path) -> Path:

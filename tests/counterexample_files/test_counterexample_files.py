@@ -358,7 +358,6 @@ def test_edited_file_is_a_counterexample_or_refused_in_one_line(tmp_path: Path, 
     ("make", "reason"),
     [
         (lambda path: None, "No such file or directory"),
-        (lambda path: path.mkdir(), "Is a directory"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     ],
 )
@@ -384,4 +383,9 @@ def test_files_in_folders_and_by_name(tmp_path: Path) -> None:
 
 def test_place_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CounterexampleError, match=r"nowhere: does not exist$"):
-        list(files_in((tmp_path, tmp_path / "nowhere")))
+        list(files_in((tmp_path / "nowhere",)))
+
+
+def test_place_without_files(tmp_path: Path) -> None:
+    with pytest.raises(CounterexampleError, match=r": holds no \.json file$"):
+        list(files_in((tmp_path,)))
