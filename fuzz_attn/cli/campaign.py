@@ -62,7 +62,7 @@ def run_campaigns(request: Request) -> int:
             break
     if len(request.targets) > 1:
         show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
-    for error in (error for report in reports for error in (*report.errors, report.reason) if error):
+    for error in (error for report in reports for error in report.errors or (report.reason,) if error):
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
     status = exit_status(reports)
     if request.json:

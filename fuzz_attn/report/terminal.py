@@ -31,6 +31,7 @@ class Terminal:
         self._tally = Tally()
         self._max_time: float | None = None
         self._began: float | None = None
+        self._headline = ""
         self._shown = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -50,8 +51,9 @@ class Terminal:
             case Started():
                 self._max_time = event.max_time
                 with_seed = f"with seed {event.seed}, {count(event.workers, 'worker')}"
-                show(self._console, whole(f"Fuzzing {event.target} {with_seed}"))
+                self._headline = f"Fuzzing {event.target} {with_seed}"
             case WorkerReady():
+                self._show_headline()
                 self._began = self._began or time.monotonic()
             case FailureFound() if event.counterexample.status == "known":
                 self._row("known", event.path)
@@ -67,6 +69,12 @@ class Terminal:
             case Note():
                 self._row("note", event.text)
 
+    def _show_headline(self) -> None:
+        """Print what is fuzzed, once a worker is ready or takes long: the error of a bad target is the only line."""
+        if self._headline:
+            show(self._console, whole(self._headline))
+            self._headline = ""
+
     def _row(self, what: str, words: str) -> None:
         """Print a row: seconds since the start, what happened, and the first line of the words."""
         seconds = 0.0 if self._began is None else time.monotonic() - self._began
@@ -80,6 +88,8 @@ class Terminal:
         if now - self._shown < (PIPE_SECONDS if self._live is None else FRAME_SECONDS):
             return
         self._shown = now
+        if self._live is None or self._began is not None:
+            self._show_headline()
         if self._live is None:
             show(self._console, whole(self._progress()))
         else:
