@@ -181,7 +181,7 @@ def test_json_and_junit(folder: Path) -> None:
 
 
 def test_nothing_judged_is_an_error(folder: Path) -> None:
-    command = [SCRIPT, "run", "--target", "misbehaving.py:hangs", "--max-time", "2", "--workers", "1"]
+    command = [SCRIPT, "run", "--target", "misbehaving.py:hangs_always", "--max-time", "2", "--workers", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.fullmatch(r"fuzz-attn: no case was judged: the first launch still ran after \d+ s\n", done.stderr)
