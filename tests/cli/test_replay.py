@@ -76,6 +76,15 @@ def test_a_failure_counts_more_than_a_bad_file(save: Save, folder: Path) -> None
     assert result.stdout.endswith("1 replayed, 1 failed, 1 not replayed\n")
 
 
+def test_a_case_that_the_target_refuses_now_is_no_failure(save: Save, folder: Path) -> None:
+    shutil.copy(TARGETS / "refusing.py", folder)
+    result = replay("--trust", save("a.json", "refusing.py:refuses_all"))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("REFUSED")
+    assert "the target or the compiler refuses the case" in result.stdout
+    assert result.stdout.endswith("1 replayed, 0 failed\n")
+
+
 def test_an_empty_folder_is_an_error(folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "empty" / "notes.txt").write_text("")
