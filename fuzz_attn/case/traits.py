@@ -14,6 +14,7 @@ import msgspec
 from fuzz_attn.case.attention_case import AttentionCase, replace, replace_layout
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.case.parts import DTypes, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, NormalValues, PoisonRecipe, QQBiasRecipe, SinkRecipe
@@ -140,8 +141,8 @@ _WORDS: Final = {feature.name: feature.words for feature in CASE_FEATURES}
 _PRESENT: Final = {feature.name: feature.present for feature in CASE_FEATURES}
 
 
-def _feature(name: str, without: Callable[[AttentionCase], AttentionCase]) -> Trait:
-    return Trait(_WORDS[name], _PRESENT[name], without)  # type: ignore[index]  # a name of a feature
+def _feature(name: Feature, without: Callable[[AttentionCase], AttentionCase]) -> Trait:
+    return Trait(_WORDS[name], _PRESENT[name], without)
 
 
 FEATURES: Final = (
@@ -202,6 +203,12 @@ FEATURES: Final = (
     ),
 )
 """Features and oddities, in the order in which a report names them."""
+_WITHOUT: Final = {trait.name: trait.without for trait in FEATURES}
+
+
+def without_feature(case: AttentionCase, name: Feature) -> AttentionCase:
+    """Return the case without a feature; raises :class:`fuzz_attn.errors.CaseError` where the rest of it needs that."""
+    return _WITHOUT[_WORDS[name]](case)
 
 
 def _resized(part: str, field: str, size: int) -> Callable[[AttentionCase], AttentionCase]:

@@ -153,7 +153,7 @@ def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     answer = played(found, _Launches(worker), "confirm")
     verdict = answer.verdict
     if isinstance(worker, IsolatedWorker):
-        verdict = explained(worker, order, verdict)
+        verdict = explained(worker.judge, order, verdict)
     drifted = bool(found.digest) and digest != found.digest
     refused, unsupported = answer.refusal is not None, bool(answer.unsupported) and not answer.judged
     return Replayed(path, found, verdict, drifted, worker.ready.sanitizers, refused, unsupported)

@@ -34,6 +34,7 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.failures.trigger import Shown, trigger_of
+from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.messages import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
@@ -114,7 +115,7 @@ class FailureLives:
         ``before`` are the cases that ran in the same process before this one.
         """
         if answer.killed:
-            answer = confirmation.alone(order, self._shard)
+            answer = confirmation.in_fresh_process(order, self._shard)
             if answer.verdict.passed:
                 text = "a worker was ended from outside, and the case that it was running passes in another"
                 self.emit(Note(self.shard, text))
@@ -196,7 +197,7 @@ class FailureLives:
         seconds = float("inf") if self._seconds is None else self._seconds
         share = Share(time.monotonic() + seconds)
         order = order_of(failure.found)
-        answer = confirmation.alone(order, self._shard)
+        answer = confirmation.in_fresh_process(order, self._shard)
         if not confirmation.shows(answer, failure.failure_class):
             self._classify_dependent(failure, before, share)
             return
@@ -337,7 +338,7 @@ class FailureLives:
         """
         order = order_of(failure.found)
         checks = 1 if failure.failure_class in ("crash", "timeout") else CHECKS
-        answers = [confirmation.alone(order, self._shard) for _ in range(checks)]
+        answers = [confirmation.in_fresh_process(order, self._shard) for _ in range(checks)]
         failed = sum(confirmation.shows(answer, failure.failure_class) for answer in answers)
         if failed == checks:
             return
@@ -353,11 +354,9 @@ class FailureLives:
         found = failure.found
         if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
             return
-        order = msgspec.structs.replace(order_of(found), explain=True)
         with contextlib.suppress(BudgetSpentInterrupt):
-            again = self._shard.judge(order, "shrink").verdict
-            if again.what == found.verdict.what:
-                failure.found = msgspec.structs.replace(found, verdict=again)
+            verdict = explained(lambda order: self._shard.judge(order, "shrink"), order_of(found), found.verdict)
+            failure.found = msgspec.structs.replace(found, verdict=verdict)
 
     def _change(self, failure: KnownFailure, **fields: object) -> None:
         """Change the counterexample, in its file too, and report it."""
