@@ -12,6 +12,8 @@ from typing import Any
 
 # Kernels run in Triton's interpreter. Triton reads this when the first kernel is decorated, which imports below may do.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# As in a worker: with several threads, MKL adds float64 numbers in an order that changes from call to call.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import HealthCheck, settings
