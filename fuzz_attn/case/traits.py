@@ -133,6 +133,10 @@ def _power_of_two(size: int) -> bool:
     return size & (size - 1) == 0
 
 
+def _next_power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
 def _halves(case: CaseFields) -> bool:
     return not {"float16", "bfloat16"}.isdisjoint((case.dtypes.q, case.dtypes.kv, case.dtypes.out))
 
@@ -269,7 +273,7 @@ KINDS: Final = (
     Trait(
         "head size no power of two",
         lambda case: not _power_of_two(case.heads.head_size),
-        _resized("heads", "head_size", SIMPLEST_SIZE),
+        lambda case: with_head_size(case, _next_power_of_two(case.heads.head_size)),
     ),
     Trait(
         "small heads",
@@ -284,7 +288,7 @@ KINDS: Final = (
     Trait(
         "page size no power of two",
         lambda case: not _power_of_two(case.pages.block_size),
-        _resized("pages", "block_size", SIMPLEST_SIZE),
+        lambda case: _resized("pages", "block_size", _next_power_of_two(case.pages.block_size))(case),
     ),
     Trait(
         "small pages",
@@ -327,7 +331,7 @@ def _with_query_tokens(case: AttentionCase, most: int) -> AttentionCase:
 
 def _with_one_page(case: AttentionCase, _: int) -> AttentionCase:
     """Return the case with pages that hold a whole sequence."""
-    return _resized("pages", "block_size", 1 << (case.max_seq_len - 1).bit_length())(case)
+    return _resized("pages", "block_size", _next_power_of_two(case.max_seq_len))(case)
 
 
 SIZES: Final = (

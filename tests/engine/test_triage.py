@@ -33,6 +33,8 @@ def failure(
         (failure(WINDOW, "nan", ("sliding window",)), failure(WINDOW, "unwritten", ("sliding window",)), False),
         (failure(WINDOW, "nan", ("sliding window",)), failure(FP8, "unwritten", ("fp8 output",)), True),
         (failure(PLAIN, "nan", ("a context",), ("keys",)), failure(PLAIN, "nan", ("sinks",), ("keys",)), True),
+        (failure(WINDOW, "nan", ("sliding window", "sinks")), failure(WINDOW, "nan", ("sliding window",)), True),
+        (failure(WINDOW, "nan", ("sinks",)), failure(WINDOW, "nan", ("sliding window",)), False),
         (failure(PLAIN, "nan", ("softcap",), ("keys",)), failure(PLAIN, "nan", ("sinks",), ("values",)), False),
     ],
 )

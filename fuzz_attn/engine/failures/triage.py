@@ -152,9 +152,9 @@ class KnownFailures:
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     """Return whether a shrunk failure is the same bug as a known one.
 
-    It is if the same poison reaches the output, if it has the known one's trigger, if both need the same apart from
-    nuances and from how long or large their cases are, or if the known one could not be shrunk in full and has the new
-    one's trigger.
+    It is if the same poison reaches the output, if it has the known one's trigger, or if the known one has its trigger
+    and needs as much or more, apart from nuances and from how long or large the cases are. What a known one needs that
+    could not be shrunk in full is unknown.
     """
     if not _alike(known.failure_class, new.failure_class, _traits(known.found) | _traits(new.found)):
         return False
@@ -164,7 +164,8 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
         return known.trigger is new.trigger
     if known.trigger <= _traits(new.found) or core(known.trigger) == core(new.trigger) != frozenset():
         return True
-    return not known.complete and new.trigger <= _traits(known.found)
+    needs_less = core(new.trigger) and core(new.trigger) <= core(known.trigger)
+    return bool(not known.complete or needs_less) and new.trigger <= _traits(known.found)
 
 
 def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
