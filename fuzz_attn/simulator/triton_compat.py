@@ -370,6 +370,9 @@ def float_conversion() -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
+SyntaxTransformer: Final = interpreter.ASTTransformer
+"""Changes the syntax tree of each function that the interpreter runs."""
+
 def float_conversion_replaced(convert: Callable[..., Any]) -> Iterator[None]:
     """Let the interpreter convert floats with `convert`, until the context is left."""
     with mock.patch.object(interpreter, "_convert_float", convert):
@@ -410,4 +413,21 @@ def language_patched_once() -> Iterator[None]:
         return scope
 
     with mock.patch.object(interpreter, "_patch_lang", patch):
+        yield
+
+
+@contextlib.contextmanager
+def syntax_replaced(
+    transformer: ast.NodeTransformer, functions: dict[Any, Any], names: Mapping[str, Callable[..., Any]]
+) -> Iterator[None]:
+    """Let the interpreter change each function's syntax tree with `transformer`, until the context is left.
+
+    `functions` keeps the changed functions, which may use the `names`.
+    """
+    places: list[tuple[Any, str, Any]] = [(interpreter, name, function) for name, function in names.items()]
+    places.append((interpreter.FunctionRewriter, "ast_transformer", transformer))
+    places.append((InterpretedFunction, "rewritten_fn", functions))
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in places:
+            stack.enter_context(mock.patch.object(owner, name, value, create=owner is interpreter))
         yield
