@@ -42,6 +42,13 @@ class Session:
         """Run one launch of a decorated function. Raises UnsupportedOperation or another SimulatorError."""
         self.launches += 1
         function = self.simulator.translations.translated(kernel)
+        try:
+            self._launch(kernel, arguments, keywords, grid)
+        except UnsupportedOperation as error:
+            self.unsupported.append(error)
+            raise
+
+    def _launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         bound = self.simulator.bind(function, arguments, keywords)
         extents = grid_of(grid, bound.values)
         try:
@@ -72,13 +79,9 @@ class Session:
 
     def _program(self, kernel: Any, bound: Bound) -> Program:
         rewrite = self.simulator.rewrite
-        try:
-            if rewrite is None:
-                return self.simulator.program(kernel, bound)
-            parsed, program = self.simulator.rewritten(kernel, bound, rewrite)
-        except UnsupportedOperation as error:
-            self.unsupported.append(error)
-            raise
+        if rewrite is None:
+            return self.simulator.program(kernel, bound)
+        parsed, program = self.simulator.rewritten(kernel, bound, rewrite)
         self.parsed.append(parsed)
         return program
 

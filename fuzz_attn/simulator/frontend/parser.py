@@ -30,8 +30,7 @@ def parse_module(text: str) -> Function:
 
     Raises UnsupportedOperation for a module with functions that were not inlined.
     """
-    parser = _Parser(text)
-    functions = parser.functions()
+    functions = _Parser(text).functions()
     if len(functions) != 1:
         raise UnsupportedOperation("tt.call (noinline function)", UNKNOWN_LOCATION)
     return functions[0]
@@ -96,6 +95,20 @@ class _Parser:
             blocks.append(Block(match.group(1), arguments))
 
     def _operation(self, raw: str) -> Operation:
+        """Return the operation that starts with a line.
+
+        Raises UnsupportedOperation for text of an unknown form, whatever part of it is unknown.
+        """
+        try:
+            return self._parsed(raw)
+        except SimulatorError:
+            raise
+        except Exception as error:
+            line, location_text = _strip_locations(raw)
+            what = f"{_name_of(line)} ({type(error).__name__} while its text is parsed)"
+            raise UnsupportedOperation(what, self._location(location_text)) from error
+
+    def _parsed(self, raw: str) -> Operation:
         line, location_text = _strip_locations(raw)
         results = _RESULTS.match(line)
         names = _expand_results(results.group(1)) if results else []
@@ -177,6 +190,12 @@ class _Parser:
         types = _result_types(tail, len(names))
         results = [self._define(*pair) for pair in zip(names, types, strict=True)]
         return Operation(name, operands, results, rest, [blocks], location=self._location(location))
+
+
+def _name_of(line: str) -> str:
+    """Return the name of the operation in a line of any form."""
+    found = re.search(r"[a-z_]+\.\w+", line)
+    return found.group() if found else line
 
 
 def _expand_results(text: str) -> list[str]:

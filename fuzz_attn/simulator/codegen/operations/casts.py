@@ -114,6 +114,8 @@ def _resizing(name: str, source: Type, target: Type) -> Builder:
 def _bitcast(emitter: Emitter, operation: Operation) -> None:
     source, target = operation.operands[0].type, operation.results[0].type
     if source.pointer:
+        if source.element != target.element and {source.element, target.element} != {"i1", "i8"}:
+            raise emitter.unsupported(f"{operation.name} of a pointer to {source.element} to one to {target.element}")
         val = emitter.val(operation.operands[0])
         emitter.define(operation.results[0], *val.terms, base=val.base, groups=val.groups)
         return
