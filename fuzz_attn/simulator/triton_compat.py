@@ -28,6 +28,7 @@ from triton.runtime import Autotuner, InterpreterError, JITFunction, OutOfResour
 from triton.runtime.interpreter import InterpretedFunction
 
 from fuzz_attn.errors import LoweringError
+from fuzz_attn.simulator.compiled import Compiled, Launch
 
 TARGET: Final = ("cuda", 90, 32)
 """The device that kernels are lowered for; the simulator stops long before its instructions matter."""
@@ -278,23 +279,20 @@ def _position(generator: Any) -> Position:
 
 # Launches.
 
-Launch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""What is called in place of a launch: with the kernel, its arguments by position and by name, and the grid."""
-
 
 @contextlib.contextmanager
 def launches_replaced(launch: Launch) -> Iterator[None]:
     """Call `launch` wherever Triton would launch a kernel, until the context is left.
 
-    An autotuner takes its first configuration instead of a benchmark.
+    An autotuner takes its first configuration instead of a benchmark. A warm-up runs nothing.
     """
 
-    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
-        if warmup:
-            return
-        for hook in self.pre_run_hooks:
-            hook(*arguments, **keywords)
-        launch(self, arguments, keywords, grid)
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Compiled:
+        if not warmup:
+            for hook in self.pre_run_hooks:
+                hook(*arguments, **keywords)
+            launch(self, arguments, keywords, grid)
+        return Compiled(self, keywords, launch, GPUTarget(*TARGET))
 
     replacements = [(JITFunction, run), (InterpretedFunction, run), (Autotuner, _run_first_configuration)]
     originals = [(owner, owner.__dict__["run"]) for owner, _ in replacements]
