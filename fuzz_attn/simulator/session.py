@@ -13,8 +13,9 @@ from fuzz_attn.simulator.frontend.binding import Bound, grid_of
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.run import Run
 from fuzz_attn.simulator.runtime.memory import Memory
+from fuzz_attn.simulator.sanitizers.grid import grid_finding
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
-from fuzz_attn.simulator.simulator import Simulator
+from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
 
 
@@ -41,7 +42,6 @@ class Session:
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a decorated function. Raises UnsupportedOperation or another SimulatorError."""
         self.launches += 1
-        function = self.simulator.translations.translated(kernel)
         try:
             self._launch(kernel, arguments, keywords, grid)
         except UnsupportedOperation as error:
@@ -49,6 +49,7 @@ class Session:
             raise
 
     def _launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
+        function = self.simulator.translations.translated(kernel)
         bound = self.simulator.bind(function, arguments, keywords)
         extents = grid_of(grid, bound.values)
         try:
@@ -59,6 +60,13 @@ class Session:
             if bound.form.key == variables.form.key:
                 raise
             program = self._program(function, bound)
+        refused = grid_finding(program.name, definition_of(function), extents)
+        if refused is None:
+            self._run(program, bound, extents)
+        else:
+            self._note(refused)
+
+    def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int]) -> None:
         run = Run(program, self.simulator.masks, extents)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)
@@ -67,7 +75,8 @@ class Session:
         try:
             run.execute(plan, passed)
         finally:
-            self._collect(run)
+            for finding in run.findings.values():
+                self._note(finding)
 
     def _passed(self, bound: Bound, numbers: list[Any]) -> list[Any]:
         """Return what the program is called with: an array for each number and a memory for each tensor."""
@@ -85,12 +94,10 @@ class Session:
         self.parsed.append(parsed)
         return program
 
-    def _collect(self, run: Run) -> None:
-        known = {finding.signature: index for index, finding in enumerate(self.findings)}
-        for finding in run.findings.values():
-            index = known.get(finding.signature)
-            if index is None:
-                self.findings.append(finding)
-            else:
-                old = self.findings[index]
-                self.findings[index] = replace(old, count=old.count + finding.count)
+    def _note(self, finding: Finding) -> None:
+        """Record a finding, or count it with an equal one of another launch."""
+        for index, known in enumerate(self.findings):
+            if known.signature == finding.signature:
+                self.findings[index] = replace(known, count=known.count + finding.count)
+                return
+        self.findings.append(finding)
