@@ -71,7 +71,10 @@ class Snapshot:
 
 
 class Emitter:
-    """Names, placement and lookup. The handlers in `operations` emit the operations themselves."""
+    """Names, placement and lookup. The handlers in `operations` emit the operations themselves.
+
+    `elements` has the element type of each tensor argument.
+    """
 
     def __init__(self, handlers: Mapping[str, Handler], tracked: set[Value], coverage: bool) -> None:
         self._handlers = handlers
@@ -79,6 +82,7 @@ class Emitter:
         self.launch = Region(None, Scope(None, EVERY), depth=LAUNCH, shared=True)
         self.region = Region(None, Scope(None, Name("lanes")))
         self.values: dict[Value, Val] = {}
+        self.elements: dict[Name, str] = {}
         self.tracked = tracked
         self.coverage = coverage
         self.sites: list[Location] = []

@@ -252,6 +252,8 @@ def _typed(name: str, rest: str, count: int) -> list[Type]:
         return [Type("i1", parse_type(rest.rsplit(" : ", 1)[-1]).shape)]
     if name == "tt.addptr":
         return [parse_type(_split_types(rest.rsplit(" : ", 1)[-1])[0])]
+    if name == "arith.constant" and " : " not in rest:  # a truth value is printed without its type
+        return [Type("i1")]
     types = _result_types(rest, count)
     if name == "tt.load":
         return [Type(type_.element, type_.shape) for type_ in types]
