@@ -18,7 +18,7 @@ from typing import Any, Final
 from unittest import mock
 
 import triton.language as tl
-from triton._C.libtriton import ir
+from triton._C.libtriton import ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, code_generator, make_backend
 from triton.compiler.errors import CompileTimeAssertionFailure, UnsupportedLanguageConstruct
@@ -195,15 +195,31 @@ class FrontEnd:
 
     def ttir(self, function: Any, signature: Mapping[str, Any], constants: Mapping[Any, Any], context: Any) -> str:
         """Return the text of a JITFunction's TTIR; raises whatever Triton raises for a kernel that it rejects."""
-        options, backend = self._options, self._backend
         source = ASTSource(function, signature=dict(signature), constexprs=dict(constants))
+        text = self._lowered(source, context)
+        if "tensordesc" in text or "tt.make_tensor_descriptor" in text:
+            text = self._lowered(source, context, _replace_descriptors)
+        return text
+
+    def _lowered(self, source: Any, context: Any, change: Callable[[Any, Any], None] | None = None) -> str:
+        """Return the text of a kernel's TTIR, made from its first IR after a change."""
+        options, backend = self._options, self._backend
         implementation = backend.get_codegen_implementation(options)
         module = source.make_ir(self._target, options, implementation, backend.get_module_map(), context)
+        if change is not None:
+            change(module, context)
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
-        text: str = module.str() if hasattr(module, "str") else str(module)
-        return text
+        return module.str() if hasattr(module, "str") else str(module)
+
+
+def _replace_descriptors(module: Any, context: Any) -> None:
+    """Put pointers and masks in place of tensor descriptors, as Triton does for GPUs without hardware for them."""
+    manager = ir.pass_manager(context)
+    passes.common.add_inliner(manager)
+    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+    manager.run(module, "replace_descriptors")
 
 
 # Errors of the compiler.
@@ -354,6 +370,9 @@ InterpreterBuilder: Final = interpreter.InterpreterBuilder
 TensorHandle: Final = interpreter.TensorHandle
 """A value of the interpreter: numpy `data` of a Triton `dtype`."""
 
+SyntaxTransformer: Final = interpreter.ASTTransformer
+"""Changes the syntax tree of each function that the interpreter runs."""
+
 LANGUAGE: Final[tuple[Any, ...]] = (
     *(tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.condition),
     tl.core.tensor_descriptor_base,
@@ -368,9 +387,6 @@ def float_conversion() -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-SyntaxTransformer: Final = interpreter.ASTTransformer
-"""Changes the syntax tree of each function that the interpreter runs."""
-
 def float_conversion_replaced(convert: Callable[..., Any]) -> Iterator[None]:
     """Let the interpreter convert floats with `convert`, until the context is left."""
     with mock.patch.object(interpreter, "_convert_float", convert):

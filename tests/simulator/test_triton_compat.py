@@ -129,6 +129,20 @@ def test_the_front_end_gives_the_text_of_the_first_ir() -> None:
     assert "#loc" in text, "findings name source lines"
 
 
+@triton.jit
+def described(x_ptr, SIZE: tl.constexpr):
+    descriptor = tl.make_tensor_descriptor(x_ptr, [SIZE, SIZE], [SIZE, 1], [16, 16])
+    descriptor.store([0, 0], descriptor.load([0, 0]))
+
+
+def test_the_front_end_replaces_tensor_descriptors() -> None:
+    front_end = FrontEnd()
+    signature = {"x_ptr": "*fp32", "SIZE": "constexpr"}
+    text = front_end.ttir(_compiled(described.fn), signature, {(1,): 32}, front_end.new_context())
+    assert "descriptor" not in text.partition("#loc")[0]
+    assert text.count("tt.load") == text.count("tt.store ") == 1
+
+
 def test_a_reinterpreted_tensor_has_its_tensor_and_type() -> None:
     tensor = torch.zeros(4)
     wrapper = triton.reinterpret(tensor, tl.int32)
