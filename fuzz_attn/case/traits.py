@@ -211,6 +211,22 @@ def without_feature(case: AttentionCase, name: Feature) -> AttentionCase:
     return _WITHOUT[_WORDS[name]](case)
 
 
+_SIMPLEST: Final[dict[Feature, dict[str, Any]]] = {
+    "window": {"window": 8},
+    "softcap": {"softcap": 1.0},
+    "alibi": {"alibi": AlibiRecipe()},
+    "qq_bias": {"qq_bias": QQBiasRecipe()},
+    "sinks": {"sinks": SinkRecipe()},
+}
+ADDED_FEATURES: Final = frozenset(_SIMPLEST)
+"""The features that :func:`with_feature` can add."""
+
+
+def with_feature(case: AttentionCase, name: Feature) -> AttentionCase:
+    """Return the case with the simplest form of one of the ``ADDED_FEATURES``."""
+    return replace(case, **_SIMPLEST[name])
+
+
 def _resized(part: str, field: str, size: int) -> Callable[[AttentionCase], AttentionCase]:
     """Return a function that changes a size of a case; the usual softmax scale follows the head size."""
 
@@ -354,9 +370,13 @@ ANY_RELATION: Final = "any relation"
 """The trait of every case that is checked for some relation."""
 
 
-def traits_of(case: CaseFields, relation: str | None = None) -> tuple[str, ...]:
-    """Return the traits of a case, in a fixed order; a case above a threshold is above all lower ones too."""
-    own = (trait.name for trait in (*FEATURES, *KINDS, *NUANCES) if trait.present(case))
+def traits_of(case: CaseFields, relation: str | None = None, adds: Feature | None = None) -> tuple[str, ...]:
+    """Return the traits of a case, in a fixed order; a case above a threshold is above all lower ones too.
+
+    ``adds`` is the feature that the second launch of its relation has beside those of the case.
+    """
+    added = _WORDS[adds] if adds else None
+    own = (trait.name for trait in (*FEATURES, *KINDS, *NUANCES) if trait.present(case) or trait.name == added)
     related = (named(relation), ANY_RELATION) if relation else ()
     sizes = (size.words.format(level) for size in SIZES for level in size.levels(case))
     return (*own, *sizes, *related)
@@ -382,10 +402,11 @@ def simplicity(case: AttentionCase, relation: str | None = None) -> tuple[float,
     """Return a key by which simpler cases come first.
 
     Few features and oddities count most, then plain types and heads, then few and short sequences, then small numbers.
+    A relation counts as two features, because its case is two launches.
     """
     heads, pages = case.heads, case.pages
     return (
-        sum(trait.present(case) for trait in FEATURES) + bool(relation),
+        sum(trait.present(case) for trait in FEATURES) + 2 * bool(relation),
         sum(trait.present(case) for trait in KINDS),
         len(case.sequences),
         case.total_keys,
