@@ -71,7 +71,7 @@ def test_a_dot_product_of_the_interpreter_takes_both_factors_first() -> None:
 def test_the_interpreter_changes_the_syntax_tree_of_each_function() -> None:
     assert isinstance(interpreter.FunctionRewriter.ast_transformer, triton_compat.SyntaxTransformer)
     assert isinstance(InterpretedFunction.rewritten_fn, dict)
-    assert callable(triton_compat.SyntaxTransformer.visit_Compare)
+    assert callable(triton_compat.SyntaxTransformer.visit_Assign)
 
 
 def test_a_tensor_handle_has_data_and_a_type() -> None:
