@@ -11,7 +11,7 @@ import msgspec
 
 from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.errors import UnsupportedByBackendError
+from fuzz_attn.errors import BindingError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class CaseJudge:
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
         target, backend = self.target, self.backend
+        _require_whole(target)
         backend.start()
         shims = backend.preflight()
         domain = target.domain
@@ -58,6 +59,9 @@ class CaseJudge:
             shims,
             domain,
             backend.notes(),
+            target.match.binding,
+            target.match.reasons,
+            target.match.published,
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -115,9 +119,17 @@ def load(setup: Setup) -> CaseJudge:
 
     without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
     with gpu_answers() if without_gpu else nullcontext():
-        target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+        target = load_target(setup.target, setup.family, setup.binding).on_device(backend.tensor_core_slack)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
     return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory)
+
+
+def _require_whole(target: Target) -> None:
+    """Raise :class:`fuzz_attn.errors.BindingError` where nothing tells a convention of a target's binding."""
+    from fuzz_attn.bindings.open_conventions import how_to_state, open_in  # noqa: PLC0415 - only where it is needed
+
+    for name in open_in(target.match.binding):
+        raise BindingError(f"target={target.name!r} does not tell its {name}: state {how_to_state(name)}")
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -18,7 +18,9 @@ def exported(found: Counterexample, spec: str) -> Script:
     Its bounds hold on every device, also where tensor cores truncate. Raises :class:`fuzz_attn.errors.FuzzAttnError`
     for a target that does not load.
     """
-    judge = load(Setup(spec, found.family, "simulator"))  # only for the target: the script chooses its device
+    judge = load(
+        Setup(spec, found.family, "simulator", binding=found.binding)
+    )  # only for the target: the script chooses its device
     target = judge.target.on_device(TENSOR_CORE_SLACK)
     experiment = RecordedExperiment(found.case, target, judge.backend)
     expected = expectations(experiment, found.verdict.property_name, found.relation)

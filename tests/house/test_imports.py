@@ -22,7 +22,7 @@ LAYERS: Final = (
     ("errors",),
     ("kernels", "simulator"),
     ("case", "cache_folder"),
-    ("strategies", "inputs"),
+    ("strategies", "inputs", "bindings"),
     ("oracle", "coverage"),
     ("backends", "targets", "counterexamples"),
     ("properties",),
