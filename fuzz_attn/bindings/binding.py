@@ -55,6 +55,7 @@ class Binding(Plain, frozen=True):
     - ``off``: what the argument of a role is where the case does not have the feature.
     - ``implied``: roles whose argument is left out where it equals what launchers derive themselves.
     - ``index_dtype``: the type of lengths and indices that are made for the call.
+    - ``whole``: nothing is open or left to the names of parameters.
     - ``instance``: arguments of the constructor, where the target is a method of a class.
     """
 
@@ -72,6 +73,7 @@ class Binding(Plain, frozen=True):
     implied: tuple[str, ...] = ()
     index_dtype: Literal["int32", "int64"] = "int32"
     instance: dict[str, Constant] | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a parameter that is stated twice, and a layout without such a name."""

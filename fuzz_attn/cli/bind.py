@@ -44,5 +44,5 @@ def print_binding(ready: Ready, printer: Console) -> None:
         table.add_row(*row)
     show(printer, table)
     show(printer, "")
-    for line in conventions_of(ready):
+    for line in (*conventions_of(ready), *(f"Note: {note}" for note in ready.notes)):
         show(printer, line)

@@ -11,7 +11,7 @@ import msgspec
 
 from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.errors import BindingError, UnsupportedByBackendError
+from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from fuzz_attn.targets.target import Target
 
 
-@dataclass(frozen=True)
+@dataclass
 class CaseJudge:
-    """A target and its backend, both imported. With ``strict``, what the target refuses is a failure."""
+    """A target and its backend, both imported. With ``strict``, what the target refuses is a failure.
+
+    Where the names of its parameters do not tell how the target is called, it is calibrated once the device has
+    started.
+    """
 
     target: Target
     backend: Backend
     strict: bool = False
     memory: int = 0
     """The limit of a process's memory in bytes, 0 for none."""
+    learned: tuple[str, ...] = ()
+    """What the calibration has learned, in sentences."""
 
     @property
     def forks_first(self) -> bool:
@@ -37,14 +43,18 @@ class CaseJudge:
         return self.backend.forks_first
 
     def start(self) -> None:
-        """Start the device; raises :class:`fuzz_attn.errors.BackendError` if it cannot."""
+        """Start the device and calibrate the target; raises :class:`fuzz_attn.errors.FuzzAttnError` if it cannot."""
+        from fuzz_attn.calibration.calibrate import calibrated  # noqa: PLC0415 - imports torch, as below
+
         self.backend.start()
+        self.target, learned = calibrated(self.target, self.backend)
+        self.learned += learned
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
+        reasons = self.target.match.reasons
+        self.start()
         target, backend = self.target, self.backend
-        _require_whole(target)
-        backend.start()
         shims = backend.preflight()
         domain = target.domain
         if not backend.reaches_large_offsets():
@@ -58,9 +68,9 @@ class CaseJudge:
             backend.sanitizers,
             shims,
             domain,
-            backend.notes(),
+            (*backend.notes(), *self.learned),
             target.match.binding,
-            target.match.reasons,
+            reasons,
             target.match.published,
         )
 
@@ -122,14 +132,6 @@ def load(setup: Setup) -> CaseJudge:
         target = load_target(setup.target, setup.family, setup.binding).on_device(backend.tensor_core_slack)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
     return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory)
-
-
-def _require_whole(target: Target) -> None:
-    """Raise :class:`fuzz_attn.errors.BindingError` where nothing tells a convention of a target's binding."""
-    from fuzz_attn.bindings.open_conventions import how_to_state, open_in  # noqa: PLC0415 - only where it is needed
-
-    for name in open_in(target.match.binding):
-        raise BindingError(f"target={target.name!r} does not tell its {name}: state {how_to_state(name)}")
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from fuzz_attn.bindings.binding import Binding, TensorRecipe
+from fuzz_attn.bindings.words import capital, phrase
 from fuzz_attn.engine.messages import Ready
-
-WINDOWS: Final = {
-    "pair": "A window of W keys is passed as (W - 1, 0).",
-    "keys": "A window counts keys, a row's own included: W.",
-    "left": "A window counts the keys before a row's own: W - 1.",
-}
-SCALES: Final = {
-    "tensor": "Scales are tensors of one element",
-    "float": "Scales are floats",
-    "per_head": "Scales are tensors with one element for each KV head",
-}
-DIRECTIONS: Final = {"multiply": "a stored number times its scale is the real one", "divide": "they divide"}
-FP8: Final = {"typed": "fp8 caches have torch's fp8 types.", "bytes": "fp8 caches are passed as bytes (uint8)."}
 
 
 def parameters_of(ready: Ready) -> Iterator[tuple[str, str, str]]:
@@ -46,15 +33,12 @@ def conventions_of(ready: Ready) -> Iterator[str]:
     """Yield a sentence for each convention that matters for the parameters of a target."""
     binding = ready.binding
     roles = set(binding.parameter_of)
-    layout = binding.cache_layout
-    yield f"Caches: {layout.words if layout else 'in a layout that is not known yet'}."
-    yield "The output is returned." if binding.output == "returned" else "The output is written in place."
-    if "window" in roles and binding.window:
-        yield WINDOWS[binding.window]
-    if roles & {"k_scale", "v_scale"} and binding.scales:
-        yield f"{SCALES[binding.scales]}; {DIRECTIONS[binding.scale_direction or 'multiply']}."
-    if binding.fp8:
-        yield FP8[binding.fp8]
+    names = ["layout", "output"]
+    names += ["window"] * ("window" in roles) + ["scales", "scale_direction", "fp8"] * bool(
+        {"k_scale", "v_scale"} & roles
+    )
+    for name in names:
+        yield capital(f"{phrase(name, getattr(binding, name))}.")
     for role, value in binding.off.items():
         if role in roles:
             yield f"{role} is off as {value!r}."

@@ -26,6 +26,7 @@ LAYERS: Final = (
     ("oracle", "coverage"),
     ("backends", "targets", "counterexamples"),
     ("properties",),
+    ("calibration",),
     ("engine",),
     ("report", "export"),
     ("mutation",),

@@ -36,6 +36,8 @@ class Match:
     binding: Binding
     reasons: dict[str, str] = field(default_factory=dict)
     published: bool = False
+    family_is_open: bool = False
+    """Whether the names do not tell where the keys of new tokens are read: packed, or from the cache."""
 
 
 def match_of(signature: Signature, family: Family | None = None, stated: Binding | None = None) -> Match:
@@ -46,6 +48,8 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
     for a parameter without a role, two parameters with one role, and a role that is missing.
     """
     stated = stated or Binding()
+    if stated.whole:
+        return Match(stated, dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, stated))
     family = stated.family or family
     interface = _published(signature, family, stated)
     if interface is None:
@@ -95,6 +99,7 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
     roles, reasons = _roles(signature, stated)
     _require_each_once(roles)
     bound = {role for role in roles.values() if role != LEFT_OUT}
+    is_open = family is None and "new_keys" in bound
     family = family or _form(bound)
     roles = {name: role for name, role in roles.items() if _is_passed(name, role, bound, signature)}
     reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.constants, *stated.tensors}}
@@ -107,7 +112,7 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
         roles=roles,
         output=output,
     )
-    return Match(binding, reasons | _neutral(signature, binding))
+    return Match(binding, reasons | _neutral(signature, binding), family_is_open=is_open)
 
 
 def _roles(signature: Signature, stated: Binding) -> tuple[dict[str, str], dict[str, str]]:
