@@ -84,7 +84,8 @@ class Calibration:
             self.binding = next(iter(question.candidates(self.binding)))
         elif settles:
             ways = "; ".join(f"{how_to_state(name)}" for name in settles)
-            why = f"it {tried[0].why}" if raised else f"it gives {tried[0].why}"
+            shown = next((each for each in tried if each.outcome == "wrong"), tried[0])
+            why = f"it {shown.why}" if raised else f"it gives {shown.why}"
             raise self._error(f"fits no {settles[0]} on an easy case, so state {ways} in a binding file ({why})")
         else:
             what = f"with {question.feature}" if question.feature else "without any feature"
@@ -104,10 +105,11 @@ def calibrated(target: Target, backend: Backend) -> tuple[Target, tuple[str, ...
     if match.published or match.binding.whole:
         return target, ()
     state = _with_plain_case(target, backend)
-    state.binding = replace(state.binding, scales=match.binding.scales)
     features = domain_of(state.binding).features
     for question in QUESTIONS[1:]:
         if question.feature in features and (state.binding.family != target.family or _promises(target, question)):
+            if question.name == "scales":  # the plain case tells only which form a target accepts when it is off
+                state.binding = replace(state.binding, scales=match.binding.scales)
             state.ask(question)
     whole = bound_to(target, next(filled(state.binding, list(open_in(state.binding)))))
     features = (whole.domain.features & expressible(whole.match.binding)) - state.refused

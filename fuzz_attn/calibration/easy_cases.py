@@ -12,10 +12,10 @@ from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
-from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
+from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
 
 Batch: TypeAlias = Literal["ragged", "decode", "fresh"]
-"""``ragged`` has a sequence with several new tokens and a context; the others are easier: only decode, or no context."""
+"""``ragged`` has a sequence with several new tokens and a context; easier are only decode, and no context."""
 
 _HEAD_SIZES: Final = (64, 128, 32, 16, 256)
 _BLOCK_SIZES: Final = (16, 64, 32, 128, 256)
@@ -58,6 +58,8 @@ def _allowed(wanted: tuple[int, ...], bounds: tuple[int, ...]) -> list[int]:
 def plain_case(family: Family, size: Size) -> AttentionCase:
     """Return a case without a feature: two sequences, one of them on two pages.
 
+    Unused slots hold zeros: a target that reads a slot in vain, which a campaign finds, must not look wrong here.
+
     A cache does not hold new tokens that are read packed, so that a target which reads them there is seen.
     """
     interface = FAMILIES[family]
@@ -71,6 +73,7 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
         pages=PageLayout(block_size=size.block_size, permuted=True, spare_blocks=1),
         softmax_scale=float(size.head_size**-0.5),
         near_uniform=True,
+        poison=PoisonRecipe(keys="zero", values="zero"),
         stale_cache="stale_cache" in interface.features,
         seed=1,
     )

@@ -58,3 +58,47 @@ def normalised(scores: torch.Tensor, extra: torch.Tensor | None) -> torch.Tensor
         return scores.softmax(-1)
     logit = extra.float().reshape(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
     return torch.cat((scores, logit), -1).softmax(-1)[..., :-1]
+
+
+def counts_own(
+    asks: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    where: torch.Tensor,
+    token_offsets: torch.Tensor,
+    lens: torch.Tensor,
+    temperature: float,
+    reach: int = 0,
+) -> torch.Tensor:
+    """Return the same; a window counts keys, a row's own included, and 0 is none."""
+    return ragged_paged(asks, key_pages, value_pages, where, token_offsets, lens, temperature, reach - 1)
+
+
+def takes_both(
+    asks: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    where: torch.Tensor,
+    token_offsets: torch.Tensor,
+    lens: torch.Tensor,
+    temperature: float,
+    reach: int | tuple[int, int] = 0,
+) -> torch.Tensor:
+    """Return the same; a window is a number of keys or (keys before a row's own, 0)."""
+    left = reach[0] if isinstance(reach, tuple) else reach - 1
+    return ragged_paged(asks, key_pages, value_pages, where, token_offsets, lens, temperature, left)
+
+
+def half_too_large(
+    asks: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    where: torch.Tensor,
+    token_offsets: torch.Tensor,
+    lens: torch.Tensor,
+    temperature: float,
+    reach: int = -1,
+) -> torch.Tensor:
+    """Return a wrong result: every element is half as large again as it should be."""
+    result = ragged_paged(asks, key_pages, value_pages, where, token_offsets, lens, temperature, reach)
+    return result * 1.5

@@ -217,7 +217,7 @@ def _constant(value: object) -> Constant:
 
 def _window_told(default: object, annotation: str) -> WindowSpelling | None:
     """Return the spelling of a window that a default or an annotation shows: only a pair shows itself."""
-    return "pair" if isinstance(default, tuple | list) or "tuple" in annotation.lower() else None
+    return "pair" if isinstance(default, tuple | list) or annotation.lower().startswith("tuple") else None
 
 
 def _scales_told(default: object, annotation: str) -> ScaleForm | None:
