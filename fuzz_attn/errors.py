@@ -32,7 +32,11 @@ class TargetError(FuzzAttnError):
 
 
 class BindingError(FuzzAttnError):
-    """A binding that could not compute the arguments of a target: a defect of the binding, not of the target."""
+    """A binding that does not fit a target, or that could not compute its arguments: no defect of the target."""
+
+
+class ReturnedOutputError(FuzzAttnError):
+    """A target that returned no output, or one of another shape or type: a failure of the target."""
 
 
 class BackendError(FuzzAttnError):

@@ -8,6 +8,7 @@ import sys
 import click
 
 from fuzz_attn.cli.audit import audit
+from fuzz_attn.cli.bind import bind
 from fuzz_attn.cli.coverage import coverage
 from fuzz_attn.cli.export import export
 from fuzz_attn.cli.mark import mark
@@ -42,7 +43,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, replay, show, mark, export, coverage, audit, targets):
+for command in (run, replay, bind, show, mark, export, coverage, audit, targets):
     main.add_command(command)
 
 if __name__ == "__main__":
