@@ -110,10 +110,14 @@ _ON: Final[dict[str, dict[str, Any]]] = {
     "alibi": {"alibi": AlibiRecipe()},
     "qq_bias": {"qq_bias": QQBiasRecipe()},
     "sinks": {"sinks": SinkRecipe()},
+    "filter_by_query_len": {"filter_by_query_len": True},
+    "uint8_cache": {"uint8_cache": True},
+    "stale_cache": {"stale_cache": True},
+    "padded_tokens": {"padded_tokens": 1},
 }
-"""How a probe switches a feature on, for a target that requires it."""
-_SWITCHED: Final = (*_ON, "filter_by_query_len", "uint8_cache", "stale_cache", "padded_tokens")
-"""The features that are attributes by their own name; the types are one attribute, the strides another."""
+"""How a probe switches a feature on. Only these are attributes by their own name; all types are one attribute."""
+_REQUIRED: Final = ("window", "softcap", "alibi", "qq_bias", "sinks")
+"""Features that a target may require, so that probes switch them on in every case."""
 
 
 def _switch(name: Feature, case: AttentionCase, on: bool) -> AttentionCase:
@@ -121,7 +125,7 @@ def _switch(name: Feature, case: AttentionCase, on: bool) -> AttentionCase:
 
 
 def _values_of_feature(name: Feature, domain: Domain) -> tuple[bool, ...]:
-    return (False, True) if name in _ON and domain.allows(name) else (False,)
+    return (False, True) if name in _REQUIRED and domain.allows(name) else (False,)
 
 
 def _feature_of_key(name: str, key: CompileKey) -> bool:
@@ -139,7 +143,7 @@ def _features() -> tuple[Attribute, ...]:
             feature=feature.name,
         )
         for feature in CASE_FEATURES
-        if feature.name in _SWITCHED
+        if feature.name in _ON
     )
 
 
