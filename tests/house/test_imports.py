@@ -28,7 +28,7 @@ LAYERS: Final = (
     ("properties",),
     ("engine",),
     ("report", "export"),
-    ("mutation",),
+    ("mutation", "ledger"),
     ("settings",),
     ("api",),
     ("pytest_plugin",),
