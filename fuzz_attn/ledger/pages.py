@@ -14,7 +14,7 @@ from fuzz_attn.ledger.summaries import origin, word_of
 def write_pages(table: Table, folder: Path) -> Iterator[Path]:
     """Write the pages that a folder lacks and yield their paths; a page that exists was finished by hand and stays."""
     for row in table.rows.values():
-        path = folder / f"{row.name}.md"
+        path = folder / page_name(table, row)
         if not row.confirmed or path.exists():
             continue
         try:
@@ -23,6 +23,11 @@ def write_pages(table: Table, folder: Path) -> Iterator[Path]:
         except OSError as error:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
         yield path
+
+
+def page_name(table: Table, row: Row) -> str:
+    """Return the name of the file of a row's page."""
+    return f"{table.launcher(row).package}-{row.name}.md"
 
 
 def page(table: Table, row: Row) -> str:

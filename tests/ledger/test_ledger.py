@@ -16,8 +16,9 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import LedgerError
+from fuzz_attn.ledger.pages import page_name
 from fuzz_attn.ledger.rows import OWN, TABLE, load_table
-from fuzz_attn.ledger.summaries import word_of
+from fuzz_attn.ledger.summaries import counts_in_markdown, word_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
 
@@ -174,7 +175,7 @@ def test_a_row_that_does_not_exist_is_one_line(write: Write) -> None:
 def test_pages_are_written_once(write: Write, tmp_path: Path) -> None:
     folder = write()
     assert ledger("--ledger", folder, "--pages", "--out", tmp_path / "pages").exit_code == 0
-    page = tmp_path / "pages" / "a-row.md"
+    page = tmp_path / "pages" / "published-sample-a-row.md"
     assert page.read_text().startswith("# The last row is not written\n")
     page.write_text("finished by hand")
     assert ledger("--ledger", folder, "--pages", "--out", tmp_path / "pages").stdout == ""
@@ -209,3 +210,27 @@ def test_a_pass_before_the_first_failure_is_not_called_fixed() -> None:
     row = OWN_TABLE.rows["unified-block-table"]
     assert word_of(row, "0.11.0") == "passes"
     assert word_of(OWN_TABLE.rows["unified-softcap-overflow"], "0.33.0") == "FIXED"
+
+
+def test_the_first_table_of_the_readme_is_the_summary() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = text[text.index("\n|") + 1 :].partition("\n\n")[0] + "\n"
+    assert first == counts_in_markdown(OWN_TABLE), "replace the table by the expected text"
+
+
+FINDINGS = ROOT / "reports" / "findings"
+
+
+def test_each_confirmed_row_has_a_page() -> None:
+    confirmed = {page_name(OWN_TABLE, row) for row in OWN_TABLE.rows.values() if row.confirmed}
+    assert {path.name for path in FINDINGS.glob("*.md")} == {"README.md", *confirmed}
+
+
+@pytest.mark.parametrize("name", [name for name, row in OWN_TABLE.rows.items() if row.confirmed])
+def test_a_page_states_what_the_ledger_states(name: str) -> None:
+    row = OWN_TABLE.rows[name]
+    page = (FINDINGS / page_name(OWN_TABLE, row)).read_text(encoding="utf-8")
+    assert page.startswith(f"# {row.title}\n")
+    assert row.reference in page
+    assert f"`{row.line}`" in page
+    assert all(f"| {version} | {word_of(row, version)} |" in page for version in row.versions)
