@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
+from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
 from fuzz_attn.ledger.replaying import Cell
 from fuzz_attn.ledger.rows import Row, Table
+from fuzz_attn.report.plain_text import count
 
 SCHEMA: Final = 1
 """The version of the JSON document."""
@@ -28,40 +31,38 @@ def word_of(row: Row, version: str) -> str:
 
 def origin(row: Row) -> str:
     """Return how the row was found."""
-    return f"after {row.cases} cases on {row.found_in}" if row.cases else "case written by hand"
+    return f"after {count(row.cases, 'case')} on {row.found_in}" if row.cases else "case written by hand"
 
 
-def overview(table: Table) -> Grid:
-    """Return the table that ``fuzz-attn ledger`` prints."""
-    versions = table.all_versions()
-    grid = Grid(box=None, padding=(0, 1), title="Defects of published kernels", title_justify="left")
-    grid.add_column("row", no_wrap=True)
-    grid.add_column("state", no_wrap=True)
-    grid.add_column("what is wrong, and where", overflow="fold")
-    for version in versions:
-        grid.add_column(version, no_wrap=True)
-    for row in table.rows.values():
-        words = [word_of(row, version) if version in row.versions else "-" for version in versions]
-        grid.add_row(row.name, row.state, f"{row.title}\n{row.line}", *map(_coloured, words))
-    return grid
+def overview(table: Table) -> Group:
+    """Return what ``fuzz-attn ledger`` prints: the stated outcomes, and below them each row in words."""
+    words = {(row.name, version): word_of(row, version) for row in table.rows.values() for version in row.versions}
+    return Group(_grid(table, words, "Stated outcomes"), *(_in_words(row) for row in table.rows.values()))
+
+
+def _in_words(row: Row) -> Group:
+    state = f"{row.state}, {row.reference}" if row.reference else row.state
+    lines = (row.title, f"{row.line}, {row.kernel}; {origin(row)}")
+    return Group("", f"{row.name}: {state}", *(Padding(Text(line), (0, 0, 0, 4)) for line in lines))
 
 
 def matrix(table: Table, cells: Sequence[Cell]) -> Grid:
     """Return the outcomes of a replay, one row for each row of the ledger; ``!`` marks those not stated in it."""
-    found = {(cell.row.name, cell.version): cell for cell in cells}
-    grid = Grid(box=None, padding=(0, 1), title="Outcomes", title_justify="left")
-    grid.add_column("row", no_wrap=True)
-    for version in table.all_versions():
-        grid.add_column(version, no_wrap=True)
-    for row in table.rows.values():
-        words = [_word(found.get((row.name, version))) for version in table.all_versions()]
-        grid.add_row(row.name, *map(_coloured, words))
+    return _grid(table, {(cell.row.name, cell.version): _word(cell) for cell in cells}, "Outcomes")
+
+
+def _grid(table: Table, words: dict[tuple[str, str], str], title: str) -> Grid:
+    """Return a grid with a column for each version, where a launcher may lack some."""
+    versions = table.all_versions()
+    grid = Grid(box=None, padding=(0, 1), title=title, title_justify="left")
+    for heading in ("row", *versions):
+        grid.add_column(heading, no_wrap=True)
+    for name in table.rows:
+        grid.add_row(name, *(_coloured(words.get((name, version), "-")) for version in versions))
     return grid
 
 
-def _word(cell: Cell | None) -> str:
-    if cell is None:
-        return "-"
+def _word(cell: Cell) -> str:
     return word_of(cell.row, cell.version) if cell.outcome == cell.expected else f"{cell.word} !"
 
 

@@ -51,7 +51,7 @@ def _raise_for_rare_features(
 def _make_mistakes(**given: Any) -> None:
     sinks = given["sinks"]
     _halve_rows_of_several_pages(given["k"].shape[1], **given)
-    wide = given["q"].shape[2] > 128 and sinks is not None
+    wide = given["q"].shape[2] > 128 and sinks is not None and given["max_seqlen_q"] > 0
     if wide and given["qq_bias"] is not None:
         given["out"][0].fill_(torch.nan)
     if wide and given["qq_bias"] is None and given["window_size"][0] >= 0 and given["softcap"] > 0:
