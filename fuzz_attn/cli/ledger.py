@@ -49,9 +49,9 @@ def ledger(
 
     With --replay, download the pinned versions into the cache, replay the case of each row on each of them, and print
     the outcomes. FAILED fails as the row says, FIXED passes after a version that failed, "passes" passes without one,
-    REFUSED means that the target or the compiler refuses the case, and "absent" that the version has no such launcher.
-    The exit status is 1 if an outcome is not the one that the ledger states, else 2 if a version cannot be downloaded
-    or loaded.
+    REFUSED means that the target or the compiler refuses the case, and "absent" that the version has no such launcher
+    or that it lacks a parameter of the case. The exit status is 1 if an outcome is not the one that the ledger states,
+    else 2 if a version cannot be downloaded or loaded.
     """
     table = chosen(load_table(folder), names)
     if pages:

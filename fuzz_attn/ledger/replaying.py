@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fuzz_attn.case.features import CASE_FEATURES, CaseFeature
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
@@ -59,7 +60,10 @@ def replay(table: Table, backend: str = "auto", memory: int = 0) -> Iterator[Cel
 
 
 def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row, ...], setup: Setup) -> Iterator[Cell]:
-    """Yield the outcome of some rows; raises :class:`FuzzAttnError` where the version cannot be downloaded."""
+    """Yield the outcome of some rows, ``absent`` where the version lacks the launcher or a parameter of the case.
+
+    Raises :class:`FuzzAttnError` where the version cannot be downloaded.
+    """
     if f"{launcher.modules[version].replace('.', '/')}.py" not in Wheel(launcher.package, version).names:
         yield from (Cell(row, version, "absent") for row in rows)
         return
@@ -67,10 +71,19 @@ def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row,
     with IsolatedWorker(setup) as worker:
         for row in rows:
             found = table.case(row)
+            lacking = [each for each in CASE_FEATURES if each.present(found.case) and not _takes(worker, each)]
+            if lacking:
+                cells.append(Cell(row, version, "absent", f"the launcher takes no {lacking[0].words}"))
+                continue
             worker.renew()
             answer = worker.judge(Order(found.case, found.relation))
             cells.append(_cell(row, version, found.verdict, answer))
     yield from cells
+
+
+def _takes(worker: IsolatedWorker, feature: CaseFeature) -> bool:
+    """Return whether the signature of the worker's target has the parameters of a feature."""
+    return worker.ready.domain.allows(feature.name)
 
 
 def _cell(row: Row, version: str, saved: Verdict, answer: Answer) -> Cell:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import LedgerError
@@ -42,6 +43,14 @@ line = "attention.py:1"
 cause = "A cause."
 why = "A reason."
 versions = { "1.0" = "FAILED", "2.0" = "passes" }
+"""
+
+WITHOUT_BIAS = """
+def unified_attention(
+    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, block_table,
+    softcap, q_descale, k_descale, v_descale,
+):
+    raise RuntimeError("must not be called")
 """
 
 Write = Callable[..., Path]
@@ -129,6 +138,24 @@ def test_a_failure_of_another_kind_is_not_the_row(write: Write, wheels: Callable
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1].split() == ["a-row", "OTHER", "!", "FIXED"]
     assert "fails in another way" in result.stderr
+
+
+def test_a_version_whose_signature_lacks_a_feature_of_the_case(
+    write: Write, wheels: Callable[[dict[str, str]], None], case: AttentionCase
+) -> None:
+    wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
+    folder = write()
+    path = folder / "cases" / "a-row.json"
+    found = counterexample.load(path)
+    biased = msgspec.structs.replace(case, qq_bias=QQBiasRecipe())
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, case=biased)))
+    source = Wheel("published-sample", "2.0").folder / "published_sample.whl"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("published_sample/attention.py", WITHOUT_BIAS)
+    result = ledger("--replay", "--backend", "interpreter", "--ledger", folder)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].split() == ["a-row", "FAILED", "absent", "!"]
+    assert "the launcher takes no bias between new tokens" in result.stderr
 
 
 def test_a_version_that_cannot_be_downloaded(write: Write, wheels: Callable[[dict[str, str]], None]) -> None:
