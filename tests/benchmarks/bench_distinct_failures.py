@@ -1,7 +1,7 @@
 """What one run finds of five planted bugs: 120 seconds with two workers, for several seeds.
 
 Run it with ``make bench``, or with seeds of your own: ``bench_distinct_failures.py 1 2 3``. Each run must end with a
-table of five rows. The bugs of both targets show in about one case in 2, 4, 15, 100 and 300; the most frequent one of
+table of five rows. The bugs of both targets show in about one case in 2, 4, 20, 60 and 300; the most frequent one of
 the second target is an out-of-bounds read in a Triton kernel, which shows in nearly every case.
 """
 

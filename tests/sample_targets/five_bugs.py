@@ -1,4 +1,4 @@
-"""Unified attention in plain torch with five bugs, which show in about one case in 2, 4, 15, 100 and 300."""
+"""Unified attention in plain torch with five bugs, which show in about one case in 2, 4, 20, 60 and 300."""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
@@ -54,7 +54,7 @@ def _make_mistakes(**given: Any) -> None:
     wide = given["q"].shape[2] > 128 and sinks is not None and given["max_seqlen_q"] > 0
     if wide and given["qq_bias"] is not None:
         given["out"][0].fill_(torch.nan)
-    if wide and given["qq_bias"] is None and given["window_size"][0] >= 0 and given["softcap"] > 0:
+    if sinks is not None and given["max_seqlen_k"] > 256 and 0 in given["cu_seqlens_q"].diff():
         sinks[0] += 1
 
 
