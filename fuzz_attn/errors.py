@@ -27,6 +27,10 @@ class SettingsError(FuzzAttnError):
     """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
 
 
+class LedgerError(FuzzAttnError):
+    """A ledger that cannot be read, or a row that contradicts itself or does not exist."""
+
+
 class TargetError(FuzzAttnError):
     """A target that does not load, or whose signature fits no family."""
 

@@ -29,7 +29,7 @@ LAYERS: Final = (
     ("calibration",),
     ("engine",),
     ("report", "export"),
-    ("mutation",),
+    ("mutation", "ledger"),
     ("settings",),
     ("api",),
     ("pytest_plugin",),
