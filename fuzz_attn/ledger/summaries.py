@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Group
@@ -11,9 +11,11 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fuzz_attn.ledger.replaying import Cell
 from fuzz_attn.ledger.rows import Row, Table
 from fuzz_attn.report.plain_text import count
+
+if TYPE_CHECKING:
+    from fuzz_attn.ledger.replaying import Cell
 
 SCHEMA: Final = 1
 """The version of the JSON document."""
