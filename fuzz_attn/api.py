@@ -45,9 +45,8 @@ def fuzz(
 
     ``target`` is a value of ``fuzz-attn run --target``, or a function that its module defines by name. ``family`` None
     is the family that fits the signature; ``binding`` says how the target is called, as a binding file does (see
-    docs/bindings.md); ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit
-    the whole test, all shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace
-    these arguments.
+    docs/bindings.md); ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit the whole test, all
+    shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace these arguments.
     """
     import pytest  # noqa: PLC0415 - programs that only call verify need no pytest
 
@@ -79,12 +78,12 @@ def verify(
 ) -> RunReport:
     """Fuzz a target in worker processes and return what was found; ``report.ok`` says whether to trust it.
 
-    ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. ``binding``
-    says how it is called, with the keys of a binding file (docs/bindings.md). None leaves a choice to
-    ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
-    backend ``auto``, one minute, a random seed, a worker for each core, and 8 GiB of memory for each worker
-    (``memory`` is a text such as ``8G``, or ``none``). Failures are saved in tests/counterexamples and logs in
-    reports/runs; with ``out``, both below that folder. With ``strict``, a case that the target refuses is a failure.
+    ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. ``binding`` says how it is
+    called, with the keys of a binding file (docs/bindings.md). None leaves a choice to ``[tool.fuzz_attn]`` of the
+    nearest pyproject.toml, else to the default: the family that fits the signature, the backend ``auto``, one minute, a
+    random seed, a worker for each core, and 8 GiB of memory for each worker (``memory`` is a text such as ``8G``, or
+    ``none``). Failures are saved in tests/counterexamples and logs in reports/runs; with ``out``, both below that
+    folder. With ``strict``, a case that the target refuses is a failure.
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """

@@ -19,10 +19,11 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
 
 def open_in(binding: Binding) -> tuple[str, ...]:
     """Return the conventions that matter for the roles of a binding and that it does not state."""
-    return tuple(name for name in CHOICES if getattr(binding, name) is None and _matters(name, binding))
+    return tuple(name for name in CHOICES if getattr(binding, name) is None and matters(name, binding))
 
 
-def _matters(name: str, binding: Binding) -> bool:
+def matters(name: str, binding: Binding) -> bool:
+    """Return whether an argument of a call depends on a convention."""
     roles = set(binding.parameter_of)
     if name == "layout":
         return True

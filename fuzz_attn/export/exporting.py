@@ -19,9 +19,8 @@ def exported(found: Counterexample, spec: str) -> Script:
     Its bounds hold on every device, also where tensor cores truncate. Raises :class:`fuzz_attn.errors.FuzzAttnError`
     for a target that does not load.
     """
-    judge = load(
-        Setup(spec, found.family, "simulator", binding=found.binding)
-    )  # only for the target: the script chooses its device
+    # Only for the target: the script chooses its device.
+    judge = load(Setup(spec, found.family, "simulator", binding=found.binding))
     target = judge.target.on_device(TENSOR_CORE_SLACK)
     if target.match.binding.output == "returned":
         raise BindingError(f"target={spec!r} returns its output: a script can only call one that writes it in place")

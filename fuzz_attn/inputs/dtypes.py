@@ -20,7 +20,7 @@ NUMPY_DTYPES: Final[dict[DTypeName, np.dtype[Any]]] = {
 UNSIGNED: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """The unsigned integer of numpy that holds an element of so many bytes."""
 
-INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """An integer of torch that holds an element of so many bytes, and that numpy knows."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuzz_attn.bindings.binding import Binding, TensorRecipe
+from fuzz_attn.bindings.open_conventions import CHOICES, matters
 from fuzz_attn.bindings.words import capital, phrase
 from fuzz_attn.engine.messages import Ready
 
@@ -32,13 +33,8 @@ def _tensor(recipe: TensorRecipe) -> str:
 def conventions_of(ready: Ready) -> Iterator[str]:
     """Yield a sentence for each convention that matters for the parameters of a target."""
     binding = ready.binding
-    roles = set(binding.parameter_of)
-    names = ["layout", "output"]
-    names += ["window"] * ("window" in roles) + ["scales", "scale_direction", "fp8"] * bool(
-        {"k_scale", "v_scale"} & roles
-    )
-    for name in names:
+    for name in ("output", *(name for name in CHOICES if matters(name, binding))):
         yield capital(f"{phrase(name, getattr(binding, name))}.")
     for role, value in binding.off.items():
-        if role in roles:
+        if role in binding.parameter_of:
             yield f"{role} is off as {value!r}."

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.bindings.layouts import AXES, Layout, groups_of
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -37,14 +38,14 @@ def guarded(name: str, values: torch.Tensor, guard: float | None = None) -> Copy
     if guard is not None:
         memory.view(values.dtype).fill_(guard)
     tensor = _inside(memory, tuple(values.shape), values.dtype)
-    _bytes_of(tensor).copy_(_bytes_of(values))
+    bits_of(tensor).copy_(bits_of(values))
     return Copy(name, tensor, memory, memory.clone())
 
 
 def cache_copy(name: str, tensors: AttentionTensors, layout: Layout) -> Copy:
     """Return one of the caches in another layout, poison in unused slots included."""
     slots, pattern = (tensors.key_slots, layout.keys) if name == "key_cache" else (tensors.value_slots, layout.values)
-    rows = _bytes_of(slots).flatten(3)
+    rows = bits_of(slots).flatten(3)
     sizes = dict(zip(AXES, (*rows.shape[:3], *_pieces(tensors, rows.shape[3])), strict=True))
     groups = groups_of(pattern)
     axes = [AXES.index(axis) for group in groups for axis in group]
@@ -57,11 +58,6 @@ def _pieces(tensors: AttentionTensors, head_size: int) -> tuple[int, int]:
     """Return how many pieces of 16 bytes a key has, and their elements; one piece where that does not divide it."""
     x = max(1, 16 // tensors.key_cache.element_size())
     return (head_size // x, x) if head_size % x == 0 else (1, head_size)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of one-byte elements as bytes, which torch copies and indexes everywhere; others unchanged."""
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 def _memory(size: int, device: torch.device) -> torch.Tensor:

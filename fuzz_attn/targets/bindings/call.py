@@ -9,6 +9,7 @@ import torch
 
 from fuzz_attn.bindings.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.errors import ReturnedOutputError
+from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.problem import Problem
 from fuzz_attn.targets.bindings.roles import ROLES
@@ -69,9 +70,5 @@ def take(result: object, tensors: AttentionTensors) -> None:
     rows = sum(tensors.query_lens)
     answered = tensors.answered_tokens
     live = slice(0, rows) if answered is None else answered.nonzero().flatten()
-    stored, given = (_bytes_of(tensor)[:rows] for tensor in (output, found))
+    stored, given = (bits_of(tensor)[:rows] for tensor in (output, found))
     stored[live] = given[live]
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
