@@ -13,8 +13,10 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import EXP_UNITS, OVERFLOW, TF32_UNIT, UNDERFLOW, UNIT, unit_roundoff
+from fuzz_attn.oracle import arithmetic
+from fuzz_attn.oracle.arithmetic import SCORE_ROUNDINGS, Rounding
+from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
+from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SECOND_ORDER: Final = 1 + 2.0**-16
@@ -54,25 +56,37 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     shape = (*block.queries.shape[:4], block.keys.shape[2])
     scores = (queries @ keys).mul_(scale).view(shape)
     magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
-    error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
+    units = dot_units(tensors, model)
+    error = (magnitudes * units).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
+    error = arithmetic.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
+    rounding = arithmetic.rounding_to(model.scores, tensors)
+    error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
-    scores, error = _biased(block, tensors, scores, error)
+        error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, tensors.softcap))
+    scores, error = _biased(block, tensors, scores, error, rounding)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
     rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
-    error = exp_error(scores - top, rescales).add_(error).mul_(SECOND_ORDER)
+    present = sink.abs().masked_fill(sink <= NO_SINK, 0.0)
+    sink_error = rounding.after(present, torch.zeros_like(top), 2)
+    error, sink_error = arithmetic.softmax_errors(
+        (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
+    )
+    error = exp_error(scores - top, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
+    sink_error = exp_error(sink - top, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
+    narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
     return Logits(
         exact=exact,
         error=error,
         sink=sink,
-        sink_error=exp_error(sink - top, rescales + 1).add_(sink.abs(), alpha=UNIT).mul_(SECOND_ORDER),
+        sink_error=sink_error.mul_(SECOND_ORDER),
         top=top,
         rescales=rescales,
         terms=num_visible + rescales,
-        overflows=_overflows(magnitudes, block.hidden, min(1.0, abs(scale))),
+        overflows=_either(_overflows(magnitudes, block.hidden, min(1.0, abs(scale))), narrow),
     )
 
 
@@ -104,44 +118,48 @@ def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
 
     It covers ``head_size`` products and additions in any order (with FMA or without), the product with the scale, the
     scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
-    allows it the cut of both operands to tf32 and K left unrounded after dequantisation.
+    allows it operands cut to fewer bits, or in parts, and K left unrounded after dequantisation.
     """
     query = tensors.query.dtype
     units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
-    total = (tensors.query.shape[-1] * accumulation_unit(query, model) + units * UNIT) * SECOND_ORDER
-    if model.tf32 and query == torch.float32:
-        total += TF32_UNIT * (2 + TF32_UNIT)
+    terms, unit = tensors.query.shape[-1] * arithmetic.passes(query, model), accumulation_unit(query, tensors, model)
+    summed = terms * unit if model.accumulate == "float32" else grown(terms, unit)
+    total = (summed + units * UNIT) * SECOND_ORDER
+    cut = arithmetic.operand_unit(query, model)
+    total += cut * (2 + cut) * (1 + total)
     if not model.rounds_dequantised and tensors.kv_dtype != query:
         total += unit_roundoff(query)
     return total
 
 
-def accumulation_unit(operands: torch.dtype, model: RoundingModel) -> float:
+def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of one addition inside a dot product of operands of this type."""
     slack = model.accumulate_slack
     if operands.itemsize == 1:
         slack = max(model.fp8_dot_slack, model.tensor_core_slack)
-    elif operands.itemsize == 2 or model.tf32:
+    elif operands.itemsize == 2 or model.input_precision != "ieee":
         slack = max(slack, model.tensor_core_slack)
-    return slack * unit_roundoff(getattr(torch, model.accumulate))
+    return slack * unit_roundoff(arithmetic.dtype_of(model.accumulate, tensors))
 
 
 def softcap_error(
-    scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, tanh_units: float | None = None
+    scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, model: RoundingModel
 ) -> torch.Tensor:
     """Return the error of ``c tanh(s / c)`` for a score ``s`` with an error.
 
     The error of ``s``, and of the division (2 units with a reciprocal), passes through tanh, whose slope on the
-    interval is largest at the end nearest to 0. A tanh made of exponentials has an *absolute* error of up to 8 units:
-    exp loses up to 6 and the rounding of its argument 1, of which at most half arrive; an approximate division loses 4
-    and the subtraction half a unit. With ``tanh_units`` the error is that many units of the result instead. The product
-    with ``c`` (and log2(e)) has a relative error.
+    interval is largest at the end nearest to 0. tanh itself has an absolute error, or with ``tanh_units`` one of that
+    many units of its result. The product with ``c`` (and log2(e)) has a relative error.
     """
     incoming = error + 2 * UNIT * scores.abs()
     nearest = (scores.abs() - incoming).clamp_min_(0.0).div_(softcap)
     slope = 1 - nearest.tanh_().square_()
-    absolute, relative = (8 * UNIT * softcap, 2.0) if tanh_units is None else (0.0, 2.0 + tanh_units)
-    return incoming.mul_(slope).add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
+    units = model.tanh_units
+    absolute, relative = (model.tanh_error * softcap, 2.0) if units is None else (0.0, 2.0 + units)
+    passed = incoming.mul_(slope)
+    if relative * UNIT > SECOND_ORDER - 1:
+        passed.mul_(1 + relative * UNIT)
+    return passed.add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
 
 
 def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
@@ -149,37 +167,44 @@ def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return (2 * addend.abs() + total.abs()) * UNIT
 
 
-def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
+def exp_error(exponent: torch.Tensor, rescales: torch.Tensor, units: float = EXP_UNITS) -> torch.Tensor:
     """Return the relative error of ``exp(exponent)`` and its rescalings, as an error of the logit.
 
     The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent; over all
     rescalings ``exp(m_old - m_new)`` the exponents sum to the same total. Each of the ``rescales + 1`` exponentials
-    loses ``EXP_UNITS``. Numerator and denominator use the same exponentials, so there is no further error.
+    loses ``units``. Numerator and denominator use the same exponentials, so there is no further error.
     """
-    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=EXP_UNITS * UNIT)
+    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=units * UNIT)
 
 
 def _capped(
     scores: torch.Tensor, error: torch.Tensor, softcap: float, model: RoundingModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     capped = (scores / softcap).tanh_().mul_(softcap)
-    return capped, softcap_error(scores, capped, error, softcap, model.tanh_units)
+    return capped, softcap_error(scores, capped, error, softcap, model)
 
 
 def _biased(
-    block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor
+    block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor, rounding: Rounding
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias."""
+    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias.
+
+    Biases and sums may be rounded to the type of the scores.
+    """
     if tensors.alibi_slopes is not None:
         slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
         distance = (block.key_position - block.context_len[:, None]).double()
         alibi = slopes * distance[:, None, None, None]
         scores = scores + alibi
         error = error + addition_error(alibi, scores)
+        error = rounding.after(alibi.abs(), error, SCORE_ROUNDINGS, float(distance.abs().max()) + 1)
+        error = rounding.after(scores.abs(), error, 1)
     if block.qq_bias is not None:
         bias = block.qq_bias[:, None, :, None]
         scores = scores + bias
         error = error + addition_error(bias, scores)
+        error = rounding.after(bias.abs(), error, SCORE_ROUNDINGS)
+        error = rounding.after(scores.abs(), error, 1)
     return scores, error
 
 
@@ -197,3 +222,7 @@ def _overflows(magnitudes: torch.Tensor, hidden: torch.Tensor, scale: float) -> 
     if bool(magnitudes.max() < limit):
         return None
     return ~(magnitudes.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
+
+
+def _either(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return one if other is None else other if one is None else one | other

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.error_bound import (
     MAX_DRIFT,
     Weights,
@@ -93,12 +94,14 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     output = (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
     moved = logit_term(weights, block, output, probability_unit(tensors, model))
     summed = value_term(weights, logits, block, tensors, model)
-    units = normaliser_units(tensors, logits)
+    units = normaliser_units(tensors, logits, model)
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
     factor = output_factor(tensors)
     scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(factor))
+    error = arithmetic.output_error(scaled, error, tensors, model)
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
-    expected, bound = _sanitised(expected, bound, logits, block)
+    limit = min(OVERFLOW, arithmetic.value_limit(tensors, model))
+    expected, bound = _sanitised(expected, bound, logits, block, limit)
     return BlockReference(logits, weights, output, expected, bound, ~(weights.drift <= MAX_DRIFT))
 
 
@@ -113,11 +116,14 @@ def output_factor(tensors: AttentionTensors) -> float:
 
 
 def _sanitised(
-    expected: torch.Tensor, bound: torch.Tensor, logits: Logits, block: RowBlock
+    expected: torch.Tensor, bound: torch.Tensor, logits: Logits, block: RowBlock, limit: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return expected without NaN, and the bound with infinity wherever an intermediate result may overflow float32."""
+    """Return expected without NaN, and the bound with infinity wherever an intermediate result may overflow.
+
+    Sums of values do from ``limit`` on.
+    """
     num_keys = block.values.shape[-2]
-    large = not bool(block.value_sizes.max() * num_keys < OVERFLOW)
+    large = not bool(block.value_sizes.max() * num_keys < limit)
     if logits.overflows is None and not large:
         return expected, bound
     unknown = ~bound.isfinite() | ~expected.isfinite()
@@ -125,5 +131,5 @@ def _sanitised(
         unknown |= logits.overflows
     if large:
         visible = (logits.exact > -torch.inf).double().flatten(2, 3)
-        unknown |= ~(visible @ block.value_sizes < OVERFLOW).view_as(expected)
+        unknown |= ~(visible @ block.value_sizes < limit).view_as(expected)
     return expected.masked_fill(unknown, 0.0), bound.masked_fill(unknown, torch.inf)
