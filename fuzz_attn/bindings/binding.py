@@ -56,6 +56,7 @@ class Binding(Plain, frozen=True):
     - ``implied``: roles whose argument is left out where it equals what launchers derive themselves.
     - ``index_dtype``: the type of lengths and indices that are made for the call.
     - ``whole``: nothing is open or left to the names of parameters.
+    - ``rounding``: fields of :class:`fuzz_attn.oracle.rounding_model.RoundingModel`, how the target rounds.
     - ``instance``: arguments of the constructor, where the target is a method of a class.
     """
 
@@ -74,6 +75,7 @@ class Binding(Plain, frozen=True):
     index_dtype: Literal["int32", "int64"] = "int32"
     instance: dict[str, Constant] | None = None
     whole: bool = False
+    rounding: dict[str, Constant] = {}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
         """Refuse a parameter that is stated twice, and a layout without such a name."""

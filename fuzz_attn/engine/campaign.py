@@ -277,7 +277,7 @@ class Campaign:
         if verdict.kind in ("crash", "timeout"):
             relation = order.relation
         found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
-        binding = None if ready.published else ready.binding
+        binding = None if ready.published and not ready.binding.rounding else ready.binding
         environment = environment_of(ready.backend, ready.shims)
         return msgspec.structs.replace(found, environment=environment, binding=binding)
 

@@ -20,7 +20,7 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
-_ROUNDING_MODEL: Final = RoundingModel(tanh_units=24.0)
+_ROUNDING: Final = RoundingModel(tanh_units=24.0)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
@@ -38,4 +38,4 @@ def built_in(name: str) -> Target | None:
     place, domain = _BUILT_IN[name]
     module, _, function = place.partition(":")
     launcher = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
-    return Target(name=name, call=launcher, domain=domain, rounding_model=_ROUNDING_MODEL)
+    return Target(name=name, call=launcher, domain=domain, rounding=_ROUNDING)

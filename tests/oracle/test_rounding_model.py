@@ -96,9 +96,9 @@ def test_tensor_cores_sum_tf32_operands() -> None:
 
 
 def test_device_never_makes_a_model_finer() -> None:
-    target = Target("made here", print, rounding_model=RoundingModel(input_precision="tf32", tensor_core_slack=1.5))
+    target = Target("made here", print, rounding=RoundingModel(input_precision="tf32", tensor_core_slack=1.5))
     assert target.on_device(2.0).rounding_model == RoundingModel(input_precision="tf32", tensor_core_slack=2.0)
-    assert target.on_device(1.0) == target
+    assert target.on_device(1.0).rounding_model == target.rounding_model
 
 
 def test_models_survive_json() -> None:
