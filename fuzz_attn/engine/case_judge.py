@@ -84,6 +84,7 @@ class CaseJudge:
         from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
         from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.undeclared_rounding import with_rounding_named  # noqa: PLC0415 - as above
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
@@ -94,6 +95,7 @@ class CaseJudge:
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = with_poison_named(verdict, experiment)
+            verdict = verdict if verdict.poison else with_rounding_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(verdict, tuple(others), refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)

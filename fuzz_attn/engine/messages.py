@@ -58,8 +58,8 @@ class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
     With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
-    launches those cases instead and returns only which of them are refused. With ``explain`` the message of a failure
-    also names the poison that reaches the output, which takes a few more launches.
+    launches those cases instead and returns only which of them are refused. With ``explain`` a failure also
+    names the poison that reaches the output, or the rounding that would explain it, which takes more launches.
     """
 
     case: AttentionCase

@@ -63,6 +63,8 @@ def wider(name: str, rounding: dict[str, Any], cases: int) -> float:
 def main(cases: int, names: list[str]) -> None:
     """Print one line for each arithmetic."""
     torch.set_num_threads(1)
+    BACKEND.prepare()
+    BACKEND.preflight()
     narrow_target("float32_attention", {})
     roundings = sys.modules[f"fuzz_attn_target_{FILE.stem}"].ROUNDINGS
     print(f"{'target':24} {'declared':>9} {'worst':>9} {'undeclared':>11} {'worst':>9} {'wider':>7}  rounding")

@@ -22,7 +22,7 @@ from torch_attention import (  # type: ignore[import-not-found] # found beside t
 
 RIGHT = Mistakes()
 TILE = 32
-TILES_OF_A_SEGMENT = 2
+TILES_OF_A_SEGMENT = 3
 
 ROUNDINGS: dict[str, dict[str, Any]] = {}
 """The fields of the rounding model of each function."""
