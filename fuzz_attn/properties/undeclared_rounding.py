@@ -66,11 +66,13 @@ HEAD_SIZE: Final = 64
 LITTLE_LEFT: Final = math.log(0.6)
 """Two independent errors of one size differ by more than each. Less than this is left only by the same roundings."""
 UNKNOWN_SIZE: Final = frozenset(("exp_units", "tanh_units", "tanh_error", "tensor_core_slack"))
-TINY: Final = 2.0**-140
+TINY: Final = 2.0**-300
 NOISE: Final = 2.0**-22
 """Share of an output below which an error is that of float32."""
 LIKE: Final = math.log(3.0)
 """How far sizes of errors may be apart. A bug that few cases show has no errors in most of the launches."""
+SYSTEMATIC: Final = 0.7
+"""Roundings go up and down, so their errors are less proportional to the output than this."""
 NEARLY: Final = 0.1
 """Two roundings whose unlikeness differs by less are both named."""
 
@@ -88,8 +90,14 @@ def with_rounding_named(verdict: Verdict, experiment: Experiment) -> Verdict:
     for tensors in _probes(experiment) if fitting else ():
         fitting = [fields for fields in fitting if _fits(tensors, own, fields)]
         launches.append(Emulated(tensors, own))
-    best = _most_likely(fitting, launches)
+    best = _most_likely(_finest(fitting), launches)
     return msgspec.structs.replace(verdict, hint=in_words(best)) if best else verdict
+
+
+def _finest(fitting: list[Fields]) -> list[Fields]:
+    """Return the fields without coarser values where the size of an error is a guess."""
+    guessed = {tuple(fields): fields for fields in reversed(fitting) if UNKNOWN_SIZE.intersection(fields)}
+    return [fields for fields in fitting if guessed.get(tuple(fields), fields) is fields]
 
 
 def _most_likely(fitting: list[Fields], launches: list[Emulated]) -> list[Fields]:
@@ -110,7 +118,11 @@ class Emulated:
         self._blocks = tuple(row_blocks(tensors))
         self._actual = tensors.output[: sum(tensors.query_lens)].double()
         self._expected = self._with({})
-        self.size = _size(self._actual - self._expected)
+        error = self._actual - self._expected
+        self.size = _size(error)
+        product = float((error * self._expected).mean().abs())
+        self.share = product / max(self.size * _size(self._expected), TINY)
+        """How much the errors are proportional to the output, from 0 to 1, as those of a wrong scale are."""
         self._least = NOISE * _size(self._expected) + TINY
 
     def compared(self, fields: Fields) -> tuple[float, float] | None:
@@ -141,6 +153,8 @@ def _unlikeness(fields: Fields, launches: Sequence[Emulated]) -> tuple[bool, flo
     left = median(pair[0] for pair in found)
     if left < LITTLE_LEFT:
         return False, left, len(fields)
+    if median(launch.share for launch in launches) > SYSTEMATIC:
+        return True, math.inf, len(fields)
     sizes = [pair[1] for pair in found]
     usual = median(sizes) if UNKNOWN_SIZE.intersection(fields) else 0.0
     return True, median(abs(size - usual) for size in sizes), len(fields)

@@ -94,13 +94,15 @@ class Adversary:
             total = total + push * np.abs(total) * ((1 + unit) ** 4 - 1)
         bias = self.row.bias + push * np.abs(self.row.bias) * ((1 + unit) ** 4 - 1)
         total = total + bias
-        return total + push * np.abs(total) * unit * (bias != 0)
+        worst: Array = total + push * np.abs(total) * unit * (bias != 0)
+        return worst
 
     def capped(self, scores: Array, push: Array) -> Array:
         """Return the soft cap of scores."""
         exact, model = np.tanh(scores / self.tensors.softcap), self.model
         size = model.tanh_error if model.tanh_units is None else model.tanh_units * U * np.abs(exact)
-        return self.tensors.softcap * (exact + push * size * self.coarser)
+        worst: Array = self.tensors.softcap * (exact + push * size * self.coarser)
+        return worst
 
     def with_lse(self, logit: Any, push: Any) -> Any:
         """Return the logit of a segment of one key."""
@@ -112,7 +114,8 @@ class Adversary:
         exponents = exponents + push * np.abs(exponents) * ((1 + unit) ** 3 - 1)
         exact: Array = np.exp(exponents) * (1 + push * unit)
         units = self.model.exp_units * (self.coarser if self.model.exp_units > 6 else 1.0)
-        return exact * (1 + push * units * U)
+        worst: Array = exact * (1 + push * units * U)
+        return worst
 
 
 def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: RoundingModel, coarser: float = 1.0) -> float:
