@@ -362,6 +362,27 @@ def launches_counted(count: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def compilations_announced(announce: Callable[[bool], None]) -> Iterator[None]:
+    """Call `announce` before a kernel is compiled, with False, and afterwards, with True, until the context is left.
+
+    Triton's own hook before a compilation is no substitute: it serialises the constants of the kernel, which fails for
+    a constant that is a function.
+    """
+    compile_kernel = JITFunction._do_compile
+
+    @functools.wraps(compile_kernel)
+    def announcing(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        announce(False)
+        try:
+            return compile_kernel(self, *arguments, **keywords)
+        finally:
+            announce(True)
+
+    with mock.patch.object(JITFunction, "_do_compile", announcing):
+        yield
+
+
 # The interpreter.
 
 InterpreterBuilder: Final = interpreter.InterpreterBuilder

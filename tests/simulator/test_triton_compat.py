@@ -33,6 +33,10 @@ def _compiled(function: Any) -> Any:
 
 PARAMETERS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "JITFunction.run": (JITFunction.run, ["self", "args", "grid", "warmup", "kwargs"]),
+    "JITFunction._do_compile": (
+        JITFunction._do_compile,
+        ["self", "key", "signature", "device", "constexprs", "options", "attrs", "warmup"],
+    ),
     "InterpretedFunction.run": (InterpretedFunction.run, ["self", "args", "grid", "warmup", "kwargs"]),
     "Autotuner.run": (Autotuner.run, ["self", "args", "kwargs"]),
     "Autotuner.prune_configs": (Autotuner.prune_configs, ["self", "kwargs"]),
