@@ -26,6 +26,11 @@ class BooleanOperators(SyntaxTransformer):  # type: ignore[misc]  # Triton has n
 
     functions: ClassVar[dict[Any, Any]] = {}
 
+    def visit_Assign(self, node: ast.Assign) -> Any:  # noqa: N802 - Python's name
+        """Replace in the value too, which Triton 3.6 does not visit."""
+        node.value = self.visit(node.value)
+        return super().visit_Assign(node)
+
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802 - Python's name
         """Return a call with a function for each operand, of which the compiler too may leave out some."""
         self.generic_visit(node)
