@@ -85,6 +85,7 @@ UNDECLARED: dict[str, tuple[AttentionCase, str]] = {
     "bfloat16_weights": (FLOAT32, "rounding.probability = 'bfloat16'"),
     "fp8_weights": (FLOAT32, "rounding.probability = 'float8_e4m3fn'"),
     "tf32_dots": (FLOAT32, "rounding.input_precision = 'tf32'"),
+    "plain_torch": (in_halves("bfloat16"), "rounding.scores = 'query' and rounding.output = 'query'"),
     "bf16x3_dots": (STRONG, "rounding.input_precision = 'bf16x3'"),
     "tanh_approx": (capped(20.0), "rounding.tanh_"),
     "tanh_table": (capped(20.0), "rounding.tanh_"),

@@ -187,6 +187,44 @@ def _exponential(difference: torch.Tensor, rounds: Rounds) -> torch.Tensor:
     return rounds.to("softmax", rounds.how.exp(rounds.to("softmax", difference)))
 
 
+def _attend_plainly(softmax: Callable[[torch.Tensor], torch.Tensor], **given: Any) -> None:
+    """Compute all in the type of q, as plain torch code does."""
+    starts, lengths = given["cu_seqlens_q"].tolist(), given["seqused_k"].tolist()
+    for index, seq_len in enumerate(lengths):
+        rows = slice(starts[index], starts[index + 1])
+        if rows.start < rows.stop:
+            result = _attend_one_plainly(softmax, given, index, rows, seq_len)
+            given["out"][rows] = stored(result.float(), given["out"].dtype, given["output_scale"])
+
+
+def _attend_one_plainly(
+    softmax: Callable[[torch.Tensor], torch.Tensor], given: dict[str, Any], index: int, rows: slice, seq_len: int
+) -> torch.Tensor:
+    query, own = given["q"][rows].permute(1, 0, 2), given["q"].dtype
+    context_len, left = seq_len - query.shape[1], given["window_size"][0]
+    window = left + 1 if left >= 0 else seq_len
+    positions = readable(seq_len, context_len, window, given["k"].shape[1], RIGHT)
+    keys = gathered(given["k"], given, index, positions, given["k_descale"]).to(own).permute(1, 2, 0)
+    values = gathered(given["v"], given, index, positions, given["v_descale"]).to(own).permute(1, 0, 2)
+    scores = query @ keys * given["softmax_scale"]
+    if given["softcap"] > 0:
+        scores = given["softcap"] * (scores / given["softcap"]).tanh()
+    if given["alibi_slopes"] is not None or given["qq_bias"] is not None:
+        scores = scores + biases(given, query.shape[1], positions - context_len, RIGHT).to(own)
+    distance = (context_len + torch.arange(query.shape[1]))[:, None] - positions
+    scores = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf)
+    if given["sinks"] is not None:
+        sinks = given["sinks"].to(own)[:, None, None].expand(*scores.shape[:2], 1)
+        scores = torch.cat((scores, sinks), -1)
+    result: torch.Tensor = softmax(scores)[..., : len(positions)] @ values
+    return result.permute(1, 0, 2)
+
+
+def _softmax_by_hand(scores: torch.Tensor) -> torch.Tensor:
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
 def _rounding(name: str, how: Arithmetic, **fields: Any) -> Callable[..., None]:
     """Return a function that rounds in one way, and enter its rounding model."""
 
@@ -228,3 +266,19 @@ tanh_table = _rounding(
     "tanh_table", Arithmetic(tanh=lambda x: (x.tanh() * 2**10).round() / 2**10), tanh_error=2.0**-11 + 2.0**-21
 )
 coarse_exp = _rounding("coarse_exp", Arithmetic(exp=lambda x: with_bits(x.exp(), 12)), exp_units=2.0**12 + 6)
+
+
+@wraps(unified_attention)
+def plain_torch(**given: Any) -> None:
+    """Write the attention of every query token into ``out``, computed in the type of q."""
+    _attend_plainly(lambda scores: scores.softmax(-1), **given)
+
+
+@wraps(unified_attention)
+def softmax_by_hand(**given: Any) -> None:
+    """Write the attention of every query token into ``out``, computed in the type of q, the softmax too."""
+    _attend_plainly(_softmax_by_hand, **given)
+
+
+ROUNDINGS["plain_torch"] = {"scores": "query", "output": "query"}
+ROUNDINGS["softmax_by_hand"] = {"scores": "query", "softmax": "query", "output": "query"}
