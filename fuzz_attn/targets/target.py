@@ -68,15 +68,18 @@ class Target:
 
     @cached_property
     def rounding_model(self) -> RoundingModel:
-        """How the target rounds on its device; raises :class:`BindingError` where the binding states no rounding."""
+        """How the target rounds on its device; raises :class:`BindingError` for fields that do not exist."""
         stated = self.stated.rounding if self.stated is not None else {}
         model = overruled(self.rounding, stated)
         slack = max(model.tensor_core_slack, self.tensor_core_slack)
         return msgspec.structs.replace(model, tensor_core_slack=slack)
 
     def on_device(self, tensor_core_slack: float) -> Target:
-        """Return the target for a device whose tensor cores lose ``tensor_core_slack`` units at each addition."""
-        return replace(self, tensor_core_slack=max(self.tensor_core_slack, tensor_core_slack))
+        """Return the target for a device whose tensor cores lose ``tensor_core_slack`` units at each addition.
+
+        Raises :class:`BindingError` where the binding states fields of a rounding model that do not exist.
+        """
+        return replace(self, tensor_core_slack=max(self.rounding_model.tensor_core_slack, tensor_core_slack))
 
     def call_on(self, tensors: AttentionTensors) -> Call:
         """Return the call of the target on tensors; raises :class:`BindingError` where it cannot be computed."""
