@@ -80,4 +80,4 @@ def main(cases: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, sys.argv[2:])
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100, sys.argv[2:])
