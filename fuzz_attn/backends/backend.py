@@ -87,6 +87,9 @@ class Backend(Protocol):
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
 
+    def input_precisions(self) -> frozenset[str]:
+        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
+
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before a kernel is compiled, with False, and when that has ended, with True.
 

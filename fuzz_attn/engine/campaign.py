@@ -237,6 +237,8 @@ class Campaign:
         if self.worker.deaths > deaths:
             self._last.clear()
             self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
+        for note in answer.notes:
+            self.emit(Note(self.plan.shard, note))
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
         if answer.unsupported:

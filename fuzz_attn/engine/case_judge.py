@@ -17,6 +17,7 @@ from fuzz_attn.oracle.verdict import Verdict
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.case.attention_case import AttentionCase
+    from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.target import Target
 
@@ -93,13 +94,30 @@ class CaseJudge:
             return Answer(refusals=tuple(map(self._probe, order.probes)))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         refusal = experiment.refusal
+        notes = self._read_precision(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = with_poison_named(verdict, experiment)
             verdict = verdict if verdict.poison else with_rounding_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
-        return Answer(verdict, tuple(others), refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+        return Answer(
+            verdict,
+            tuple(others),
+            refusal,
+            masks=masks,
+            compiled=kernels.compiled,
+            loaded=kernels.loaded,
+            notes=notes,
+        )
+
+    def _read_precision(self, experiment: Experiment) -> tuple[str, ...]:
+        """Learn how the target multiplies float32 from its launches, and return it in words where it is new."""
+        from fuzz_attn.targets.input_precision import precision_in_words, with_precision  # noqa: PLC0415 - as above
+
+        before = self.target
+        self.target = experiment.target = with_precision(before, self.backend.input_precisions())
+        return () if self.target is before else (precision_in_words(self.target),)
 
     def _probe(self, case: AttentionCase) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""

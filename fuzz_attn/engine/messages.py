@@ -78,6 +78,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     that judged the case in its place, and without one there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
+    ``notes`` are sentences for the summary: what the worker has learned of the target.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     """
 
@@ -92,6 +93,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     compiled: int = 0
     loaded: int = 0
     killed: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def judged(self) -> bool:

@@ -25,7 +25,7 @@ class Session:
 
     `findings` has one finding for each defect (kind, source line and tensor), `unsupported` the operations that the
     simulator does not know, `parsed` the kernels that were rewritten, as they were before. `launches` counts those that
-    were tried.
+    were tried, and `precisions` says how their dots multiply float32 operands, in Triton's words.
     """
 
     simulator: Simulator
@@ -33,6 +33,7 @@ class Session:
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
     parsed: list[Function] = field(default_factory=list, repr=False)
     launches: int = 0
+    precisions: set[str] = field(default_factory=set)
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
     def watcher(self) -> EmptyWatcher:
@@ -67,6 +68,7 @@ class Session:
             self._note(refused)
 
     def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int]) -> None:
+        self.precisions |= program.precisions
         run = Run(program, self.simulator.masks, extents)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)
