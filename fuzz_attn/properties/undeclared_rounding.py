@@ -89,6 +89,8 @@ def with_rounding_named(verdict: Verdict, experiment: Experiment) -> Verdict:
     launches = []
     for tensors in _probes(experiment) if fitting else ():
         fitting = [fields for fields in fitting if _fits(tensors, own, fields)]
+        if not fitting:
+            break
         launches.append(Emulated(tensors, own))
     best = _most_likely(_finest(fitting), launches)
     return msgspec.structs.replace(verdict, hint=in_words(best)) if best else verdict
