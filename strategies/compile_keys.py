@@ -14,7 +14,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.features import COMPILED_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints
-from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
+from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
@@ -26,6 +26,9 @@ Values: TypeAlias = dict[str, Any]
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
+
+MIXED_KEYS, MIXED_STEP = 4, 13
+"""Keys of each mixed combination of types, few because each combination is rare, and how far apart theirs are."""
 
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
@@ -50,12 +53,13 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
 
     Every pair of values of two fields occurs in some key; the fields are dtypes, group, head size, block size, the
     compiled features, path with segments, and tile. The keys without fp8 cover all their pairs without the others, as
-    their error bounds are the tightest. The pool depends only on the domain.
+    their error bounds are the tightest. A few more keys have mixed types. The pool depends only on the domain.
     """
     axes = _axes(domain)
     keys = set(_covering(axes, plain_dtypes(domain), domain))
     if fp8_dtypes(domain):
         keys.update(_covering(axes, fp8_dtypes(domain), domain))
+    keys.update(_mixed(sorted(keys, key=lambda key: _complexity(key, axes)), domain))
     return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
 
 
@@ -84,7 +88,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
     """Raise InvalidArgument unless a compile key lies within a domain."""
     launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
     known = {
-        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain)),
+        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain)),
         "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
         "family": key.family == domain.family,
         "head_size": within(key.head_size, domain.head_sizes)
@@ -124,7 +128,7 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
 @lru_cache(maxsize=64)
 def _axes(domain: Domain) -> tuple[Axis, ...]:
     """Return the axes of a domain's keys; the dtypes come first."""
-    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain))
+    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain))
     paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
     flags = [
         _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2)
@@ -174,6 +178,15 @@ def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain
     weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
     for row in pairwise(weights, allowed=allowed):
         yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)}, domain)
+
+
+def _mixed(keys: Sequence[CompileKey], domain: Domain) -> Iterable[CompileKey]:
+    """Yield ``MIXED_KEYS`` keys for each mixed combination of types: evenly spread keys with their types replaced."""
+    for number, dtypes in enumerate(mixed_dtypes(domain)):
+        fitting = [k for k in keys if _splits(k.head_size, dtypes, domain) and _fits(k.launch.tile_size, dtypes)]
+        for step in range(MIXED_KEYS):
+            place = (step * len(fitting) // MIXED_KEYS + MIXED_STEP * number) % len(fitting)
+            yield msgspec.structs.replace(fitting[place], dtypes=dtypes)
 
 
 def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:

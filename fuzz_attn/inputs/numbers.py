@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTYPES
-from fuzz_attn.case.parts import Strides
+from fuzz_attn.case.parts import CallForm, Strides
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 from fuzz_attn.inputs.rows import Rows, rows_of
 
@@ -33,7 +33,7 @@ MARK = np.float32(64.0)
 """The size of key marks in units of the output's scale: far above each type's smallest number even where one key in
 thousands has a mark, and within its range where one key has all the weight."""
 
-_SAME_POISON, _SAME_STRIDES = recipes.PoisonRecipe(), Strides()
+_SAME_POISON, _SAME_STRIDES, _SAME_FORM = recipes.PoisonRecipe(), Strides(), CallForm()
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Numbers:
 def numbers_of(case: AttentionCase) -> Numbers:
     """Return queries, keys and values of the case with overrides, clipped to ``LIMIT``; callers must not change them.
 
-    Relations launch the same case with other poison and strides, which no number depends on. So the cache ignores both.
+    Relations launch the same case with other poison and strides, which no number depends on. So the cache ignores them.
     """
-    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
+    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES, form=_SAME_FORM))
 
 
 @lru_cache(maxsize=1)

@@ -53,7 +53,8 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
     shape = (*block.queries.shape[:4], block.keys.shape[2])
     scores = (queries @ keys).mul_(scale).view(shape)
-    magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
+    products = (queries.abs() @ keys.abs()).view(shape)
+    magnitudes = products * abs(scale)
     error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
@@ -72,7 +73,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
         top=top,
         rescales=rescales,
         terms=num_visible + rescales,
-        overflows=_overflows(magnitudes, block.hidden, min(1.0, abs(scale))),
+        overflows=_overflows(products, block.hidden, max(1.0, abs(scale))),
     )
 
 
@@ -191,9 +192,12 @@ def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
     return tensors.sinks.double().view(shape).clamp_min(NO_SINK)
 
 
-def _overflows(magnitudes: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
-    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may."""
-    limit = OVERFLOW * scale
-    if bool(magnitudes.max() < limit):
+def _overflows(products: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
+    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may.
+
+    ``products`` are ``sum |q| |k|`` before they are scaled: with a scale of 0 or near it, they overflow first.
+    """
+    limit = OVERFLOW / scale
+    if bool(products.max() < limit):
         return None
-    return ~(magnitudes.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
+    return ~(products.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)

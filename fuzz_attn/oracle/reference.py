@@ -96,7 +96,7 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     units = normaliser_units(tensors, logits)
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
     factor = output_factor(tensors)
-    scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(factor))
+    scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(abs(factor)))
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
     expected, bound = _sanitised(expected, bound, logits, block)
     return BlockReference(logits, weights, output, expected, bound, ~(weights.drift <= MAX_DRIFT))

@@ -55,7 +55,8 @@ def _nearest_inside(
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)
         error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, model)
         factor, dtype = output_factor(tensors), tensors.output.dtype
-        ends = [stored_bound(end * factor, error * factor, dtype) for end in (low, high)]
+        low, high = (low, high) if factor > 0 else (high, low)
+        ends = [stored_bound(end * factor, error * abs(factor), dtype) for end in (low, high)]
         (low, _), (high, _) = ends
         group = tensors.query.shape[1] // low.shape[2]
         low, high, error = (

@@ -9,14 +9,19 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.target import Target
 
+_TILES: Final = (16, 32, 64, 128)
+
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
     "unified": (
         "unified_attention:unified_attention",
-        Domain(paths=("auto", "2d", "3d"), tile_sizes=(16, 32, 64), tile_hint=True),
+        Domain(paths=("auto", "2d", "3d"), tile_sizes=_TILES, tile_hint=True),
     ),
-    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_hint=True)),
-    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_hint=True)),
-    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", Domain(family="chunked", tile_hint=True)),
+    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_sizes=_TILES, tile_hint=True)),
+    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_sizes=_TILES, tile_hint=True)),
+    "chunked": (
+        "chunked_prefill:chunked_prefill_paged_decode",
+        Domain(family="chunked", tile_sizes=_TILES, tile_hint=True),
+    ),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import strategies as st
 
-from fuzz_attn.case.recipes import AlibiRecipe
-from fuzz_attn.strategies.sampling.draws import sampled_from
+from fuzz_attn.case.recipes import AlibiRecipe, BiasDType
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+
+BIAS_DTYPES: tuple[BiasDType, ...] = ("float32",) * 9 + ("float16", "bfloat16", "float64")
+"""The types of slopes and biases; each other type than float32 compiles a kernel anew."""
 
 ALIBI_RECIPES = (
     AlibiRecipe(),
@@ -20,6 +24,12 @@ ALIBI_RECIPES = (
 """Some are scaled up, as the standard slopes of one or two heads are too small to show over short contexts."""
 
 
-def alibi_slopes() -> st.SearchStrategy[AlibiRecipe]:
-    """Return a strategy of slope recipes; shrinks towards the standard slopes."""
-    return sampled_from(ALIBI_RECIPES)
+_RECIPES = sampled_from(ALIBI_RECIPES)
+_DTYPES: st.SearchStrategy[BiasDType] = sampled_from(BIAS_DTYPES)
+
+
+@composite
+def alibi_slopes(draw: st.DrawFn, *, other_dtypes: bool = False) -> AlibiRecipe:
+    """Return a strategy of slope recipes, some in ``other_dtypes``; shrinks towards the standard ones in float32."""
+    recipe, dtype = draw(_RECIPES), draw(_DTYPES)
+    return msgspec.structs.replace(recipe, dtype=dtype if other_dtypes else "float32")

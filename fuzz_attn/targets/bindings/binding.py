@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import torch
+
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family, Feature
 from fuzz_attn.case.parts import LaunchPath
@@ -21,6 +23,16 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 
 Names: TypeAlias = frozenset[str]
 Arguments: TypeAlias = dict[str, Any]
+
+
+def passed_scale(tensors: AttentionTensors, scale: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a scale of q, k or v in the form in which the case passes it."""
+    form = tensors.form.scales
+    if scale is None or (form == "omitted" and float(scale) == 1.0):
+        return None
+    if form == "scalar":
+        return scale.reshape(())
+    return scale.expand(max(1, len(tensors.query_lens)), tensors.num_kv_heads) if form == "expanded" else scale
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.case.families import OWN_FEATURES
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.targets.bindings.binding import Binding, Parameter
+from fuzz_attn.targets.bindings.binding import Binding, Parameter, passed_scale
 
 DEFAULT_SEGMENTS: Final = 4
 """Segments of a launch of the 3D kernel whose case names no number."""
@@ -15,13 +16,14 @@ DEFAULT_SEGMENTS: Final = 4
 
 def _window_size(tensors: AttentionTensors) -> tuple[int, int]:
     """Return how many keys a row sees to the left and to the right of its own, -1 for no limit."""
-    return (tensors.window - 1, 0) if tensors.window else (-1, -1)
+    right = (0 if tensors.window else -1) if tensors.form.window % 2 == 0 else (-1 if tensors.window else 0)
+    return tensors.window - 1, right
 
 
 def _q_descale(tensors: AttentionTensors) -> torch.Tensor | None:
     """Return the scale of q, None where it is 1: most published versions refuse to be given one."""
     scale = tensors.q_scale
-    return None if scale is None or float(scale) == 1.0 else scale
+    return None if scale is None or float(scale) == 1.0 else passed_scale(tensors, scale)
 
 
 def _num_segments(tensors: AttentionTensors) -> int | None:
@@ -83,8 +85,8 @@ UNIFIED: Final = Binding(
         Parameter("block_table", lambda tensors: tensors.block_table, required=True),
         Parameter("softcap", lambda tensors: tensors.softcap, features=("softcap",)),
         Parameter("q_descale", _q_descale, features=("fp8_q",)),
-        Parameter("k_descale", lambda tensors: tensors.k_scale, features=("fp8_kv", "fp8_q")),
-        Parameter("v_descale", lambda tensors: tensors.v_scale, features=("fp8_kv", "fp8_q")),
+        Parameter("k_descale", lambda tensors: passed_scale(tensors, tensors.k_scale), features=("fp8_kv", "fp8_q")),
+        Parameter("v_descale", lambda tensors: passed_scale(tensors, tensors.v_scale), features=("fp8_kv", "fp8_q")),
         Parameter("alibi_slopes", lambda tensors: tensors.alibi_slopes, features=("alibi",)),
         Parameter("qq_bias", lambda tensors: tensors.qq_bias, features=("qq_bias",)),
         Parameter("sinks", lambda tensors: tensors.sinks, features=("sinks",)),
@@ -95,7 +97,7 @@ UNIFIED: Final = Binding(
         *SCRATCH,
     ),
     # Published versions differ in how they compute fp8 queries, so a target must declare them.
-    undeclared=frozenset(("fp8_q",)),
+    undeclared=OWN_FEATURES | {"fp8_q"},
     path_parameters=tuple(parameter.name for parameter in SCRATCH),
 )
 """`unified_attention`: prefill and decode in one launch."""
