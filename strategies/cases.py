@@ -16,7 +16,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import CallForm, Strides
-from fuzz_attn.case.recipes import LevelScores
+from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -32,7 +32,7 @@ from fuzz_attn.strategies.memory_layouts import memory_layouts
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.values import LONG, overrides, score_recipes, value_recipes
 
 _SOFT_CAPS = soft_caps()
 _CALL_FORMS = call_forms()
@@ -99,7 +99,10 @@ def _cases(
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
-    recipes = score_recipes(window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte)
+    long = max((sequence.seq_len for sequence in sequences), default=0) > LONG
+    recipes = score_recipes(
+        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=long
+    )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
@@ -118,10 +121,11 @@ def _cases(
         sinks=sink if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
-        values=draw(value_recipes()),
+        values=draw(value_recipes(exact=isinstance(scores, HeavyScores | UniformScores))),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
-        # At one level the weights are nearly equal already, and near-uniform rows would leave the level.
-        near_uniform=near_uniform and not isinstance(scores, LevelScores),
+        # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
+        # would no longer be 0.
+        near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
         key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,

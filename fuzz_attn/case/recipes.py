@@ -31,6 +31,17 @@ class NeedleScores(Plain, frozen=True, tag="needle"):
     strength: Finite = 8.0
 
 
+class HeavyScores(Plain, frozen=True, tag="heavy"):
+    """Heavy keys have a logit of exactly 0, all others one of -``depth``, so that weights are 1 and 0.
+
+    ``place`` is where the heavy keys are: one in each 16 keys, both ends of each page, about one key in sixteen, or one
+    of each sequence. The first and the last key of a sequence are heavy too.
+    """
+
+    place: Literal["tiles", "pages", "random", "one"] = "tiles"
+    depth: Finite = 256.0
+
+
 class LevelScores(Plain, frozen=True, tag="level"):
     """All logits near ``level`` (far below 0, or far above), with normal jitter of standard deviation ``jitter``."""
 
@@ -87,7 +98,14 @@ class DenormalValues(Plain, frozen=True, tag="denormal"):
 
 
 ScoreRecipe: TypeAlias = (
-    NormalScores | UniformScores | NeedleScores | LevelScores | RampScores | OutlierScores | DenormalScores
+    NormalScores
+    | UniformScores
+    | NeedleScores
+    | HeavyScores
+    | LevelScores
+    | RampScores
+    | OutlierScores
+    | DenormalScores
 )
 ValueRecipe: TypeAlias = (
     NormalValues | ConstantValues | PositionValues | OneHotValues | IntegerValues | OutlierValues | DenormalValues

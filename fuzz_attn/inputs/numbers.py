@@ -21,7 +21,7 @@ from fuzz_attn.case.parts import CallForm, Strides
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 from fuzz_attn.inputs.rows import Rows, rows_of
 
-_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM = 11, 12, 13, 14, 15, 16
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY = 11, 12, 13, 14, 15, 16, 17
 
 LIMIT = np.float32(4096.0)
 """No number made here is larger, so products and scaled fp8 values stay finite in float16."""
@@ -153,6 +153,13 @@ def _(recipe: recipes.NeedleScores, case: AttentionCase, rows: Rows) -> tuple[Fl
 
 
 @_scores.register
+def _(recipe: recipes.HeavyScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    heavy = _heavy_keys(recipe, case, rows) | (rows.key_position == 0) | (rows.key_position == rows.key_seq_len - 1)
+    keys = np.broadcast_to((~heavy).astype(np.float32)[:, None, None], _key_shape(case)).copy()
+    return np.full(_query_shape(case), _factor(-recipe.depth / _dot_gain(case))), keys
+
+
+@_scores.register
 def _(recipe: recipes.LevelScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
     gain = abs(_dot_gain(case))
     size = math.sqrt(max(abs(recipe.level), 1.0) / gain)
@@ -185,6 +192,22 @@ def _(recipe: recipes.DenormalScores, case: AttentionCase, rows: Rows) -> tuple[
         _around(smallest_query, Stream(case.seed, _QUERIES), _query_shape(case)),
         _around(smallest_key, Stream(case.seed, _KEYS), _key_shape(case)),
     )
+
+
+def _heavy_keys(recipe: recipes.HeavyScores, case: AttentionCase, rows: Rows) -> np.typing.NDArray[np.bool_]:
+    """Return which keys of the batch are heavy, bool ``[total_keys]``."""
+    position, stream = rows.key_position, Stream(case.seed, _HEAVY)
+    chosen, place = np.zeros_like(position), position
+    if recipe.place == "tiles":
+        chosen, place = 7 * (position // 16) % 16, position % 16
+    elif recipe.place == "pages":
+        place = (position + 1) % case.pages.block_size // 2
+    elif recipe.place == "random":
+        place = stream.below(16, case.total_keys)
+    else:
+        chosen = stream.below(np.maximum(rows.total, 1), len(case.sequences)).repeat(rows.total)
+    heavy: np.typing.NDArray[np.bool_] = chosen == place
+    return heavy
 
 
 def _around(size: float, stream: Stream, shape: tuple[int, int, int]) -> Floats:

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
@@ -137,18 +138,29 @@ def value_term(
 
     It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to tf32 or left unrounded,
     exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the rescalings, a
-    division of P before its cast (4 units), and products that underflow.
+    division of P before its cast (4 units), and products that underflow. Only significant keys are rounded; where all
+    weights are exactly 0 or 1 the cast rounds nothing, and sums on a coarse grid are exact
+    (:mod:`fuzz_attn.oracle.exactness`).
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
-    summed = gamma(logits.terms + 5, accumulation_unit(probability, model))
+    unit = accumulation_unit(probability, model)
+    summed = gamma(logits.terms + 5, unit)
     rest = (1 + summed).mul_(1 + value_unit(tensors, model)).sub_(1)
     share = largest * rest
     cast = probability_unit(tensors, model)
     if cast:
-        share.add_(largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest))
-    share.add_((logits.rescales + 2).mul_(FLUSHED)).masked_fill_(block.hidden, 0.0)
+        lost = largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest)
+        share.add_(lost if logits.equal_rows is None else lost.masked_fill_(logits.equal_rows, 0.0))
+    if logits.significant is not None:
+        share.masked_fill_(~logits.significant, 0.0)
+    flushed = (logits.rescales + 2).mul_(FLUSHED)
+    share.add_(flushed).masked_fill_(block.hidden, 0.0)
     moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
+    if logits.equal_rows is not None and not value_unit(tensors, model):
+        exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
+        least = flushed * block.value_sizes.sum(-2)[:, :, None, None]
+        moved = torch.where(exact, least, moved)
     return moved.add_((logits.terms + 4).mul_(UNDERFLOW))
 
 
@@ -180,9 +192,13 @@ def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:
 
     It covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units if
     approximate, or a reciprocal and a product), v's scale, and the product with the reciprocal of the output's scale.
+    Where all weights are 0 or 1 the denominator is exact.
     """
+    terms = logits.terms
+    if logits.equal_rows is not None:
+        terms = terms.expand_as(logits.equal_rows).masked_fill(logits.equal_rows, 0.0)
     scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
-    return gamma(logits.terms + (1 + scaling), UNIT)
+    return gamma(terms + (1 + scaling), UNIT)
 
 
 def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import EXP_UNITS, OVERFLOW, TF32_UNIT, UNDERFLOW, UNIT, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
@@ -33,7 +34,11 @@ class Logits:
     - ``top`` ``[..., 1]`` is the largest logit, including the sink.
     - ``rescales`` ``[B, 1, Q, 1, 1]`` is how often a kernel may rescale the accumulator after a row's first visible
       key.
-    - ``terms`` is the number of terms in a row's sums: its visible keys and its rescalings.
+    - ``terms`` is the number of terms in a row's sums that may be rounded: its significant keys and the rescalings
+      between them.
+    - ``significant`` bool marks the keys that may have a weight other than 0; None if all visible keys may.
+    - ``equal_rows`` bool ``[..., 1]`` marks the rows whose weights are all exactly 0 or 1 before they are normalised;
+      None if there are none.
     - ``overflows`` bool ``[..., 1]`` marks rows whose scores may overflow float32; None if there are none.
     """
 
@@ -45,6 +50,8 @@ class Logits:
     rescales: torch.Tensor
     terms: torch.Tensor
     overflows: torch.Tensor | None
+    significant: torch.Tensor | None = None
+    equal_rows: torch.Tensor | None = None
 
 
 def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) -> Logits:
@@ -58,14 +65,15 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
-    scores, error = _biased(block, tensors, scores, error)
+    scores, error, biases = _biased(block, tensors, scores, error)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
     rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
-    error = exp_error(scores - top, rescales).add_(error).mul_(SECOND_ORDER)
-    return Logits(
+    exponent = scores - top
+    error = exp_error(exponent, rescales).add_(error).mul_(SECOND_ORDER)
+    logits = Logits(
         exact=exact,
         error=error,
         sink=sink,
@@ -75,6 +83,11 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
         terms=num_visible + rescales,
         overflows=_overflows(products, block.hidden, max(1.0, abs(scale))),
     )
+    logits = _with_significant_keys(logits, exponent)
+    if not model.normalises_last or not bool((top == 0.0).any()):
+        return logits
+    zero = (products == 0.0) if biases is None else (products + biases == 0.0)
+    return _with_equal_rows(logits, zero, ~block.hidden)
 
 
 def anchored(logits: Logits) -> Logits:
@@ -167,21 +180,56 @@ def _capped(
     return capped, softcap_error(scores, capped, error, softcap, model.tanh_units)
 
 
+def _with_significant_keys(logits: Logits, exponent: torch.Tensor) -> Logits:
+    """Return the logits with only those roundings counted that a significant key meets.
+
+    A rescaling by exactly 1 or 0 rounds nothing. Any other one after a significant key comes from another significant
+    key or from the sink, and one more may merge segments.
+    """
+    significant = significant_keys(exponent, logits.exact, logits.error)
+    if significant is None:
+        return logits
+    count = significant.sum(-1, keepdim=True, dtype=torch.float64)
+    rescales = torch.minimum(logits.rescales, count + 2)
+    error = logits.error.sub_((logits.rescales - rescales).mul_(EXP_UNITS * UNIT))
+    return replace(logits, error=error, terms=count + rescales, significant=significant)
+
+
+def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor) -> Logits:
+    """Return the logits without errors in the rows whose weights are exactly 0 or 1."""
+    significant = visible if logits.significant is None else logits.significant
+    rows = rows_of_equal_weights(zero, significant, logits.sink, logits.top)
+    if rows is None:
+        return logits
+    return replace(
+        logits,
+        error=logits.error.masked_fill(rows, 0.0),
+        sink_error=logits.sink_error.masked_fill(rows, 0.0),
+        equal_rows=rows,
+    )
+
+
 def _biased(
     block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias.
+
+    The third tensor is the sum of the biases' magnitudes, None without biases.
+    """
+    sizes = None
     if tensors.alibi_slopes is not None:
         slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
         distance = (block.key_position - block.context_len[:, None]).double()
         alibi = slopes * distance[:, None, None, None]
         scores = scores + alibi
         error = error + addition_error(alibi, scores)
+        sizes = alibi.abs()
     if block.qq_bias is not None:
         bias = block.qq_bias[:, None, :, None]
         scores = scores + bias
         error = error + addition_error(bias, scores)
-    return scores, error
+        sizes = bias.abs() if sizes is None else sizes + bias.abs()
+    return scores, error, sizes
 
 
 def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:

@@ -22,6 +22,8 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     - ``rounds_dequantised``: False if the target keeps dequantised K and V in a higher precision than the type of q.
     - ``tanh_units``: how many units of its result the soft cap's tanh may lose. None for a tanh with an absolute error,
       such as one made of exponentials, which is inaccurate for scores that are small beside the cap.
+    - ``normalises_last``: True if the target divides by the denominator once, after all sums. Then logits of exactly 0
+      have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
     """
 
     probability: DTypeName | None = None
@@ -33,3 +35,4 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     tile_size: int = 16
     rounds_dequantised: bool = True
     tanh_units: float | None = None
+    normalises_last: bool = False

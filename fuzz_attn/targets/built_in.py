@@ -25,7 +25,7 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
-_ROUNDING_MODEL: Final = RoundingModel(tanh_units=24.0)
+_ROUNDING_MODEL: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 

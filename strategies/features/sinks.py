@@ -23,6 +23,7 @@ SINK_RECIPES = (
     SinkRecipe(level=-1e4, spread=0.0),
     SinkRecipe(dtype="bfloat16"),
     SinkRecipe(dtype="float16"),
+    SinkRecipe(spread=0.0),
 )
 """Among the logits, far above them, far below, and so far below that they have no effect. Sinks above 15 stand beside
 lower ones: with such a sink the weights are 0 in a half type and hide the keys."""
