@@ -1,26 +1,35 @@
-"""The Python API: ``fuzz`` makes a fuzz test of a kernel in two lines of a test file.
+"""The Python API. ``verify`` fuzzes a kernel and returns a report; ``fuzz`` makes a fuzz test for pytest.
 
-    from fuzz_attn import fuzz
+    import fuzz_attn
 
-    test_my_attention = fuzz("my_package.attention:unified_attention")
+    report = fuzz_attn.verify("my_package.attention:unified_attention", max_time=20)
+    test_my_attention = fuzz_attn.fuzz("my_package.attention:unified_attention")
 
-The pytest plugin splits the test into shards, one for each pytest-xdist worker.
+The pytest plugin splits a fuzz test into shards, one for each pytest-xdist worker. The engine is imported at the first
+call, so that ``import fuzz_attn`` stays cheap.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import secrets
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, get_args
-
-import pytest
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError, TargetError
 
+if TYPE_CHECKING:
+    from fuzz_attn.engine.listeners.results import RunReport
+
 MARKER: Final = "fuzz_attn"
+IN_WORKER: Final = "FUZZ_ATTN_WORKER"
+"""An environment variable that the processes of a run have."""
 
 
 def fuzz(
@@ -38,12 +47,9 @@ def fuzz(
     the whole test, all shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace
     these arguments.
     """
-    for name, value in (("max_time", max_time), ("max_cases", max_cases)):
-        if value is not None and value <= 0:
-            raise FuzzAttnError(f"{name}={value} must be above 0")
-    for name, word, known in (("family", family, get_args(Family)), ("backend", backend, BACKEND_NAMES)):
-        if word is not None and word not in known:
-            raise FuzzAttnError(f"{name}={word!r} must be one of: {', '.join(known)}")
+    import pytest  # noqa: PLC0415 - programs that only call verify need no pytest
+
+    _check(family=family, backend=backend, max_time=max_time, max_cases=max_cases)
     spec = target if isinstance(target, str) else spec_of(target)
 
     @pytest.mark.fuzz_attn(target=spec, family=family, backend=backend, max_time=max_time, max_cases=max_cases)
@@ -51,6 +57,77 @@ def fuzz(
         fuzz_attn_shard()
 
     return test
+
+
+def verify(
+    target: str | Callable[..., object],
+    *,
+    family: str | None = None,
+    backend: str | None = None,
+    max_time: float | None = None,
+    max_cases: int | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    out: str | Path | None = None,
+) -> RunReport:
+    """Fuzz a target in worker processes and return what was found; ``report.ok`` says whether to trust it.
+
+    ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. None leaves a choice to
+    ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
+    backend ``auto``, one minute, a random seed, and a worker for each core. Failures are saved in
+    tests/counterexamples and logs in reports/runs; with ``out``, both below that folder.
+
+    Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
+    """
+    _check(family=family, backend=backend, max_time=max_time, max_cases=max_cases, workers=workers)
+    if IN_WORKER in os.environ:
+        raise TargetError(
+            "verify() was called while a worker imported the target's file: call it under `if __name__ == '__main__':`"
+        )
+    from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.run.cores import available_cores  # noqa: PLC0415 - loads msgspec, as below
+    from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.run.run_plan import RunPlan  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder  # noqa: PLC0415 - as above
+    from fuzz_attn.settings import DEFAULT_MAX_TIME, load_settings  # noqa: PLC0415 - as above
+
+    settings = load_settings()
+    if max_time is None and max_cases is None:
+        max_time, max_cases = settings.max_time, settings.max_cases
+    if max_time is None and max_cases is None:
+        max_time = DEFAULT_MAX_TIME
+    out = settings.out if out is None else out
+    wanted = settings.workers if workers is None else workers
+    plan = RunPlan(
+        Setup(
+            target if isinstance(target, str) else spec_of(target),
+            family,  # type: ignore[arg-type] # _check has checked it
+            backend or settings.backend or "auto",
+        ),
+        seed=secrets.randbelow(2**32) if seed is None else seed,
+        workers=wanted if isinstance(wanted, int) else available_cores(),
+        max_time=max_time,
+        max_cases=max_cases,
+        run_folder=new_run_folder(out),
+        counterexamples=counterexample_folder(out),
+    )
+    report = run_and_log(plan)
+    if report.stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if report.stopped_by:
+        signal.raise_signal(report.stopped_by)
+    return report
+
+
+def _check(**arguments: object) -> None:
+    """Raise :class:`FuzzAttnError` for an argument that is out of its range or no known word."""
+    for name, value in arguments.items():
+        if isinstance(value, int | float) and not 0 < value < math.inf:
+            raise FuzzAttnError(f"{name}={value} must be above 0")
+    for name, known in (("family", get_args(Family)), ("backend", BACKEND_NAMES)):
+        word = arguments[name]
+        if word is not None and word not in known:
+            raise FuzzAttnError(f"{name}={word!r} must be one of: {', '.join(known)}")
 
 
 def spec_of(function: Callable[..., object]) -> str:
@@ -63,6 +140,11 @@ def spec_of(function: Callable[..., object]) -> str:
     call: Any = function
     name, module = getattr(call, "__qualname__", ""), sys.modules.get(getattr(call, "__module__", ""))
     source = getattr(module, "__file__", None)
+    if source is None and getattr(module, "__name__", "") == "__main__":
+        raise TargetError(
+            f"target={name} is defined in a notebook or an interactive session, which a worker process cannot import: "
+            "write it to a file (in a notebook, %%writefile kernel.py) and name it as 'kernel.py:function'"
+        )
     if not name or source is None or _attribute(module, name) is not function:
         raise TargetError(
             f"target={function!r} must be a function that its file holds under its own name, so that a worker can "

@@ -19,6 +19,14 @@ class CoverageError(FuzzAttnError):
     """A folder or file that holds no coverage of a run."""
 
 
+class OutputError(FuzzAttnError):
+    """A folder or file that cannot be written."""
+
+
+class SettingsError(FuzzAttnError):
+    """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
+
+
 class TargetError(FuzzAttnError):
     """A target that does not load, or whose signature fits no family."""
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: it runs every campaign, also those of ``fuzz-attn run``.
+"""The pytest plugin: it runs fuzz tests in pytest's own processes.
 
 It splits a test marked ``fuzz_attn`` (made by :func:`fuzz_attn.fuzz`) into one test for each shard. Its options are
 those of the command line with the prefix ``--fuzz-``. pytest loads the plugin in every repository of an environment, so
@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 from fuzz_attn.api import MARKER
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
-from fuzz_attn.engine.run_folder import folder_name, new_run_folder
+from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
 from fuzz_attn.errors import FuzzAttnError
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.campaign import Plan
 
-DEFAULT_MAX_TIME: Final = 60.0
 _RUN_FOLDER = pytest.StashKey[Path]()
 _SEED = pytest.StashKey[int]()
 
@@ -120,34 +120,46 @@ def fuzz_attn_shard(request: pytest.FixtureRequest) -> Callable[[], None]:
 
 
 def _failure(plan: Plan) -> str:
-    """Run a shard; return its failure as text, or nothing."""
+    """Run a shard; return its failures as text, or nothing."""
     from fuzz_attn.engine.campaign import Campaign  # noqa: PLC0415 - loads Hypothesis
+    from fuzz_attn.engine.events import Started, all_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.listeners.event_log import EventLog  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
 
+    results = Results()
     try:
-        outcome = Campaign(plan).run()
+        log = EventLog(plan.run_folder / f"events-{plan.shard}.jsonl", plan.shard)
+        emit = all_of(results, log)
+        emit(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
+        Campaign(plan, emit).run()
     except FuzzAttnError as error:
         return str(error)
-    return "" if outcome.failure is None else plain_text(outcome.failure, outcome.path, outcome.also_seen)
+    texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures]
+    return "\n\n".join(texts) or results.report().reason
 
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:
     """Return the plan of a shard: the marker's arguments, replaced by the options of the command line."""
     from fuzz_attn.engine.campaign import Plan  # noqa: PLC0415 - loads Hypothesis
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.run.run_plan import share_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.settings import DEFAULT_MAX_TIME, load_settings  # noqa: PLC0415 - loads msgspec
 
     marker = request.node.get_closest_marker(MARKER)
     if marker is None:
         raise pytest.UsageError(f"{request.node.name} takes fuzz_attn_shard without the {MARKER} marker")
-    config, shards = request.config, shards_of(request.config)
+    config, shards, settings = request.config, shards_of(request.config), load_settings(request.config.rootpath)
     target, family, backend, max_time, max_cases = (
         _argument(config, name, marker.kwargs) for name in ("target", "family", "backend", "max_time", "max_cases")
     )
     if max_time is None and max_cases is None:
+        max_time, max_cases = settings.max_time, settings.max_cases
+    if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
-    out = config.getoption("--fuzz-out")
+    out = config.getoption("--fuzz-out") or settings.out
     return Plan(
-        setup=Setup(target=target, family=family, backend=backend or "auto"),
+        setup=Setup(target=target, family=family, backend=backend or settings.backend or "auto"),
         shard=request.param,
         shards=shards,
         seed=config.stash[_SEED],
@@ -155,7 +167,7 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         max_cases=share_of(max_cases, request.param, shards),
         # Named by the test, because two tests may fuzz the same target.
         run_folder=config.stash[_RUN_FOLDER] / folder_name(request.node.nodeid.partition("[")[0]),
-        fixtures=Path(out) / "counterexamples" if out else Path("tests") / "counterexamples",
+        fixtures=counterexample_folder(out),
     )
 
 
@@ -164,29 +176,26 @@ def _argument(config: pytest.Config, name: str, marked: dict[str, Any]) -> Any:
     return marked.get(name) if option is None else option
 
 
-def share_of(max_cases: int | None, shard: int, shards: int) -> int | None:
-    """Return one shard's part of the cases; the parts add up exactly."""
-    if max_cases is None:
-        return None
-    return max_cases // shards + (shard < max_cases % shards)
-
-
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the summary of each fuzzed target, from the statistics that the shards of all workers wrote."""
     folder = config.stash[_RUN_FOLDER]
     if hasattr(config, "workerinput") or not folder.exists():
         return
     from fuzz_attn.coverage import mask_coverage  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.engine.statistics import merged, read_all  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.listeners.results import merged_reports  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.plain_text import text_of  # noqa: PLC0415 - loads rich
-    from fuzz_attn.report.summary import render  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.summary import failures_table, render  # noqa: PLC0415 - loads rich
 
-    shards = read_all(folder)
+    shards = [report_of(log) for log in logs_in(folder)]
     covered = []
     for target in sorted({shard.target for shard in shards}):
-        statistics = merged(shard for shard in shards if shard.target == target)
-        if statistics is not None:
-            terminalreporter.write_line(text_of(render(statistics)))
-            covered.append(statistics.coverage)
+        report = merged_reports(shard for shard in shards if shard.target == target)
+        if report is not None:
+            terminalreporter.write_line(text_of(render(report.statistics)))
+            covered.append(report.statistics.coverage)
+            if report.failures:
+                terminalreporter.write_line(text_of(failures_table(report)))
     if covered:
         mask_coverage.save(covered, folder)
+    prune(folder.parent)

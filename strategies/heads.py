@@ -7,8 +7,7 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTYPES
+from fuzz_attn.case.domain import Domain, sizes_of
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout
 from fuzz_attn.strategies.sampling.draws import sampled_from
@@ -39,12 +38,10 @@ RARITY = 4
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the head sizes worth trying in a domain, the simplest first."""
-    piece = min(FAMILIES[domain.family].cache.piece(dtype) for dtype in DTYPES)
+    piece = min(FAMILIES[domain.family].cache.piece(dtype) for dtype in domain.dtypes)
     chosen = lattice(SPLIT_HEAD_SIZES if piece > 1 else HEAD_SIZES, bounds=domain.head_sizes, simplest=16)
     sizes = tuple(size for size in chosen if size % piece == 0)
-    if not sizes:
-        raise InvalidArgument(f"{domain.head_sizes=} must name a multiple of {piece} for {domain.family=}")
-    return sizes
+    return sizes or tuple(size for size in sizes_of(domain.head_sizes) if size % piece == 0)
 
 
 def head_allowed(head_size: int, *, dtypes: DTypes, domain: Domain) -> bool:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, settings
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
+from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 
 # A slow machine must not fail a test, so Hypothesis measures no time.
@@ -58,17 +59,27 @@ def judge_of() -> Callable[[str], Judge]:
     return _judge
 
 
-@pytest.fixture(scope="session")
-def visible_keys() -> ModuleType:
-    """Return the module tests/benchmarks/visible_keys.py, which counts the visible keys of a case."""
-    path = Path(__file__).parent / "benchmarks" / "visible_keys.py"
-    specification = importlib.util.spec_from_file_location("visible_keys", path)
+@cache
+def _module_at(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def module_at() -> Callable[[Path], ModuleType]:
+    """Return a function that loads the Python file at a path, once: a module that several tests share."""
+    return _module_at
+
+
+@pytest.fixture(scope="session")
+def visible_keys(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """Return the module tests/benchmarks/visible_keys.py, which counts the visible keys of a case."""
+    return module_at(Path(__file__).parent / "benchmarks" / "visible_keys.py")
 
 
 @pytest.fixture(scope="session")
@@ -84,10 +95,10 @@ def case() -> AttentionCase:
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Callable[..., Outcome]:
+def campaign(tmp_path: Path) -> Callable[..., Results]:
     """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan."""
 
-    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Outcome:
+    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Results:
         fields: dict[str, Any] = {
             "setup": Setup(spec_of_target(name)),
             "shard": 0,
@@ -98,6 +109,8 @@ def campaign(tmp_path: Path) -> Callable[..., Outcome]:
             "run_folder": tmp_path / "run",
             "fixtures": tmp_path / "counterexamples",
         }
-        return Campaign(Plan(**(fields | changes)), worker).run()
+        results = Results()
+        Campaign(Plan(**(fields | changes)), results, worker).run()
+        return results
 
     return run

@@ -60,12 +60,18 @@ class Backend(Protocol):
         Raises :class:`fuzz_attn.errors.BackendError` if the arithmetic is wrong and no shim fixes it.
         """
 
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader of the summary must know about how kernels run here, as sentences."""
+
     def running(self) -> AbstractContextManager[Watch]:
         """Return the context in which a target is called; nothing stays patched outside of it.
 
         Raises :class:`fuzz_attn.errors.UnsupportedByBackendError` for a kernel that this backend cannot run, and
         :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
         """
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return a context in which masks are not recorded, for launches of kernels that are not the target's."""
 
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
@@ -52,6 +52,10 @@ class CudaBackend:
         except RuntimeError as error:
             raise BackendError(f"backend='cuda' cannot use its GPU: {error}") from error
 
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: kernels run as on every GPU."""
+        return ()
+
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` if the GPU computes wrongly or lacks a type."""
         from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
@@ -76,6 +80,10 @@ class CudaBackend:
         finally:
             _wait()
             watch.observations.extend(scratch.observations())
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return a context that changes nothing: no masks are recorded anyway."""
+        return nullcontext()
 
     def reaches_large_offsets(self) -> bool:
         """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""

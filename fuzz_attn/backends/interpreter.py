@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.quiet import quiet
@@ -38,6 +38,10 @@ class InterpreterBackend:
         """Return 0 kernels: nothing is compiled for the CPU."""
         return Kernels()
 
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing: the shims are listed anyway."""
+        return ()
+
     def preflight(self) -> tuple[str, ...]:
         """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""
         from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared
@@ -61,6 +65,10 @@ class InterpreterBackend:
         with quiet(), shims.quick_device_calls(), shims.applied(self._shims), scratch:
             yield watch
         watch.observations.extend(scratch.observations())
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return a context that changes nothing: no masks are recorded anyway."""
+        return nullcontext()
 
     def reaches_large_offsets(self) -> bool:
         """Return whether the machine provides so many addresses, which take no memory."""

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Final
 
 from fuzz_attn.backends.backend import Kernels, Observation, Watch
 from fuzz_attn.backends.quiet import quiet
+from fuzz_attn.cache_folder import cache_folder
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
@@ -28,13 +28,6 @@ _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.INTEGER_OVERFLOW: "overflow",
     FindingKind.DEVICE_ASSERT: "exception",
 }
-
-
-def cache_folder() -> Path:
-    """Return the folder of generated programs: ``FUZZ_ATTN_CACHE``, or ``fuzz_attn`` in the user's cache folder."""
-    own = os.environ.get("FUZZ_ATTN_CACHE")
-    general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(own) if own else general / "fuzz_attn"
 
 
 class SimulatorBackend:
@@ -74,6 +67,11 @@ class SimulatorBackend:
             raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
         return ()
 
+    def notes(self) -> tuple[str, ...]:
+        """Return why generated programs are not kept on disk, where they are not."""
+        obstacle = self._simulator.cache_obstacle
+        return (f"Generated programs are not cached: {obstacle}.",) if obstacle else ()
+
     @contextmanager
     def running(self) -> Iterator[Watch]:
         """Run every launch in the simulator, with all sanitizers.
@@ -96,6 +94,15 @@ class SimulatorBackend:
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 watch.observations.extend(_observed(finding) for finding in session.findings)
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Run launches with programs that record no masks."""
+        before, self._simulator.coverage = self._simulator.coverage, False
+        try:
+            yield
+        finally:
+            self._simulator.coverage = before
 
     def extend(self, extension: Extension) -> None:
         """Start afresh with a simulator that knows the operations of an extension, which an audit adds to kernels."""

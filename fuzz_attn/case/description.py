@@ -34,6 +34,8 @@ _ORDERS: Final = {
 }
 _FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache")
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number"}
+POISONED: Final = {"keys": "dead keys", "values": "dead values", "table": "dead table entries"}
+"""The parts of the input that hold poison which no kernel may read, and their words."""
 _ENTRIES: Final = {"zero": "0", "negative": "-1", "one_past": "num_blocks", "huge": "2**31 - 1"}
 
 
@@ -203,14 +205,20 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
     yield "memory", ", ".join(words)
 
 
+def poison_in_words(poison: PoisonRecipe, part: str) -> str:
+    """Return what one part of ``POISONED`` holds."""
+    words = _ENTRIES[poison.table] if part == "table" else _SLOTS[getattr(poison, part)]
+    return f"{words} in {POISONED[part]}"
+
+
 def _poison(poison: PoisonRecipe) -> Iterator[Line]:
     if poison == PoisonRecipe():
         return
-    slots = f"{_SLOTS[poison.keys]} in dead keys, {_SLOTS[poison.values]} in dead values"
+    slots = ", ".join(poison_in_words(poison, part) for part in ("keys", "values"))
     if poison.keys == poison.values:
         slots = f"{_SLOTS[poison.keys]} in dead keys and values"
     second = ", the second NaN in the output" if poison.out else ""
-    yield "poison", f"{slots}, {_ENTRIES[poison.table]} in dead table entries{second}"
+    yield "poison", f"{slots}, {poison_in_words(poison, 'table')}{second}"
 
 
 def _form(form: CallForm) -> Iterator[Line]:

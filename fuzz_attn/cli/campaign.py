@@ -1,4 +1,4 @@
-"""The campaigns of ``fuzz-attn run``: one for each target, its results printed and saved."""
+"""The runs of ``fuzz-attn run``: one for each target, its results printed and saved."""
 
 from __future__ import annotations
 
@@ -6,39 +6,75 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import msgspec
 from rich.console import Console
-from rich.text import Text
 
-from fuzz_attn.cli.pytest_call import INTERRUPTED, Request, call_pytest
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.coverage import mask_coverage
-from fuzz_attn.engine.run_folder import folder_name, new_run_folder
-from fuzz_attn.engine.statistics import Statistics, merged, read_all
-from fuzz_attn.pytest_plugin import share_of
+from fuzz_attn.engine.listeners.event_log import LOG_NAME
+from fuzz_attn.engine.listeners.results import RunReport
+from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.run.fuzz_run import run_and_log
+from fuzz_attn.engine.run.run_plan import RunPlan, share_of
+from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
+from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.report import failure, summary
-from fuzz_attn.report.plain_text import count, show, whole
+from fuzz_attn.report.json_document import document, numbers
+from fuzz_attn.report.junit import save_junit
+from fuzz_attn.report.plain_text import console, safe, show, whole
+from fuzz_attn.report.terminal import Terminal
 
 
-def run_campaigns(request: Request, console: Console) -> int:
-    """Fuzz one target after the other, print the results, and return the exit status: 0, or 1 on a failure.
+@dataclass(frozen=True)
+class Request:
+    """What the user requested, in the words of the command line; all targets together share both limits."""
 
-    Return 2 when pytest could not run a campaign; its output is printed then. After an interrupt, print the results so
-    far and return 1 or 130. With several targets, each has its own folder in the run's folder.
+    targets: tuple[str, ...]
+    family: str | None
+    backend: str
+    max_time: float | None
+    max_cases: int | None
+    seed: int
+    workers: int
+    out: Path | None = None
+    junit: Path | None = None
+    json: bool = False
+
+
+def run_campaigns(request: Request) -> int:
+    """Fuzz one target after the other, print and save the results, and return the exit status.
+
+    With several targets, each has its own folder in the run's folder. A signal ends the run after its target.
     """
+    printer = console(stderr=request.json)
     folder = new_run_folder(request.out)
-    statuses = []
+    reports = []
     for part in parts(request):
         own = folder if part == request else folder / folder_name(part.targets[0])
-        returned, failed = _fuzz(part, own, console)
-        statuses.append(1 if failed else returned if returned in (0, INTERRUPTED) else 2)
-        if returned == INTERRUPTED:
+        reports.append(_fuzz(part, own, printer))
+        if reports[-1].stopped_by:
             break
     if len(request.targets) > 1:
-        show(console, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
-    return 1 if 1 in statuses else max(statuses)
+        show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
+    for error in (error for report in reports for error in (*report.errors, report.reason) if error):
+        click.echo(f"fuzz-attn: {safe(error)}", err=True)
+    status = exit_status(reports)
+    if request.json:
+        click.echo(document(reports, status))
+    if request.junit is not None:
+        save_junit(reports, request.junit)
+    prune(folder.parent)
+    return status
+
+
+def exit_status(reports: list[RunReport]) -> int:
+    """Return 1 if a target failed and the failures were saved, else the largest exit status of a target."""
+    statuses = [report.exit_status for report in reports]
+    return 1 if 1 in statuses and 2 not in statuses else max(statuses)
 
 
 def parts(request: Request) -> Iterator[Request]:
@@ -51,42 +87,59 @@ def parts(request: Request) -> Iterator[Request]:
             yield dataclasses.replace(request, targets=(target,), max_time=seconds, max_cases=cases)
 
 
-def _fuzz(request: Request, folder: Path, console: Console) -> tuple[int, bool]:
-    """Run the campaign of one target; return pytest's exit status and whether a case failed."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _fuzz(request: Request, folder: Path, printer: Console) -> RunReport:
+    """Run the campaign of one target, print its results, and return its report."""
+    plan = _plan(request, folder)
+    try:
+        with Terminal(printer) as terminal:
+            report = run_and_log(plan, terminal, tick=terminal.tick)
+    except OutputError:
+        raise
+    except FuzzAttnError as error:
+        return RunReport(Statistics(plan.setup.target, seed=plan.seed), errors=(str(error),))
+    if report.stopped_by:
+        show(printer, "Interrupted. Results so far:")
+    _print_results(report, printer)
+    _print_files(_save(report, folder), printer)
+    return report
+
+
+def _plan(request: Request, folder: Path) -> RunPlan:
     (target,) = request.targets
-    show(console, whole(f"Fuzzing {target} with seed {request.seed}, {count(request.workers, 'worker')}"))
-    returned = call_pytest(request, folder, console)
-    statistics = merged(read_all(folder))
-    failed = statistics is not None and bool(statistics.counterexamples)
-    if returned not in (0, INTERRUPTED) and not failed:
-        show(console, Text((folder / "pytest.log").read_text(errors="replace").rstrip()))
-    if statistics is not None:
-        _print_results(statistics, console)
-        _print_files([_save_summary(statistics, folder), *_other_files(statistics, folder)], console)
-    return returned, failed
+    return RunPlan(
+        setup=Setup(target, request.family, request.backend),  # type: ignore[arg-type] # click.Choice has checked both
+        seed=request.seed,
+        workers=request.workers,
+        max_time=request.max_time,
+        max_cases=request.max_cases,
+        run_folder=folder,
+        counterexamples=counterexample_folder(request.out),
+    )
 
 
-def _print_results(statistics: Statistics, console: Console) -> None:
-    for name in statistics.counterexamples:
-        show(console, failure.render(counterexample.load(Path(name)), Path(name)))
-        show(console, "")
-    show(console, summary.render(statistics))
+def _print_results(report: RunReport, printer: Console) -> None:
+    for found in report.failures:
+        show(printer, failure.render(found.counterexample, Path(found.path) if found.path else None))
+        show(printer, "")
+    show(printer, summary.render(report.statistics))
+    for note in report.notes:
+        show(printer, f"Note: {note}")
+    if report.failures:
+        show(printer, summary.failures_table(report))
 
 
-def _save_summary(statistics: Statistics, folder: Path) -> str:
-    """Write ``summary.json`` without the masks, which are in ``coverage.json``; return its path."""
-    numbers = msgspec.to_builtins(statistics)
-    del numbers["masks"]
+def _save(report: RunReport, folder: Path) -> list[str]:
+    """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run."""
     path = folder / "summary.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(numbers), indent=1) + b"\n")
-    return os.path.relpath(path)
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(numbers(report.statistics)), indent=1) + b"\n")
+        covered = mask_coverage.save([report.statistics.coverage], folder)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    own = [os.path.relpath(name) for name in (path, covered, folder / LOG_NAME)]
+    return own + [found.path for found in report.failures if found.path]
 
 
-def _other_files(statistics: Statistics, folder: Path) -> tuple[str, ...]:
-    return (os.path.relpath(folder / mask_coverage.FILE_NAME), *statistics.counterexamples)
-
-
-def _print_files(names: list[str], console: Console) -> None:
+def _print_files(names: list[str], printer: Console) -> None:
     for index, name in enumerate(names):
-        show(console, whole(f"{'' if index else 'Written':9}{shlex.quote(name)}"))
+        show(printer, whole(f"{'' if index else 'Written':9}{shlex.quote(name)}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -15,11 +14,15 @@ import click
 
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
+from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.report.plain_text import safe
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
+INTERRUPTED: Final = 130
+"""Exit status of shells for a program that was interrupted from the keyboard."""
 FILE: Final[click.ParamType[Path]] = click.Path(path_type=Path)
 OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = click.Path(file_okay=False, path_type=Path)
 
@@ -35,22 +38,24 @@ def exits(command: Callable[..., int]) -> Callable[..., None]:
         try:
             status = command(**arguments)
         except FuzzAttnError as error:
-            click.echo(f"fuzz-attn: {error}", err=True)
+            click.echo(f"fuzz-attn: {safe(str(error))}", err=True)
             status = 2
+        except KeyboardInterrupt:
+            status = INTERRUPTED
         sys.exit(status)
 
     return callback
 
 
 class Workers(click.ParamType[int]):
-    """A number of worker processes; ``auto`` is one for each core."""
+    """A number of worker processes; ``auto`` is one for each core that this process may use."""
 
     name = "auto|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of workers."""
         if value == "auto":
-            return os.cpu_count() or 1
+            return available_cores()
         try:
             workers = int(value)
         except ValueError:
@@ -103,6 +108,10 @@ seed_option: Final = click.option(
     help="Seed of the drawn cases. Default: a random one, which is printed.",
 )
 workers_option: Final = click.option(
-    "--workers", type=Workers(), default="auto", show_default=True, help="Worker processes."
+    "--workers",
+    type=Workers(),
+    default="auto",
+    show_default=True,
+    help="Worker processes. auto: one for each core that this process may use.",
 )
 out_option: Final = click.option("--out", type=OUTPUT_DIRECTORY, metavar="DIR", help="Output directory.")

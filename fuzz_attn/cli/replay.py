@@ -23,8 +23,9 @@ COLOURS: Final = {"FIXED": "bold green", "FAILED": "bold red", "UNSEEN": "bold y
 @click.argument("places", nargs=-1, metavar="[FILE_OR_DIR ...]", type=FILE)
 @target_option("the target named in the file")
 @backend_option
+@click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
 @exits
-def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int:
+def replay(*, places: tuple[Path, ...], target: str | None, backend: str, in_process: bool) -> int:
     """Replay saved counterexamples.
 
     Print FAILED or FIXED for each and exit with 1 if any fails. The default is all of tests/counterexamples. UNSEEN
@@ -36,7 +37,7 @@ def replay(*, places: tuple[Path, ...], target: str | None, backend: str) -> int
         return 0
     console, failed, unseen = Console(), 0, 0
     paths = tuple(counterexample.files_in(places or (FOLDER,)))
-    for replayed in replay_files(paths, target=target, backend=backend):
+    for replayed in replay_files(paths, target=target, backend=backend, in_process=in_process):
         show(console, _result(replayed))
         failed += replayed.still_fails
         unseen += replayed.status == "UNSEEN"

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from rich.console import Console
+from click.core import ParameterSource
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli.campaign import run_campaigns
+from fuzz_attn.cli.campaign import Request, run_campaigns
 from fuzz_attn.cli.options import (
+    FILE,
     Seconds,
     backend_option,
     exits,
@@ -20,10 +21,9 @@ from fuzz_attn.cli.options import (
     target_option,
     workers_option,
 )
-from fuzz_attn.cli.pytest_call import Request
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.pytest_plugin import DEFAULT_MAX_TIME
+from fuzz_attn.settings import DEFAULT_MAX_TIME
 
 
 @click.command()
@@ -35,6 +35,8 @@ from fuzz_attn.pytest_plugin import DEFAULT_MAX_TIME
 @seed_option
 @workers_option
 @out_option
+@click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
+@click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
 @exits
 def run(
     *,
@@ -46,22 +48,35 @@ def run(
     seed: int,
     workers: int,
     out: Path | None,
+    junit: Path | None,
+    json: bool,
 ) -> int:
     """Fuzz targets; shrink and save their failures.
 
-    A run ends at its time or case limit, or when each worker has found a failure. Several targets share both limits
-    evenly. Without --max-time and --max-cases a run takes one minute. Counterexamples are saved in
-    tests/counterexamples and everything else in reports; with --out, all of it is saved in that directory.
+    A run ends at its time or case limit. Several targets share both limits evenly. Without --max-time and --max-cases a
+    run takes one minute. Counterexamples are saved in tests/counterexamples and everything else in reports; with --out,
+    all of it is saved in that directory. The table [tool.fuzz_attn] of the nearest pyproject.toml can hold other
+    defaults, with the names of the options. Of the folders in reports/runs only the newest 20 are kept.
+
+    Exit status: 0 no case fails, 1 a case fails, 2 no case was judged or something is wrong, 128 and the number of a
+    signal that ended the run before it found a failure.
     """
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
+    if family and targets and _is_given("targets") and not _is_given("family"):
+        family = None  # the settings name it for their own target
     names = targets or ((family,) if family else get_args(Family))
-    for name in dict.fromkeys((names[0], *targets)):  # the built-in targets load if the first of them does
+    for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
         _check_target(name, family, backend)
-    return run_campaigns(Request(names, family, backend, max_time, max_cases, seed, workers, out), Console())
+    return run_campaigns(Request(names, family, backend, max_time, max_cases, seed, workers, out, junit, json))
+
+
+def _is_given(parameter: str) -> bool:
+    """Return whether the command line names an option."""
+    return click.get_current_context().get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
 def _check_target(target: str, family: str | None, backend: str) -> None:
-    """Load the target once in a child process, so that an error is reported in one line."""
+    """Load the target once in a child process, so that an error is reported before any fuzzing."""
     with IsolatedWorker(Setup(target, family, backend)):  # type: ignore[arg-type] # click.Choice has checked the family
         pass

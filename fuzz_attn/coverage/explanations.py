@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple, cast, get_args
+from typing import Final, NamedTuple, get_args
 
 import msgspec
 
@@ -61,9 +61,8 @@ class Gap(NamedTuple):
 
 
 class Explanations(Plain, frozen=True):
-    """The file: the kernels that each family's launcher launches, and the explanations."""
+    """The content of the file."""
 
-    kernels: dict[Family, tuple[str, ...]]
     explanation: tuple[Explanation, ...]
 
 
@@ -71,7 +70,7 @@ class Explanations(Plain, frozen=True):
 def load() -> Explanations:
     """Return the content of the file, empty where there is none."""
     if not FILE.exists():
-        return Explanations(kernels={}, explanation=())
+        return Explanations(explanation=())
     return msgspec.toml.decode(FILE.read_bytes(), type=Explanations)
 
 
@@ -85,23 +84,10 @@ def gaps(masks: Iterable[Mask], target: str) -> tuple[Gap, ...]:
 
 
 def _gap(mask: Mask, target: str) -> Gap:
-    foreign = _foreign(mask, target)
-    if foreign:
-        return Gap(mask, mask.missing, foreign)
     about = [entry for entry in _about(mask, target) if set(entry.never) & set(mask.missing)]
     explained = {outcome for entry in about for outcome in entry.never}
     left = tuple(outcome for outcome in mask.missing if outcome not in explained)
     return Gap(mask, left) if left else Gap(mask, mask.missing, "; ".join(entry.because for entry in about))
-
-
-def _foreign(mask: Mask, target: str) -> str:
-    """Return why a kernel of another family may show little in a campaign of this one; empty for its own kernels."""
-    if target not in _BUILT_IN:
-        return ""
-    families = load().kernels
-    family = next((family for family, kernels in families.items() if mask.kernel in kernels), target)
-    own = mask.kernel in families.get(cast(Family, target), ())
-    return "" if own or family == target else f"launched only by the relation other_family: see {family} campaigns"
 
 
 def _about(mask: Mask, target: str) -> list[Explanation]:

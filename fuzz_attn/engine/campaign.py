@@ -19,16 +19,29 @@ from hypothesis.errors import FlakyFailure
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
+from fuzz_attn.engine.events import (
+    CaseJudged,
+    CaseUnfinished,
+    Emit,
+    FailureChanged,
+    FailureFound,
+    Finished,
+    News,
+    Note,
+    Phase,
+    WorkerLost,
+    WorkerReady,
+    ignore,
+    no_news,
+)
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import Journal
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
-from fuzz_attn.engine.statistics import Statistics, Tally, write
-from fuzz_attn.errors import BudgetSpentInterrupt, FoundError, FuzzAttnError, OutOfTimeError
+from fuzz_attn.errors import BudgetSpentInterrupt, CounterexampleError, FoundError, FuzzAttnError, OutOfTimeError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
 
-PROGRESS_SECONDS: Final = 0.5
 SHORTEST_HANG: Final = 20.0
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
 """The verdict on a case in the journal."""
@@ -51,52 +64,69 @@ class Plan:
     fixtures: Path
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The statistics of one shard and, if it failed, the shrunk counterexample and its file.
+class Campaign:
+    """One shard, run once by :meth:`run`, which emits an event for all that happens.
 
-    ``also_seen`` names other kinds of failure met while shrinking, which were not followed.
+    ``worker`` judges its cases, by default one for the plan's set-up. ``news`` returns failures of other shards.
     """
 
-    statistics: Statistics
-    failure: Counterexample | None = None
-    path: Path | None = None
-    also_seen: tuple[str, ...] = ()
-
-
-class Campaign:
-    """One shard, run once by :meth:`run`; ``worker`` judges its cases, by default one for the plan's set-up."""
-
-    def __init__(self, plan: Plan, worker: IsolatedWorker | None = None) -> None:
+    def __init__(
+        self, plan: Plan, emit: Emit = ignore, worker: IsolatedWorker | None = None, news: News = no_news
+    ) -> None:
         self.plan = plan
-        self.tally = Tally()
+        self.emit = emit
+        self.news = news
         limit = launch_limit(plan.max_time)
         self.worker = worker or IsolatedWorker(plan.setup, launch_seconds=limit, index=plan.shard)
+        self.cases = 0
+        """Cases judged in the search, which the limit of cases counts."""
         self._deadline: float | None = None
         self._started = 0.0
-        self._reported = 0.0
+        self._ready: Ready | None = None
+        self._unfinished = False
         self._answers: dict[bytes, Verdict] = {}
         self._best: Counterexample | None = None
+        self._path: Path | None = None
+        self._first: Counterexample | None = None
         self._also_seen: dict[str, None] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Fuzz until the budget is spent or a failure is found and shrunk; save the failure, also on an interrupt."""
-        with self.worker:
-            self._started = time.monotonic()
-            if self.plan.max_time is not None:
-                self._deadline = self._started + self.plan.max_time
-            self._report()
-            self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
-            broken = False
-            try:
-                self._search()
-            except BaseException as error:
-                broken = isinstance(error, Exception)  # the case in the journal caused it, unlike an interrupt
-                self._outcome()
-                raise
-            finally:
-                self._journal.close(keep=broken or self.tally.unfinished > 0)
-            return self._outcome()
+        self._started = time.monotonic()
+        try:
+            with self.worker:
+                self._run()
+        except BaseException as error:
+            self._finish(str(error) or type(error).__name__)
+            raise
+        self._finish("")
+
+    def _finish(self, error: str) -> None:
+        self.emit(Finished(self.plan.shard, time.monotonic() - self._started, error))
+
+    def _run(self) -> None:
+        self._started = time.monotonic()
+        if self.plan.max_time is not None:
+            self._deadline = self._started + self.plan.max_time
+        self._introduce()
+        self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
+        broken = False
+        try:
+            self._search()
+        except BaseException as error:
+            broken = isinstance(error, Exception)  # the case in the journal caused it, unlike an interrupt
+            raise
+        finally:
+            self._journal.close(keep=broken or self._unfinished)
+            self._complete()
+
+    def _introduce(self) -> None:
+        """Emit that the worker is ready, also when it goes on with another backend."""
+        if self.worker.ready is not self._ready:
+            self._ready = self.worker.ready
+            self.emit(WorkerReady(self.plan.shard, self._ready, self.worker.fallback))
+            for note in self._ready.notes:
+                self.emit(Note(self.plan.shard, note))
 
     def _search(self) -> None:
         number = 0
@@ -108,13 +138,13 @@ class Campaign:
         """Return whether to go on: the time limits the shrinking too, the number of cases only the search."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return False
-        return self._best is not None or self.plan.max_cases is None or self.tally.cases < self.plan.max_cases
+        return self._best is not None or self.plan.max_cases is None or self.cases < self.plan.max_cases
 
     def _round(self, number: int) -> None:
         """Try the cases of one round; returns when they or the budget are spent, or a failure is shrunk."""
         ready = self.worker.ready
         size = ON_CPU if ready.device == "cpu" else ON_GPU
-        left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.tally.cases
+        left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.cases
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         # A failure is in self._best, with its verdict.
         with contextlib.suppress(FoundError, FlakyFailure, BudgetSpentInterrupt):
@@ -137,28 +167,32 @@ class Campaign:
             raise BudgetSpentInterrupt
         self._journal.write(msgspec.json.encode(self._signed(order, UNFINISHED)))
         verdict = self._judge(order)
-        if self._best is not None:
-            self.tally.shrinking += 1
-        else:
-            self.tally.add_case(order.case, order.relation, verdict)
         if self._best is not None or not verdict.passed:
             self._answers[encoded] = verdict
-        if time.monotonic() - self._reported >= PROGRESS_SECONDS:
-            self._report()
         return verdict
 
     def _judge(self, order: Order) -> Verdict:
-        started = time.monotonic()
+        phase: Phase = "search" if self._best is None else "shrink"
+        self.cases += phase == "search"
+        deaths, started = self.worker.deaths, time.monotonic()
         try:
             answer = self.worker.judge(order, deadline=self._deadline)
         except OutOfTimeError:
-            self.tally.unfinished += 1
-            self.tally.unfinished_seconds = time.monotonic() - started
+            self._unfinished = True
+            self.cases -= phase == "search"
+            self.emit(CaseUnfinished(self.plan.shard, order, time.monotonic() - started))
             raise BudgetSpentInterrupt from None
-        self.tally.add_masks(answer.masks)
-        self.tally.kernels_compiled += answer.compiled
-        self.tally.kernels_loaded += answer.loaded
+        self._introduce()
+        if self.worker.deaths > deaths:
+            self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
+        self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer.verdict
+
+    def _judged(self, order: Order, phase: Phase, answer: Answer, seconds: float) -> CaseJudged:
+        verdicts = (answer.verdict, *answer.others)
+        return CaseJudged(
+            self.plan.shard, phase, order, verdicts, seconds, answer.masks, answer.compiled, answer.loaded
+        )
 
     def _is_followed(self, verdict: Verdict) -> bool:
         """Return whether a failure is of the kind that was found first; record its kind if not."""
@@ -170,7 +204,12 @@ class Campaign:
     def _keep(self, order: Order, verdict: Verdict) -> None:
         """Keep a failure if it is the smallest so far, complete, so that it can be saved at any time."""
         found = self._signed(order, verdict)
-        if self._best is None or found.size < self._best.size:
+        if self._best is None:
+            self._best = msgspec.structs.replace(found, digest=self._digest(order))
+            self._path, self._first = self._saved(), self._best
+            seconds = time.monotonic() - self._started
+            self.emit(FailureFound(self.plan.shard, 0, self._best, str(self._path), seconds))
+        elif found.size < self._best.size:
             self._best = msgspec.structs.replace(found, digest=self._digest(order))
 
     def _signed(self, order: Order, verdict: Verdict) -> Counterexample:
@@ -188,32 +227,27 @@ class Campaign:
             return self.worker.judge(Order(order.case, digest=True), deadline=self._deadline).digest
         return ""
 
-    def _outcome(self) -> Outcome:
-        if self._best is None:
-            return Outcome(self._report(last=True))
-        path = counterexample.save(self._best, self.plan.fixtures / self.worker.ready.slug)
-        statistics = self._report(last=True, counterexamples=(str(path),))
-        return Outcome(statistics, self._best, path, tuple(self._also_seen))
+    def _saved(self) -> Path:
+        assert self._best is not None
+        return counterexample.save(self._best, self.plan.fixtures / self.worker.ready.slug)
 
-    def _report(self, *, last: bool = False, counterexamples: tuple[str, ...] = ()) -> Statistics:
-        """Write the shard's statistics into the run's folder and return them."""
-        now = time.monotonic()
-        plan, ready = self.plan, self.worker.ready
-        statistics = Statistics(
-            target=plan.setup.target,
-            backend=ready.backend,
-            seed=plan.seed,
-            seconds=now - self._started,
-            deaths=self.worker.deaths,
-            shims=ready.shims,
-            fallback=self.worker.fallback,
-            counterexamples=counterexamples,
-            state="done" if last else "searching" if self._best is None else "shrinking",
-            **self.tally.fields(),
-        )
-        self._reported = now
-        write(statistics, plan.run_folder / f"shard-{ready.slug}-{plan.shard}.json")
-        return statistics
+    def _complete(self) -> None:
+        """Save the smallest failure in place of the first, and emit that it is complete."""
+        if self._best is None:
+            return
+        first, self._path = self._path, self._saved()
+        if first is not None and first != self._path and self._is_own(first):
+            first.unlink(missing_ok=True)
+        self.emit(FailureChanged(self.plan.shard, 0, self._best, str(self._path), done=True))
+        if self._also_seen:
+            self.emit(Note(self.plan.shard, f"Other failures seen while shrinking: {', '.join(self._also_seen)}"))
+
+    def _is_own(self, path: Path) -> bool:
+        """Return whether a file holds the failure as it was found, and not a smaller one that was there before."""
+        try:
+            return counterexample.load(path) == self._first
+        except CounterexampleError:
+            return False
 
 
 def _kind_of_failure(verdict: Verdict) -> str:

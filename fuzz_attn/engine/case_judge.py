@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
-from fuzz_attn.engine.worker import Send, serve
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
@@ -22,6 +23,8 @@ class CaseJudge:
 
     target: Target
     backend: Backend
+    memory: int = 0
+    """The limit of a process's memory in bytes, 0 for none."""
 
     @property
     def forks_first(self) -> bool:
@@ -41,7 +44,15 @@ class CaseJudge:
         if not backend.reaches_large_offsets():
             domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
         return Ready(
-            target.name, target.slug, target.family, backend.name, backend.device, backend.sanitizers, shims, domain
+            target.name,
+            target.slug,
+            target.family,
+            backend.name,
+            backend.device,
+            backend.sanitizers,
+            shims,
+            domain,
+            backend.notes(),
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -53,10 +64,14 @@ class CaseJudge:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import check  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
-        verdict = check(Experiment(order.case, self.target, self.backend), order.relation)
+        experiment = Experiment(order.case, self.target, self.backend)
+        verdict = check(experiment, order.relation)
+        if order.explain:
+            verdict = with_poison_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(verdict, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
@@ -76,9 +91,14 @@ def load(setup: Setup) -> CaseJudge:
 
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
+    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
-    return CaseJudge(load_target(setup.target, setup.family).on_device(backend.tensor_core_slack), backend)
+    without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
+    with gpu_answers() if without_gpu else nullcontext():
+        target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend, setup.memory)
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -6,14 +6,17 @@ failure within its shard, from 0, so that (shard, failure) names one failure of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.messages import Order, Ready, Refusal
 from fuzz_attn.oracle.verdict import Verdict
+
+WHOLE_RUN: Final = -1
+"""The shard number of an event that concerns the whole run."""
 
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
@@ -31,10 +34,11 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
 
 
 class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
-    """A worker has loaded the target."""
+    """A worker has loaded the target; ``fallback`` says why it left the first backend, if it did."""
 
     shard: int
     ready: Ready
+    fallback: str = ""
 
 
 class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
@@ -68,12 +72,16 @@ class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished
 
 
 class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
-    """A failure that is none of those known so far; it is saved in ``path``."""
+    """A failure that is none of those known so far; it is saved in ``path``.
+
+    ``seconds`` is the time since the shard began to fuzz.
+    """
 
     shard: int
     failure: int
     counterexample: Counterexample
     path: str
+    seconds: float = 0.0
 
 
 class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):
@@ -112,7 +120,7 @@ class Note(Plain, frozen=True, tag_field="event", tag="note"):
 
 
 class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
-    """A shard, or with ``shard`` -1 the run, has ended; ``error`` says why it could not go on, if so."""
+    """A shard, or with ``shard`` :data:`WHOLE_RUN` the run, has ended; ``error`` says why it could not go on, if so."""
 
     shard: int
     seconds: float
@@ -133,3 +141,24 @@ Event: TypeAlias = (
     | Finished
 )
 Emit: TypeAlias = Callable[[Event], None]
+News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
+"""Returns what the other shards of the run have found or changed since the last call; called between cases."""
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event."""
+
+
+def all_of(*listeners: Emit) -> Emit:
+    """Return a listener that passes each event to all of these, in this order."""
+
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
+
+
+def no_news() -> Sequence[FailureFound | FailureChanged]:
+    """Return nothing: the news of a run with one shard."""
+    return ()

@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, get_args
 
 import msgspec
 
-from fuzz_attn.engine.messages import Answer, Died, Order, Ready, Refused, Setup, Unsupported
+from fuzz_attn.case.families import Family
+from fuzz_attn.engine.messages import Answer, Died, HarnessFailed, Order, Ready, Refused, Setup, Unsupported
 from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import BackendError, FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Kind, Verdict
@@ -22,7 +23,7 @@ LAUNCH_SECONDS: Final = 120.0
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
 
-Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died
+Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died | HarnessFailed
 DECODER: Final = msgspec.json.Decoder[Reply](Reply)
 
 
@@ -68,8 +69,8 @@ class IsolatedWorker:
     def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
         """Return the answer to an order; a death or a hang of the child is a verdict of that kind.
 
-        ``deadline`` is a time of ``time.monotonic``; raises :class:`OutOfTimeError` when it passes first, and
-        :class:`FuzzAttnError` where the harness itself failed.
+        So is a failure of the harness itself, if it recurs in a fresh process and the target is not built in.
+        ``deadline`` is a time of ``time.monotonic``; raises :class:`OutOfTimeError` when it passes first.
         """
         try:
             return self._judge(order, deadline)
@@ -77,7 +78,7 @@ class IsolatedWorker:
             self._end()  # a late reply must not be taken for the answer to the next order
             raise
 
-    def _judge(self, order: Order, deadline: float | None) -> Answer:
+    def _judge(self, order: Order, deadline: float | None, *, again: bool = False) -> Answer:
         if self.process is None:
             self.ready = self._start(deadline)
         limit = time.monotonic() + self.launch_seconds
@@ -94,9 +95,27 @@ class IsolatedWorker:
             case Unsupported():
                 self._fall_back(reply.reason)
                 return self._judge(order, deadline)
+            case HarnessFailed():
+                return self._after_harness_failure(order, deadline, reply, again=again)
             case Refused():
                 raise FuzzAttnError(reply.reason)
         return _failed("crash", self._death(reply))
+
+    def _after_harness_failure(
+        self, order: Order, deadline: float | None, failed: HarnessFailed, *, again: bool
+    ) -> Answer:
+        """Try again in a fresh process: an earlier case may have patched torch or corrupted memory.
+
+        Raises :class:`FuzzAttnError` for a second failure on a built-in target, which does neither.
+        """
+        self.deaths += 1
+        if failed.worker_ended:
+            self._end()
+        if not again:
+            return self._judge(order, deadline, again=True)
+        if self.setup.target in get_args(Family):
+            raise FuzzAttnError(f"fuzz_attn itself failed on a case:\n{failed.traceback}")
+        return _failed("crash", f"broke the harness, in a fresh process too: {failed.error}")
 
     def _fall_back(self, reason: str) -> None:
         """Go on in the interpreter; raises :class:`BackendError` if the user asked for a backend."""
@@ -132,7 +151,7 @@ class IsolatedWorker:
         assert self.process is not None
         self.deaths += 1
         if isinstance(reply, Died):
-            return self.process.death(reply.code)
+            return self.process.death(reply.code, reply.reason)
         how = self.process.death(self.process.exit_code())
         self._end()
         return how

@@ -11,18 +11,26 @@ from fuzz_attn.oracle.verdict import Verdict
 
 DEVICE_LOST = 114
 """Exit status of a process that ends itself because a launch broke its device."""
+HARNESS_FAILED = 115
+"""Exit status of a process that ends itself because the harness failed in it."""
+CONNECTION_LOST = 116
+"""Exit status of a process that ends itself because a target closed or replaced its connection."""
 
 
 class Setup(Plain, frozen=True):
-    """The target and the backend of a worker."""
+    """The target and the backend of a worker; ``memory`` is its limit in bytes, 0 for none."""
 
     target: str
     family: Family | None = None
     backend: str = "auto"
+    memory: int = 0
 
 
 class Ready(Plain, frozen=True, tag="ready"):
-    """The worker is set up: its target, backend and shims, and the domain that the target promises."""
+    """The worker is set up: its target, backend and shims, and the domain that the target promises.
+
+    ``notes`` are sentences for the summary of the run.
+    """
 
     target: str
     slug: str
@@ -32,17 +40,20 @@ class Ready(Plain, frozen=True, tag="ready"):
     sanitizers: bool = False
     shims: tuple[str, ...] = ()
     domain: Domain = Domain()
+    notes: tuple[str, ...] = ()
 
 
 class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
-    With ``digest`` the worker returns the digest of the case's tensors and launches nothing.
+    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``explain`` the
+    message of a failure also names the poison that reaches the output, which takes a few more launches.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
+    explain: bool = False
 
 
 class Refusal(Plain, frozen=True):
@@ -78,9 +89,24 @@ class Answer(Plain, frozen=True, tag="answer"):
 
 
 class Died(Plain, frozen=True, tag="died"):
-    """The process that was to answer has died: its exit status, or minus the number of the signal that killed it."""
+    """The process that was to answer has died: its exit status, or minus the number of the signal that killed it.
+
+    ``reason`` says why the worker killed it, if so.
+    """
 
     code: int
+    reason: str = ""
+
+
+class HarnessFailed(Plain, frozen=True, tag="harness_failed"):
+    """The harness itself failed on an order, and the process has ended; ``error`` is the exception in one line.
+
+    ``worker_ended`` is true where that process was the whole worker and not a fork of it.
+    """
+
+    error: str
+    traceback: str
+    worker_ended: bool = False
 
 
 class Unsupported(Plain, frozen=True, tag="unsupported"):

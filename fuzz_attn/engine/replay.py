@@ -10,6 +10,8 @@ from pathlib import Path
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.judges.explanation import explained
+from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -44,21 +46,31 @@ class Replayed:
         return self.status == "FAILED" or (self.status == "UNSEEN" and self.found.status == "open")
 
 
-def replay(paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto") -> Iterator[Replayed]:
+def replay(
+    paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto", in_process: bool = False
+) -> Iterator[Replayed]:
     """Yield each file, replayed on its own target or on another; each target has one worker process.
+
+    With ``in_process`` the targets run in this process, and failures are not explained, which takes more launches.
 
     All files are read before the first one runs, so that a bad file is reported at once. Raises
     :class:`fuzz_attn.errors.CounterexampleError` for a bad file and :class:`fuzz_attn.errors.TargetError` for a bad
     target.
     """
     loaded = [(path, counterexample.load(path)) for path in paths]
-    workers: dict[str, IsolatedWorker] = {}
+    workers: dict[str, IsolatedWorker | InProcess] = {}
     with ExitStack() as stack:
         for path, found in loaded:
             name = target or found.target
             if name not in workers:
-                workers[name] = stack.enter_context(IsolatedWorker(Setup(name, found.family, backend)))
+                setup = Setup(name, found.family, backend)
+                worker: IsolatedWorker | InProcess = InProcess(setup) if in_process else IsolatedWorker(setup)
+                stack.enter_context(worker)
+                workers[name] = worker
             digest = workers[name].judge(Order(found.case, digest=True)).digest
-            verdict = workers[name].judge(Order(found.case, found.relation)).verdict
+            order = Order(found.case, found.relation)
+            verdict = workers[name].judge(order).verdict
+            if not in_process:
+                verdict = explained(workers[name], order, verdict)
             drifted = bool(found.digest) and digest != found.digest
             yield Replayed(path, found, verdict, drifted, workers[name].ready.sanitizers)

@@ -1,11 +1,21 @@
-"""The folder that a run writes to: ``reports/runs/<start>-<process>``."""
+"""The folder that a run writes to: ``reports/runs/<start>-<process>``. Old ones are deleted."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
+
+from fuzz_attn.errors import OutputError
+
+KEPT_RUNS: Final = 20
+"""So many of the newest run folders are kept in one output directory."""
+
+EVENT_LOGS: Final = "events*.jsonl"
+_NAME: Final = re.compile(r"\d{8}-\d{6}-\d+")
 
 
 def new_run_folder(out: str | Path | None) -> Path:
@@ -14,6 +24,55 @@ def new_run_folder(out: str | Path | None) -> Path:
     return Path(out or "reports").resolve() / "runs" / f"{started}-{os.getpid()}"
 
 
+def counterexample_folder(out: str | Path | None) -> Path:
+    """Return the folder of saved failures, below the output directory or, for None, below tests/."""
+    return Path(out or "tests") / "counterexamples"
+
+
 def folder_name(text: str) -> str:
     """Return the text as a name for a folder, without slashes, colons and blanks."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder; raises :class:`OutputError` if it cannot be made or written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise :class:`OutputError` if a folder, which need not exist, cannot be made or written."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise OutputError(f"{folder}: cannot be made: {place} is no folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder}: cannot be written: {place} is read-only for this user")
+
+
+def prune(runs: Path, *, kept: int = KEPT_RUNS) -> None:
+    """Delete the oldest run folders in a folder, so that ``kept`` remain.
+
+    Only folders that hold an event log and have a name of :func:`new_run_folder` are deleted, and none of a process
+    that still runs.
+    """
+    found = sorted(
+        folder for folder in runs.glob("*") if _NAME.fullmatch(folder.name) and any(folder.rglob(EVENT_LOGS))
+    )
+    for folder in found[: max(0, len(found) - kept)]:
+        if not _is_running(int(folder.name.rpartition("-")[2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -7,7 +7,8 @@ neither.
 Why no ready-made pool: one message in each direction, a time limit on the wait and a process group to kill are all
 that is needed. ``multiprocessing.Process`` imports the parent's main module again, and a pool such as pebble's starts
 a new interpreter after each crash. Importing torch and the target takes seconds, and a target that crashes does so at
-every step of shrinking, so a worker answers from forks of the process that is set up (:mod:`fuzz_attn.engine.worker`).
+every step of shrinking, so a worker answers from forks of the process that is set up
+(:mod:`fuzz_attn.engine.child.worker`).
 """
 
 from __future__ import annotations
@@ -27,15 +28,27 @@ from typing import IO, Final, Generic, TypeVar
 import msgspec
 
 from fuzz_attn.backends.gpus import gpu_environment
-from fuzz_attn.engine.messages import DEVICE_LOST
+from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 
 SHOWN_CHARACTERS: Final = 1500
 """How much of the last output of a dead worker is shown."""
 KEPT_BYTES: Final = 2**20
 """How much of the output of a living worker is kept."""
 
-CALLER: Final = Path(__file__).parents[1] / "targets" / "target.py"
-"""The file whose frame calls the target."""
+LONGEST_MESSAGE: Final = 2**28
+"""Bytes; what a target writes to the connection may look like the length of a longer one."""
+END_SECONDS: Final = 5.0
+"""A process that has closed its connection has this much time to end."""
+
+_DEATHS: Final = {
+    DEVICE_LOST: "broke the device for its process",
+    CONNECTION_LOST: "closed or replaced the file descriptors of its process",
+}
+"""Exit statuses with a meaning, in words."""
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_CALLERS: Final = (_PACKAGE / "targets" / "target.py", _PACKAGE / "properties")
+"""The file whose frame calls the target, and the folder whose frames judge its output."""
 
 Reply = TypeVar("Reply")
 
@@ -48,7 +61,7 @@ class WorkerProcess(Generic[Reply]):
 
     def __init__(self, command: Sequence[str], decoder: msgspec.json.Decoder[Reply], index: int = 0) -> None:
         self._decoder = decoder
-        self._printed: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by end()
+        self._printed = _output_file()
         self.connection, others = Pipe()
         with others:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
@@ -81,26 +94,31 @@ class WorkerProcess(Generic[Reply]):
     def receive(self, limit: float | None = None) -> Reply | None:
         """Return the next message, None at the worker's end.
 
-        ``limit`` is a time of ``time.monotonic``; raises :class:`TimeoutError` when it passes first.
+        ``limit`` is a time of ``time.monotonic``; raises :class:`TimeoutError` when it passes first. A target that
+        writes to the connection ends the worker.
         """
         try:
             if limit is not None and not self.connection.poll(max(0.0, limit - time.monotonic())):
                 raise TimeoutError
-            return self._decoder.decode(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
+            return self._decoder.decode(self.connection.recv_bytes(LONGEST_MESSAGE))
+        except TimeoutError:
+            raise
+        except (EOFError, OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def exit_code(self) -> int:
         """Wait for the process and return how it ended: its status, or minus the signal that killed it."""
-        return self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(END_SECONDS)
+        self.kill()
+        return CONNECTION_LOST
 
-    def death(self, code: int) -> str:
+    def death(self, code: int, reason: str = "") -> str:
         """Return in words how the process, or a fork of it, died, with the end of what it printed."""
         printed = self.last_output()
         self._forget_output()
         how = f"died of {_signal_name(-code)}" if code < 0 else f"ended its process with status {code}"
-        if code == DEVICE_LOST:
-            how = "broke the device for its process"
+        how = reason or _DEATHS.get(code, how)
         return f"{how}; it last printed:\n{printed}" if printed else how
 
     def last_output(self) -> str:
@@ -125,6 +143,13 @@ class WorkerProcess(Generic[Reply]):
         self._printed.close()
 
 
+def _output_file() -> IO[bytes]:
+    """Return a new file for what the worker prints: in memory where the system can, so that no full disk matters."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("fuzz_attn_output"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
 def _signal_name(number: int) -> str:
     """Return the name of a signal; real-time signals have only numbers."""
     try:
@@ -135,8 +160,9 @@ def _signal_name(number: int) -> str:
 
 def _without_noise(printed: str) -> str:
     """Return output without our own frames below the target's and without the list of extension modules."""
-    targets_frames, _, _ = printed.partition(f'  File "{CALLER}"')
-    lines = targets_frames.splitlines()
+    for caller in _CALLERS:
+        printed, _, _ = printed.partition(f'  File "{caller}')
+    lines = printed.splitlines()
     return "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ import msgspec
 
 from fuzz_attn.engine import case_judge
 from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Ready, Refused, Setup
-from fuzz_attn.engine.worker import Send, serve
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
 from fuzz_attn.mutation.mutant import Mutant
@@ -36,6 +37,7 @@ class AuditWorker:
     healthy: CaseJudge
     runner: BatchRunner
     forks_first: bool = False
+    memory: int = 0
 
     def start(self) -> None:
         """Do nothing: the simulator has no device to start."""
@@ -54,6 +56,8 @@ class AuditWorker:
                 self._run(order, send)
         except FuzzAttnError as error:  # of a seeded bug or a kernel: the user can mend it
             send(Refused(str(error)))
+        except Exception:  # noqa: BLE001 - a mutant's own are outcomes: this one is a defect of the harness
+            send(Refused(f"fuzz_attn itself failed on a case:\n{traceback.format_exc()}"))
 
     def _run(self, batch: Batch, send: Send) -> None:
         from fuzz_attn.mutation.mutant_run import MutantRun  # noqa: PLC0415 - imports torch

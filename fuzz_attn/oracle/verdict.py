@@ -87,3 +87,8 @@ class Verdict(Plain, frozen=True):
     def passed(self) -> bool:
         """Whether the property holds."""
         return self.kind == "ok"
+
+    @property
+    def what(self) -> str:
+        """The property and the kind of its failure in words, for example ``oracle (written outside)``."""
+        return f"{self.property_name} ({self.kind.replace('_', ' ')})"

@@ -125,15 +125,20 @@ def narrower_window(experiment: Experiment) -> Comparison:
 
 
 def other_family(experiment: Experiment) -> Comparison:
-    """Launch this project's kernel of another family on the same problem in that family's layout."""
+    """Launch this project's kernel of another family on the same problem in that family's layout.
+
+    Its masks are not the target's, so they are not recorded.
+    """
     families = other_families(experiment.case)
     family = families[experiment.case.seed % len(families)]
     case, target = translated(experiment.case, family), built_in(family)
     assert case is not None
     assert target is not None
-    other = Experiment(case, target.on_device(experiment.backend.tensor_core_slack), experiment.backend)
+    other = experiment.with_target(case, target.on_device(experiment.backend.tensor_core_slack))
+    with experiment.backend.unrecorded():
+        launch = other.first
     change = f"the same problem on this project's own kernel of the family {family}"
-    return WithinBound(other.first, change, experiment.reference, rounding_model=other.target.rounding_model)
+    return WithinBound(launch, change, experiment.reference, rounding_model=other.target.rounding_model)
 
 
 def _with_order(experiment: Experiment, order: range | tuple[int, ...], how: str) -> Comparison:

@@ -45,7 +45,7 @@ def check(experiment: Experiment, relation: str | None = None) -> Verdict:
     if relation:
         _require_holding(relation, experiment.case)
     if experiment.first.error:
-        return Verdict("oracle", "exception", f"the target raised {experiment.first.error}")
+        return Verdict("oracle", "exception", f"the target {experiment.first.error}")
     passed = {}
     for name, property_ in LAUNCH_PROPERTIES.items():
         passed[name] = verdict = property_(experiment)

@@ -65,7 +65,7 @@ def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdi
     """
     launch, change = comparison.launch, comparison.change
     if launch.error:
-        return Verdict(name, "exception", f"only {change} raised {launch.error}")
+        return Verdict(name, "exception", f"only {change} {launch.error}")
     if launch.observations:
         kind, message = launch.observations[0]
         return Verdict(name, kind, f"only {change}: {message}", wrong=len(launch.observations))

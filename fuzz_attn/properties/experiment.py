@@ -12,7 +12,7 @@ import torch
 
 from fuzz_attn.backends.backend import Backend, Observation, Watch
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.errors import DeviceLostError, UnsupportedByBackendError
+from fuzz_attn.errors import DeviceLostError, HangInterrupt, UnsupportedByBackendError
 from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
@@ -25,12 +25,12 @@ SHOWN_CHARACTERS: Final = 4000
 
 @dataclass(frozen=True)
 class Launch:
-    """The tensors after one call of the target, the output's memory before it, and the exception if one was raised."""
+    """The tensors after one call of the target, the output's memory before it, and what went wrong in the call."""
 
     tensors: AttentionTensors
     output_before: torch.Tensor
     error: str = ""
-    """The exception's type, text and innermost line; empty if none was raised."""
+    """``raised`` and the exception's type, text and innermost line, or which tensor was resized; else empty."""
     observations: tuple[Observation, ...] = ()
     """The findings of the backend's sanitizers."""
 
@@ -78,6 +78,10 @@ class Experiment:
         """The row blocks of the inputs, as the first launch left them."""
         return tuple(row_blocks(self.first.tensors))
 
+    def with_target(self, case: AttentionCase, target: Target) -> Experiment:
+        """Return an experiment with another case and target on the same backend."""
+        return Experiment(case, target, self.backend)
+
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
         return self.launch_tensors(materialise(case, self.backend.device))
@@ -96,27 +100,50 @@ class Experiment:
         """Return the launch of the target on tensors, which it then owns; the target writes their output."""
         output = storage_bytes(tensors.output).clone()
         error, watch = "", Watch()
+        layouts = _layouts(tensors)
         try:
             with self.backend.running() as watch:
                 self.target.run(tensors)
-        except (DeviceLostError, UnsupportedByBackendError):
+        except (DeviceLostError, UnsupportedByBackendError, HangInterrupt):
             raise
-        except Exception as raised:  # noqa: BLE001 - any exception of a target on a promised input is a finding
+        except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error = _described(raised)
+        else:
+            error = _resized(layouts, _layouts(tensors))
         return Launch(tensors, output, error, tuple(watch.observations))
 
 
-def _described(raised: Exception) -> str:
+def _layouts(tensors: AttentionTensors) -> dict[str, tuple[object, ...]]:
+    """Return shape, strides and memory of the output and of each input."""
+    named = [("the output", tensors.output), *tensors.inputs()]
+    return {
+        name: (tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), tensor.untyped_storage().nbytes())
+        for name, tensor in named
+    }
+
+
+def _resized(before: dict[str, tuple[object, ...]], after: dict[str, tuple[object, ...]]) -> str:
+    """Return which tensor a target gave another shape or other memory; an empty string if it did so to none."""
+    for name, layout in before.items():
+        if after[name] != layout:
+            shapes = f" from {layout[0]} to {after[name][0]}" * (after[name][0] != layout[0])
+            return f"resized {name}{shapes}"
+    return ""
+
+
+def _described(raised: BaseException) -> str:
+    """Return an exception's type, text and innermost line; the line's source stands for a text that is empty."""
     frames = traceback.extract_tb(raised.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(raised).__name__}: {_text(raised)}{place}"
+    text = _text(raised) or (frames[-1].line or "" if frames else "")
+    return f"raised {type(raised).__name__}: {text}{place}"
 
 
-def _text(raised: Exception) -> str:
+def _text(raised: BaseException) -> str:
     """Return the text of an exception, shortened and encodable in a file; its class may be the target's own."""
     try:
         text = str(raised)
-    except Exception as error:  # noqa: BLE001 - the target's own class may raise anything
+    except BaseException as error:  # noqa: BLE001 - the target's own class may raise anything
         text = f"(its text raised {type(error).__name__})"
     more = f" ... ({len(text) - SHOWN_CHARACTERS} more characters)" if len(text) > SHOWN_CHARACTERS else ""
     return text[:SHOWN_CHARACTERS].encode(errors="backslashreplace").decode() + more

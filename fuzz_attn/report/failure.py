@@ -16,6 +16,7 @@ from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.oracle.verdict import Element
 from fuzz_attn.properties.relations import relation_in_words
+from fuzz_attn.report.bias_values import bias_values
 from fuzz_attn.report.plain_text import text_of, whole
 
 
@@ -69,7 +70,7 @@ def case_table(found: Counterexample) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1), title="The case", title_justify="left")
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for what, words in describe(found.case):
+    for what, words in (*describe(found.case), *bias_values(found.case)):
         table.add_row(what, words)
     if found.relation:
         table.add_row("relation", relation_in_words(found.relation))

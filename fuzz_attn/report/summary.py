@@ -1,4 +1,4 @@
-"""The summary of a run, one table for each target, and its progress in one line."""
+"""The summary of a run, a table of its failures for each target, and its progress in one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fuzz_attn.case.features import features_of
 from fuzz_attn.coverage import explanations
-from fuzz_attn.engine.statistics import Statistics
-from fuzz_attn.report.plain_text import count, whole
+from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
+from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.report.plain_text import count, safe, whole
 
 POSSIBLE_HANG: Final = 1.0
 """A launch that has run for so many seconds when the time limit ends it may be a hang, so the summary lists it."""
@@ -19,20 +21,61 @@ POSSIBLE_HANG: Final = 1.0
 Row: TypeAlias = tuple[str, str | Text]
 
 
-def progress_line(shards: list[Statistics], seconds: float, time_left: float | None) -> str:
+def progress_line(statistics: Statistics, time_left: float | None) -> str:
     """Return the progress of a run: cases, rate, compile keys, failures, time left."""
-    if not shards:
-        return "starting"
-    cases = sum(shard.cases for shard in shards)
-    keys = len({key for shard in shards for key in shard.compile_keys})
-    failures = sum(shard.state == "shrinking" or bool(shard.counterexamples) for shard in shards)
-    rate = cases / seconds if seconds > 0 else 0.0
-    words = [count(cases, "case"), f"{rate:.1f} cases/s", count(keys, "compile key"), count(failures, "failure")]
-    if any(shard.state == "shrinking" for shard in shards):
-        words.append(f"shrinking ({sum(shard.shrinking for shard in shards)} attempts)")
+    if not statistics.backend:
+        return "loading the target"
+    rate = statistics.cases / statistics.seconds if statistics.seconds > 0 else 0.0
+    words = [count(statistics.cases, "case"), f"{rate:.1f} cases/s", count(len(statistics.compile_keys), "compile key")]
+    words.append(count(len(statistics.counterexamples), "failure"))
+    if statistics.refused:
+        words.append(f"{statistics.refused} refused")
+    if statistics.shrinking_now:
+        words.append(f"shrinking ({count(statistics.shrinking, 'attempt')})")
     if time_left is not None:
         words.append(f"{max(0.0, time_left):.0f} s left")
     return ", ".join(words)
+
+
+def features_line(statistics: Statistics) -> str:
+    """Return the share of each feature in the cases, the most frequent first."""
+    most_first = sorted(statistics.features.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {number / max(1, statistics.cases):.0%}" for name, number in most_first)
+
+
+def failures_table(report: RunReport) -> RenderableType:
+    """Return a row for each failure: the failure in words, cases that showed it, smallest case, first seen, status."""
+    table = Table(box=None, padding=(0, 1), title=f"Failures of {safe(report.target)}", title_justify="left")
+    table.add_column("failure")
+    table.add_column("cases", justify="right")
+    table.add_column("smallest case")
+    table.add_column("first seen", justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for found in report.failures:
+        words, case = Text(failure_in_words(found)), Text(smallest_case(found))
+        table.add_row(words, Text(str(found.cases)), case, f"{found.first_seen:.1f} s", Text(status_of(found)))
+    return table
+
+
+def failure_in_words(found: FoundFailure) -> str:
+    """Return what failed, where in the output, and with which features."""
+    verdict = found.counterexample.verdict
+    place = f", {verdict.where.replace('_', ' ')}" if verdict.where else ""
+    return f"{verdict.what}{place}"
+
+
+def smallest_case(found: FoundFailure) -> str:
+    """Return the size and the features of the smallest case."""
+    case = found.counterexample.case
+    queries = sum(sequence.query_len for sequence in case.sequences)
+    sizes = count(len(case.sequences), "sequence"), count(queries, "query token"), count(case.total_keys, "key")
+    return ", ".join((*sizes, *features_of(case)))
+
+
+def status_of(found: FoundFailure) -> str:
+    """Return the status of a failure's file, and whether the run ended while it was shrunk."""
+    status = found.counterexample.status if found.path else "not saved"
+    return status if found.done else f"{status}, not shrunk fully"
 
 
 def render(statistics: Statistics) -> RenderableType:
@@ -59,6 +102,8 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
         yield "kernels compiled", _kernels(statistics)
     if statistics.shrinking:
         yield "shrinking", count(statistics.shrinking, "attempt")
+    if statistics.refused:
+        yield "refused", count(statistics.refused, "case")
     if statistics.deaths:
         yield "worker deaths", str(statistics.deaths)
     if statistics.unfinished_seconds >= POSSIBLE_HANG:
@@ -98,9 +143,8 @@ def _relations(counts: dict[str, int]) -> str:
 def _shares(statistics: Statistics) -> Iterator[Row]:
     if not statistics.cases:
         return
-    most_first = sorted(statistics.features.items(), key=lambda item: -item[1])
     ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in sorted(statistics.ratios.items()))
-    yield "features", ", ".join(f"{name} {number / statistics.cases:.0%}" for name, number in most_first)
+    yield "features", features_line(statistics)
     if statistics.relations:
         yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"

@@ -19,8 +19,8 @@ from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
 from fuzz_attn.simulator.triton_compat import reinterpreted_type
 
-_SAME_SIZE: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types that numpy knows too, by the bytes of an element."""
+_VIEWED: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
+"""Types that numpy does not know, and as what it sees their elements."""
 
 
 def scalar_key(bound: Bound) -> tuple[object, ...]:
@@ -47,14 +47,15 @@ def memory_of(name: str, value: Any, shadows: Shadows) -> Memory:
     Raises SimulatorError for a tensor that is not on the CPU.
     """
     tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
     layout = _layout(tensor.shape, tensor.stride())
     element = TORCH_TYPES[tensor.dtype][1]
     memory = Memory(name, _flat(tensor, layout, element), element, layout)
     memory.shift = int(tensor.storage_offset())
     memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
-    memory.written = shadows.find(tensor)
+    if shadows:
+        memory.written = shadows.find(tensor)
     return memory
 
 
@@ -76,8 +77,13 @@ def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
     """Return the storage from a tensor's first element to its last one, without a copy."""
     if layout.empty:
         return np.zeros(0, STORAGE[element])
-    line = tensor.detach().as_strided((layout.extent,), (1,))
-    return line.view(_SAME_SIZE[tensor.element_size()]).numpy().view(STORAGE[element])
+    elements = tensor.detach() if tensor.requires_grad else tensor
+    if not elements.is_contiguous():
+        elements = elements.as_strided((layout.extent,), (1,))
+    viewed = _VIEWED.get(tensor.dtype)
+    if viewed is not None:
+        elements = elements.view(viewed)
+    return elements.numpy().reshape(-1).view(STORAGE[element])
 
 
 def _reinterpreted(wrapper: Any) -> torch.Tensor:

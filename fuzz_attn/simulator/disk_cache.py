@@ -1,20 +1,23 @@
-"""A folder of generated programs, by all that they depend on, within a limit of size."""
+"""A folder of generated programs, by all that they depend on, within a limit of size.
+
+The programs are source code, which this process executes. So a folder is used only if no other user can write to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import json
-import marshal
 import os
 import re
+import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import triton
 
 from fuzz_attn.simulator.codegen.program import Program
@@ -34,8 +37,8 @@ _OWN: Final = re.compile(r"[0-9a-f]{64}\.program|tmp\w+\.part")
 
 @functools.lru_cache(maxsize=1)
 def generator_version() -> str:
-    """Return a digest of the simulator's source and of the versions of Triton and Python."""
-    digest = hashlib.sha256(triton.__version__.encode() + importlib.util.MAGIC_NUMBER)
+    """Return a digest of the simulator's source and of Triton's version."""
+    digest = hashlib.sha256(triton.__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -47,52 +50,79 @@ def key_of(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    """A program as its file contains it. ``lines`` has for each line of the source its place in ``origins``."""
+
+    name: str
+    source: str
+    origins: list[tuple[str, str, int]]
+    lines: list[int]
+    sites: list[tuple[str, int]]
+    coverage_sites: list[tuple[str, str, int, bool]]
+    parameters: list[tuple[str, str, bool]]
+    stored: list[str]
+    loaded: list[str]
+    elements: int
+    sequential: bool
+
+
 def _encode(program: Program) -> bytes:
-    fields = (
-        program.name,
-        program.source,
-        *_encode_origins(program.origins),
-        [(site.file, site.line) for site in program.sites],
-        [(kind, site.file, site.line, several) for kind, site, several in program.coverage_sites],
-        [(name, type_.element, type_.pointer) for name, type_ in program.parameters],
-        sorted(program.stored),
-        sorted(program.loaded),
-        program.elements,
-        program.sequential,
-        program.compiled(),
+    different = {origin: place for place, origin in enumerate(dict.fromkeys(program.origins))}
+    body = msgspec.json.encode(
+        _Stored(
+            name=program.name,
+            source=program.source,
+            origins=[(origin.operation, origin.location.file, origin.location.line) for origin in different],
+            lines=[different[origin] for origin in program.origins],
+            sites=[(site.file, site.line) for site in program.sites],
+            coverage_sites=[(kind, site.file, site.line, several) for kind, site, several in program.coverage_sites],
+            parameters=[(name, type_.element, type_.pointer) for name, type_ in program.parameters],
+            stored=sorted(program.stored),
+            loaded=sorted(program.loaded),
+            elements=program.elements,
+            sequential=program.sequential,
+        )
     )
-    body = marshal.dumps(fields)
     return hashlib.sha256(body).digest() + body
 
 
-def _encode_origins(origins: list[Origin]) -> tuple[list[tuple[str, str, int]], list[int]]:
-    """Return the different origins, and for each line the place of its own among them."""
-    different = {origin: place for place, origin in enumerate(dict.fromkeys(origins))}
-    fields = [(origin.operation, origin.location.file, origin.location.line) for origin in different]
-    return fields, [different[origin] for origin in origins]
-
-
 def _decode(data: bytes) -> Program:
-    """Return the program of a file. Raises ValueError for a damaged one, which `marshal` itself might not survive."""
+    """Return the program of a file. Raises ValueError for a damaged one."""
     digest, body = data[:32], data[32:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the digest does not fit")
-    fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - the digest shows that it is our own file
-    name, source, origins, lines, sites, coverage_sites, parameters, stored, loaded, elements, sequential, code = fields
-    different = [Origin(operation, Location(file, line)) for operation, file, line in origins]
+    stored = msgspec.json.decode(body, type=_Stored)
+    different = [Origin(operation, Location(file, line)) for operation, file, line in stored.origins]
     return Program(
-        name=name,
-        source=source,
-        origins=[different[place] for place in lines],
-        sites=[Location(*site) for site in sites],
-        coverage_sites=[(kind, Location(file, line), several) for kind, file, line, several in coverage_sites],
-        parameters=[(name, Type(element, (), pointer)) for name, element, pointer in parameters],
-        stored=frozenset(stored),
-        loaded=frozenset(loaded),
-        elements=elements,
-        sequential=sequential,
-        code=code,
+        name=stored.name,
+        source=stored.source,
+        origins=[different[place] for place in stored.lines],
+        sites=[Location(*site) for site in stored.sites],
+        coverage_sites=[(kind, Location(file, line), several) for kind, file, line, several in stored.coverage_sites],
+        parameters=[(name, Type(element, (), pointer)) for name, element, pointer in stored.parameters],
+        stored=frozenset(stored.stored),
+        loaded=frozenset(stored.loaded),
+        elements=stored.elements,
+        sequential=stored.sequential,
     )
+
+
+def _obstacle(folder: Path) -> str:
+    """Make a folder that only this user may write, and return why it cannot be used, if so."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.stat()
+    except OSError as error:
+        return f"{folder} cannot be made: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder} is no folder"
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write to {folder}"
+    return ""
 
 
 class DiskCache:
@@ -107,8 +137,15 @@ class DiskCache:
         self._check_every = check_every
         self._stored = 0
 
+    @functools.cached_property
+    def obstacle(self) -> str:
+        """Why the folder is not used: empty if it is. The first call makes the folder."""
+        return _obstacle(self._folder)
+
     def get(self, key: str) -> Program | None:
         """Return the program stored under `key`, or None; it counts as used now."""
+        if self.obstacle:
+            return None
         path = self._folder / f"{key}.program"
         try:
             program = _decode(path.read_bytes())
@@ -119,16 +156,25 @@ class DiskCache:
         return program
 
     def put(self, key: str, program: Program) -> None:
-        """Store a program. If the folder cannot be written to, nothing happens: the cache only saves time."""
+        """Store a program. If the disk is full or read-only, nothing happens: the cache only saves time."""
+        if self.obstacle:
+            return
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(_encode(program))
-            os.replace(name, self._folder / f"{key}.program")
+            self._write(f"{key}.program", _encode(program))
             if self._stored % self._check_every == 0:
                 self.prune()
             self._stored += 1
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a file whole or not at all."""
+        handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, self._folder / name)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
     def prune(self) -> None:
         """Remove the files used longest ago if the folder holds more than the limit, and old unfinished ones.

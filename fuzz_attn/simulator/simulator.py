@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from fuzz_attn.errors import SimulatorError
+from fuzz_attn.simulator.call_stack import with_room
 from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
@@ -85,6 +86,11 @@ class Simulator:
         self._parsed: Recent[Function] = Recent(most_programs)
         self._rewritten: Recent[Program] = Recent(MOST_REWRITTEN, Program.forget)
 
+    @property
+    def cache_obstacle(self) -> str:
+        """Why the folder of generated programs is not used; empty if it is, or if there is none."""
+        return "" if self._disk is None else self._disk.obstacle
+
     def bind(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
         """Return the arguments of a launch of a JITFunction, bound to its parameters."""
         function = python_function(kernel)
@@ -139,7 +145,7 @@ class Simulator:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
-        return generate(self._parse(kernel, bound), self.coverage, self._extension)
+        return with_room(lambda: generate(self._parse(kernel, bound), self.coverage, self._extension))
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(self.lowering.lower(kernel, bound.signature, bound.constants()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,6 +15,8 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.bindings.binding import Signature, signature_of
+from fuzz_attn.targets.process_state import restored_process_state
+from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults
 
 
@@ -25,6 +28,8 @@ class Target:
     call: Callable[..., object]
     domain: Domain = field(default_factory=Domain)
     rounding_model: RoundingModel = field(default_factory=RoundingModel)
+    without_gpu: bool = False
+    """Whether it runs on a machine without a GPU and is told that there is one."""
 
     @property
     def family(self) -> Family:
@@ -50,7 +55,7 @@ class Target:
     def run(self, tensors: AttentionTensors) -> None:
         """Call the target on tensors; it writes ``tensors.output`` in place."""
         arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
-        with target_defaults():
+        with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
             self.call(**arguments)
 
 

@@ -12,8 +12,8 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.campaign import Outcome
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import BackendError
@@ -39,7 +39,7 @@ def test_the_simulator_named_explicitly_is_an_error() -> None:
         worker.judge(Order(CASE))
 
 
-def test_the_summary_reports_the_fallback(campaign: Callable[..., Outcome]) -> None:
+def test_the_summary_reports_the_fallback(campaign: Callable[..., Results]) -> None:
     outcome = campaign("unified_attention", setup=Setup(TARGET), max_cases=3)
     assert outcome.failure is None
     printed = text_of(render(outcome.statistics))

@@ -14,8 +14,8 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Sequence
-from fuzz_attn.engine.campaign import Outcome
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.schedule import ON_GPU, play_round
@@ -147,7 +147,7 @@ def test_a_counterexample_from_a_cpu_replays_on_a_gpu() -> None:
         assert not replayed.drifted
 
 
-def test_a_counterexample_from_a_gpu_replays_on_a_cpu(campaign: Callable[..., Outcome]) -> None:
+def test_a_counterexample_from_a_gpu_replays_on_a_cpu(campaign: Callable[..., Results]) -> None:
     outcome = campaign(
         "", setup=Setup(spec_of("window_too_long"), "unified", "cuda"), max_time=60.0, max_cases=2000, seed=3
     )

@@ -25,6 +25,7 @@ from fuzz_attn.engine import schedule
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
 
 CASES: Final = 480
@@ -123,10 +124,11 @@ def campaign_seconds(target: str, cases: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         plan = Plan(Setup(target), 0, 1, SEED, None, (1 + REPEATS) * cases, place, place)
-        measured = MeasuredCampaign(plan)
-        outcome = measured.run()
-    assert outcome.failure is None
-    assert outcome.statistics.cases == (1 + REPEATS) * cases
+        results = Results()
+        measured = MeasuredCampaign(plan, results)
+        measured.run()
+    assert results.failure is None
+    assert results.statistics.cases == (1 + REPEATS) * cases
     return measured.seconds
 
 

@@ -1,8 +1,8 @@
 """The simulator beside Triton's interpreter, in one run: cold and warm launches.
 
 Four batches in bfloat16, each with two kernels: a sample of tests/simulator, which works on 16 rows in a program, and
-the project's unified attention. CPU times in milliseconds, the best of several launches. A cold launch has a new
-simulator.
+the project's unified attention. CPU times in milliseconds, the best of several launches. A cold launch makes the
+kernel's program, in a simulator that has run another kernel before, as in a campaign.
 """
 
 # ruff: noqa: PLC0415
@@ -102,33 +102,38 @@ def unified_keywords(case: Case, t: dict[str, torch.Tensor]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def best(call: Callable[[], object], seconds: float = 1.0) -> float:
-    """Milliseconds of the fastest of the calls that fit the time, at least three."""
+def best(call: Callable[[], object], before: Callable[[], object] = lambda: None, seconds: float = 1.0) -> float:
+    """Milliseconds of the fastest of the calls that fit the time, at least three; `before` each one runs untimed."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
+        before()
         start = time.process_time()
         call()
         times.append(time.process_time() - start)
     return min(times) * 1e3
 
 
-def simulated(launch: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds of (cold launch, warm launch); each opens a session of its own."""
+def simulated(launch: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds of (cold launch, warm launch); each opens a session of its own.
+
+    `other` launches another kernel. A simulator that keeps only one program drops the program of `launch` for it.
+    """
     from fuzz_attn.simulator import Simulator, simulate
 
-    def once(simulator: Simulator) -> None:
+    def once(simulator: Simulator, call: Callable[[], object] = launch) -> None:
         with simulate(simulator) as session:
-            launch()
+            call()
         assert not session.findings, session.findings
 
-    warm = Simulator()
-    return best(lambda: once(Simulator())), best(lambda: once(warm))
+    forgetful, warm = Simulator(most_programs=1), Simulator()
+    cold = best(lambda: once(forgetful), before=lambda: once(forgetful, other))
+    return cold, best(lambda: once(warm))
 
 
 def loaded(name: str) -> Any:
-    """A module of tests/simulator, by the name of its file."""
-    specification = importlib.util.spec_from_file_location(name.removesuffix(".py"), SAMPLES / name)
+    """A module of tests/simulator, by the path of its file."""
+    specification = importlib.util.spec_from_file_location(Path(name).stem, SAMPLES / name)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -149,10 +154,13 @@ def main() -> None:
     from fuzz_attn.kernels.unified_attention import unified_attention
     from fuzz_attn.simulator import simulate
 
-    samples, worker_module = loaded("sample_kernels.py"), loaded("interpreter_worker.py")
+    samples, worker_module = loaded("kernels/sample_kernels.py"), loaded("interpreter_worker.py")
+
+    def add() -> None:
+        samples.add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
 
     with simulate():  # imports and the first use of Triton's front end are no part of any case
-        samples.add_kernel[(1,)](torch.zeros(4), torch.zeros(4), torch.zeros(4), 4, BLOCK=4)
+        add()
     columns = f"{'interpreter':>12} {'cold':>9} {'warm':>9} {'ratio':>8}"
     print(f"{'case':40} {'programs':>8} {columns}")
     ratios = []
@@ -166,7 +174,7 @@ def main() -> None:
                 worker.launch(path, "paged_attention_kernel", grid, *arguments, **constants)[1]
                 for _ in range(3 if grid[0] < 20 else 1)
             )
-            times = simulated(lambda: samples.paged_attention_kernel[grid](*arguments, **constants))  # noqa: B023 - called at once
+            times = simulated(lambda: samples.paged_attention_kernel[grid](*arguments, **constants), add)  # noqa: B023 - called at once
             print(row(case.name, grid[0] * grid[1], seconds * 1e3, times), flush=True)
             ratios.append(seconds * 1e3 / times[1])
         for case in CASES:
@@ -175,7 +183,7 @@ def main() -> None:
             name = "fuzz_attn.kernels.unified_attention:unified_attention"
             worker.call(name, **keywords)
             seconds = min(worker.call(name, **keywords)[1] for _ in range(3 if case is not CASES[3] else 1))
-            times = simulated(lambda: unified_attention(**keywords))  # noqa: B023 - called at once
+            times = simulated(lambda: unified_attention(**keywords), add)  # noqa: B023 - called at once
             print(row(f"unified: {case.name}", 0, seconds * 1e3, times), flush=True)
             ratios.append(seconds * 1e3 / times[1])
     print(f"median ratio {statistics.median(ratios):.0f}")

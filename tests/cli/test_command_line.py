@@ -22,9 +22,8 @@ from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli.campaign import parts
+from fuzz_attn.cli.campaign import Request, parts
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.pytest_call import Request
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -113,7 +112,7 @@ def test_several_targets_share_the_limits(folder: Path) -> None:
 
 def test_run_without_a_target_fuzzes_all_families() -> None:
     names = get_args(Family)
-    request = Request(names, None, "auto", 60.0, 10, 1, 2, None)
+    request = Request(names, None, "auto", 60.0, 10, 1, 2)
     shares = list(parts(request))
     assert [part.targets for part in shares] == [(name,) for name in names]
     assert sum(part.max_cases or 0 for part in shares) == 10
@@ -152,7 +151,7 @@ def test_interrupted_run_saves_its_failure(folder: Path) -> None:
     # A shell that starts the tests in the background makes its children ignore interrupts.
     interruptible = ["env", "--default-signal=INT", *command]
     process = subprocess.Popen(interruptible, stdout=subprocess.PIPE, text=True)
-    wait_for(lambda: '"state":"shrinking"' in "".join(path.read_text() for path in folder.rglob("shard-*.json")))
+    wait_for(lambda: "failure_found" in "".join(path.read_text() for path in folder.rglob("events.jsonl")))
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output

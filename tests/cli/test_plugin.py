@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.engine.statistics import Statistics, read_all
+from fuzz_attn.engine.listeners.event_log import logs_in, report_of
+from fuzz_attn.engine.listeners.statistics import Statistics
 
 TORCH = Path(__file__).parents[1] / "sample_targets" / "torch_attention.py"
 
@@ -46,7 +47,7 @@ def call_pytest(folder: Path, test: str, *options: str) -> "subprocess.Completed
 
 def statistics_in(folder: Path) -> list[Statistics]:
     (run,) = (folder / "reports" / "runs").iterdir()
-    return read_all(run)
+    return [report_of(log).statistics for log in logs_in(run)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -80,7 +81,7 @@ def test_options_replace_arguments(folder: Path) -> None:
         assert f"test_attention[shard{shard}]" in done.stdout
     assert sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] not in "._") == ["elsewhere"]
     (run,) = (folder / "elsewhere" / "runs").iterdir()
-    shards = read_all(run)
+    shards = [report_of(log).statistics for log in logs_in(run)]
     assert {shard.target for shard in shards} == {"attention.py:last_row_unwritten"}
     assert [shard.seed for shard in shards] == [7, 7, 7]
     assert all(1 <= shard.cases <= 2 for shard in shards)

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
+from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.statistics import PLAIN, Statistics, merged, read_all, write
+from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, merged
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.report import failure, summary
+from fuzz_attn.report.bias_values import bias_values
 from fuzz_attn.report.plain_text import count, show, text_of, whole
 
 SMALL = AttentionCase(
@@ -72,6 +74,25 @@ def test_failure_report(found: Counterexample) -> None:
     assert text == REPORT.format(program=failure.program())
 
 
+def test_few_slopes_biases_and_sinks_are_listed() -> None:
+    biased = replace(
+        SMALL,
+        heads=HeadLayout(2, 2, 4),
+        alibi=AlibiRecipe(),
+        qq_bias=QQBiasRecipe("diagonal"),
+        sinks=SinkRecipe(1.0, 0.0),
+    )
+    assert bias_values(biased) == [
+        ("slopes", "0.25, 0.0625, 0.015625, 0.00390625"),
+        ("bias values", "0, -inf; -inf, 0"),
+        ("sink values", "1, 1, 1, 1"),
+    ]
+    many = replace(biased, heads=HeadLayout(1, 17, 4), sequences=(Sequence(5),))
+    assert bias_values(many) == []
+    text = failure.plain_text(counterexample.signed("mine", "unified", None, biased, WRONG))
+    assert " sink values  1, 1, 1, 1\n" in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_paths_and_commands_are_never_wrapped(width: int, found: Counterexample) -> None:
     path = Path("/".join(["a-rather-long-folder-name"] * 8)) / "x.json"
@@ -105,7 +126,6 @@ def shard(**changes: object) -> Statistics:
         "features": {"window": 30, PLAIN: 20, "sinks": 40},
         "relations": {"determinism": 5, "page_permutation": 7},
         "ratios": {"float32": 0.25, "bfloat16": 0.5},
-        "state": "done",
     }
     return Statistics(**{**fields, **changes})  # type: ignore[arg-type] # a table of any fields
 
@@ -171,34 +191,24 @@ def test_summary_of_no_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "seconds", "time_left", "line"),
+    ("statistics", "time_left", "line"),
     [
-        ([], 0.0, 60.0, "starting"),
-        ([shard()], 5.0, None, "100 cases, 20.0 cases/s, 2 compile keys, 0 failures"),
-        ([shard(cases=1, compile_keys={5: 1})], 1.0, 3.4, "1 case, 1.0 cases/s, 1 compile key, 0 failures, 3 s left"),
+        (Statistics("unified"), 60.0, "loading the target"),
+        (shard(seconds=5.0), None, "100 cases, 20.0 cases/s, 2 compile keys, 0 failures"),
         (
-            [shard(), shard(compile_keys={3: 1})],
-            10.0,
-            -2.0,
-            "200 cases, 20.0 cases/s, 3 compile keys, 0 failures, 0 s left",
+            shard(cases=1, seconds=1.0, compile_keys={5: 1}, refused=2),
+            3.4,
+            "1 case, 1.0 cases/s, 1 compile key, 0 failures, 2 refused, 3 s left",
         ),
         (
-            [shard(state="shrinking", shrinking=7), shard(counterexamples=("x",))],
-            10.0,
-            None,
-            "200 cases, 20.0 cases/s, 2 compile keys, 2 failures, shrinking (7 attempts)",
+            shard(shrinking_now=1, shrinking=7, counterexamples=("x", "y")),
+            -2.0,
+            "100 cases, 10.0 cases/s, 2 compile keys, 2 failures, shrinking (7 attempts), 0 s left",
         ),
     ],
 )
-def test_progress_line(shards: list[Statistics], seconds: float, time_left: float | None, line: str) -> None:
-    assert summary.progress_line(shards, seconds, time_left) == line
-
-
-def test_statistics_are_read_from_all_folders_of_a_run(tmp_path: Path) -> None:
-    write(shard(), tmp_path / "one" / "shard-unified-0.json")
-    write(shard(cases=3), tmp_path / "other" / "shard-unified-0.json")
-    assert [entry.cases for entry in read_all(tmp_path)] == [100, 3]
-    assert not list(tmp_path.rglob("*.part"))
+def test_progress_line(statistics: Statistics, time_left: float | None, line: str) -> None:
+    assert summary.progress_line(statistics, time_left) == line
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -14,10 +14,11 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
 from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask, TargetCoverage
-from fuzz_attn.engine.campaign import Campaign, Outcome, Plan
+from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.listeners.statistics import Statistics, merged
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.engine.statistics import Statistics, merged
 from fuzz_attn.errors import CoverageError
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render
@@ -75,7 +76,7 @@ def test_worker_sends_only_new_outcomes() -> None:
     assert all(set(mask.seen) >= set(before[mask.place].seen) for mask in more if mask.place in before)
 
 
-def test_campaign_keeps_the_outcomes_of_all_cases(campaign: Callable[..., Outcome]) -> None:
+def test_campaign_keeps_the_outcomes_of_all_cases(campaign: Callable[..., Results]) -> None:
     statistics = campaign("unified", setup=Setup("unified"), max_cases=40).statistics
     (store,) = (mask for mask in statistics.masks if mask.kind == "store" and mask.kernel.endswith("_2d"))
     assert "mixed" in store.seen
@@ -96,14 +97,15 @@ def test_crash_of_a_worker_keeps_earlier_outcomes(tmp_path: Path) -> None:
         "            softmax_scale=softmax_scale, block_table=block_table, **others)\n"
     )
     setup = Setup(f"{target}:unified_attention")
-    outcome = Campaign(Plan(setup, 0, 1, 1, None, 60, tmp_path / "run", tmp_path / "found")).run()
+    outcome = Results()
+    Campaign(Plan(setup, 0, 1, 1, None, 60, tmp_path / "run", tmp_path / "found"), outcome).run()
     assert outcome.failure is not None
     assert outcome.failure.verdict.kind == "crash"
     assert outcome.statistics.deaths
     assert any("mixed" in mask.seen for mask in outcome.statistics.masks)
 
 
-def test_fallback_is_reported(campaign: Callable[..., Outcome]) -> None:
+def test_fallback_is_reported(campaign: Callable[..., Results]) -> None:
     statistics = campaign("unified_attention", setup=Setup(f"{BEYOND}:unified_attention"), max_cases=3).statistics
     assert "none: only the simulator records masks" in text_of(render(statistics))
     partly = msgspec.structs.replace(statistics, masks=(STORE,))
@@ -186,3 +188,12 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str | None, m
 def test_masks_of_statistics_survive_json() -> None:
     statistics = Statistics(target="mine", masks=(STORE,))
     assert msgspec.json.decode(msgspec.json.encode(statistics), type=Statistics) == statistics
+
+
+def test_kernels_of_other_families_are_not_recorded() -> None:
+    case = AttentionCase(sequences=(Sequence(1, 3), Sequence(1, 20)))
+    with IsolatedWorker(Setup("unified")) as worker:
+        alone, compared = (worker.judge(Order(case, relation)) for relation in (None, "other_family"))
+    assert {mask.kernel for mask in alone.masks} == {"kernel_unified_attention_2d"}
+    assert compared.verdict.passed
+    assert {mask.kernel for mask in compared.masks} <= {"kernel_unified_attention_2d"}

@@ -27,7 +27,9 @@ def of_length(seq_len: int) -> AttentionCase:
 
 
 KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
-ASKS, SIGNALS, SPEECHLESS, NO_TEXT, BOOK = (of_length(n) for n in range(20, 25))
+ASKS, SIGNALS, SPEECHLESS, NO_TEXT, BOOK, INTERRUPTS = (of_length(n) for n in range(20, 26))
+LOWERS, RESIZES, PATCHES, CLOSES, REPLACES, WRITES, MOVES, FORKS = (of_length(n) for n in range(26, 34))
+EXHAUSTS, PRINTS_ON, RAISES_LATER, CORRUPTS, SWAPS, RESIZES_QUERY = (of_length(n) for n in range(34, 40))
 """The target ``misbehaves_by_length`` chooses what to do by the length of the longest sequence."""
 
 
@@ -62,9 +64,20 @@ def test_ready_names_target_backend_and_family(worker: IsolatedWorker, spec: Cal
         (SIGNALS, f"died of signal {signal.SIGRTMIN + 6}"),
         (LEAVES, "ended its process with status 3"),
         (LEAVES_WELL, "ended its process with status 0"),
-        (QUITS, "ended its process with status 1; it last printed:\nenough"),
+        (CLOSES, "closed or replaced the file descriptors of its process"),
+        (REPLACES, "closed or replaced the file descriptors of its process"),
+        (CORRUPTS, "died of SIGSEGV"),
     ],
-    ids=["signal", "segmentation fault", "signal without a name", "exit status", "exit status 0", "SystemExit"],
+    ids=[
+        "signal",
+        "segmentation fault",
+        "signal without a name",
+        "exit status",
+        "exit status 0",
+        "closed files",
+        "replaced files",
+        "corrupt heap",
+    ],
 )
 def test_a_death_is_a_verdict_and_the_next_case_is_judged(
     case: AttentionCase, message: str, worker: IsolatedWorker
@@ -110,6 +123,97 @@ def test_an_exception_is_a_verdict(worker: IsolatedWorker) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        (QUITS, "raised SystemExit: enough at "),
+        (INTERRUPTS, "raised KeyboardInterrupt: "),
+        (RESIZES, r"resized the output from \(1, 1, 4\) to \(0,\)"),
+        (SWAPS, r"resized the output$"),
+        (RESIZES_QUERY, r"resized query from \(1, 1, 4\) to \(1,\)"),
+    ],
+    ids=["SystemExit", "KeyboardInterrupt", "smaller output", "other output", "query"],
+)
+def test_what_a_target_does_instead_of_returning_is_a_verdict(
+    case: AttentionCase, words: str, worker: IsolatedWorker
+) -> None:
+    verdict = worker.judge(Order(case)).verdict
+    assert (verdict.property_name, verdict.kind) == ("oracle", "exception")
+    assert re.match(f"the target {words}", verdict.message)
+    assert worker.deaths == 0
+
+
+def test_a_target_that_breaks_the_harness_twice_fails(worker: IsolatedWorker) -> None:
+    verdict = worker.judge(Order(PATCHES)).verdict
+    assert (verdict.property_name, verdict.kind) == ("oracle", "crash")
+    assert re.match(r"broke the harness, in a fresh process too: TypeError: .* at \S+:\d+$", verdict.message)
+    assert worker.deaths == 2
+    assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_an_exception_that_comes_late_is_no_error_of_the_harness(worker: IsolatedWorker) -> None:
+    assert worker.judge(Order(RAISES_LATER)).verdict.kind == "crash"
+    assert worker.judge(Order(SHORT)).verdict.passed
+
+
+@pytest.mark.parametrize("case", [LOWERS, MOVES], ids=["recursion limit", "current folder"])
+def test_process_state_that_a_target_changes_is_restored(case: AttentionCase, worker: IsolatedWorker) -> None:
+    for _ in range(3):
+        assert worker.judge(Order(case)).verdict.passed
+    assert worker.deaths == 0
+
+
+def test_a_target_that_forks_gives_one_answer(worker: IsolatedWorker) -> None:
+    assert worker.judge(Order(FORKS)).verdict.passed
+    assert worker.judge(Order(SHORT, digest=True)).digest
+    assert worker.deaths == 0
+
+
+def test_a_target_that_writes_to_the_connection_fails(worker: IsolatedWorker) -> None:
+    worker.launch_seconds = 20.0
+    verdict = worker.judge(Order(WRITES)).verdict
+    assert verdict.message.startswith("closed or replaced the file descriptors of its process")
+    assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_an_endless_loop_that_prints_keeps_little(worker: IsolatedWorker) -> None:
+    assert worker.judge(Order(SHORT)).verdict.passed
+    worker.launch_seconds = 2.0
+    process = worker.process
+    assert process is not None
+    sizes: list[int] = []
+    original = process.receive
+
+    def watched(limit: float | None = None) -> object:
+        while not process.connection.poll(0.05):
+            sizes.append(process.printed_bytes)
+            if limit is not None and time.monotonic() > limit:
+                break
+        return original(limit)
+
+    process.receive = watched  # type: ignore[method-assign,assignment] # looks at the output while it waits
+    assert worker.judge(Order(PRINTS_ON)).verdict.kind == "timeout"
+    assert 0 < max(sizes) < 2**30
+    assert min(sizes[len(sizes) // 2 :]) < 2**26, "what was printed is never dropped"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process uses")
+def test_a_target_that_exhausts_memory_fails_and_the_next_case_is_judged(spec: Callable[[str], str]) -> None:
+    with IsolatedWorker(Setup(spec("misbehaves_by_length"), memory=2**30)) as worker:
+        for _ in range(2):
+            assert worker.judge(Order(SHORT)).verdict.passed
+            verdict = worker.judge(Order(EXHAUSTS)).verdict
+            assert (verdict.kind, verdict.message) == ("crash", "exceeded its memory limit of 1 GiB")
+        assert worker.deaths == 2
+
+
+def test_a_failure_of_the_harness_on_a_built_in_target_is_an_error(spec: Callable[[str], str]) -> None:
+    with IsolatedWorker(Setup(spec("misbehaves_by_length"))) as worker:
+        worker.setup = Setup("unified")  # the process has loaded the target that patches torch
+        with pytest.raises(FuzzAttnError, match=r"(?s)^fuzz_attn itself failed on a case:\nTraceback .*not callable"):
+            worker.judge(Order(PATCHES))
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
         (SPEECHLESS, r"_NoTextError: \(its text raised RuntimeError\)"),
         (NO_TEXT, r"ValueError: half of a pair: \\ud800"),
         (BOOK, r"ValueError: (word ){800} \.\.\. \(496000 more characters\)"),
@@ -133,10 +237,8 @@ def test_a_hang_is_a_verdict_and_the_next_case_is_judged(worker: IsolatedWorker)
 
 def test_a_deadline_ends_a_launch_without_a_verdict(worker: IsolatedWorker) -> None:
     assert worker.judge(Order(SHORT)).verdict.passed
-    started = time.monotonic()
-    with pytest.raises(OutOfTimeError):
-        worker.judge(Order(HANGS), deadline=started + 0.5)
-    assert time.monotonic() - started < 60.0
+    with pytest.raises(OutOfTimeError):  # and not the verdict that a launch ran into its own limit
+        worker.judge(Order(HANGS), deadline=time.monotonic() + 0.5)
     with pytest.raises(OutOfTimeError):
         worker.judge(Order(SHORT), deadline=time.monotonic() + 0.01)  # while it is replaced
     assert worker.judge(Order(SHORT)).verdict.passed
@@ -216,8 +318,12 @@ def test_a_hanging_worker_dies_with_its_parent(spec: Callable[[str], str]) -> No
     wait_until_gone(group)
 
 
+A_HANG = 1800.0
+"""Seconds after which a wait counts as a hang, on the slowest machine."""
+
+
 def wait_until_gone(group: int) -> None:
-    limit = time.monotonic() + 30.0
+    limit = time.monotonic() + A_HANG
     while time.monotonic() < limit:
         try:
             os.killpg(group, 0)

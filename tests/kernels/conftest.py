@@ -1,6 +1,8 @@
-"""Fixtures for tests that launch kernels in the interpreter: they restore Triton's language afterwards."""
+"""What the kernels' tests share: calls with their references, and the interpreter, whose shims are undone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +14,18 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 def _quick_device_calls() -> Iterator[None]:
     with shims.quick_device_calls():
         yield
+
+
+@pytest.fixture(scope="session")
+def unified(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module of calls of `unified_attention`, with their reference."""
+    return module_at(Path(__file__).with_name("unified_problem.py"))
+
+
+@pytest.fixture(scope="session")
+def split(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module of calls of the families over split caches, with their reference."""
+    return module_at(Path(__file__).with_name("split_problem.py"))
 
 
 @pytest.fixture(scope="session")

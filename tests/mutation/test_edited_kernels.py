@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.replay import replay
 
@@ -31,7 +32,8 @@ def test_is_found_shrunk_saved_and_replayed(
 ) -> None:
     spec = file_with_bug(name, "unified")
     plan = Plan(Setup(spec), 0, 1, 0, MAX_SECONDS, None, tmp_path / "run", tmp_path / "counterexamples")
-    outcome = Campaign(plan).run()
+    outcome = Results()
+    Campaign(plan, outcome).run()
     assert outcome.failure is not None, f"not found in {outcome.statistics.cases} cases"
     assert outcome.path is not None
     case = outcome.failure.case

@@ -16,6 +16,7 @@ from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, Sink
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle import error_bound, row_blocks
 from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.roundings import EXP_UNITS, UNIT
 
 RAGGED = AttentionCase(
     sequences=(Sequence(3, 40), Sequence(0, 9), Sequence(1, 2), Sequence(17, 0), Sequence(0, 0), Sequence(5, 100)),
@@ -41,11 +42,12 @@ def test_every_cut_gives_the_same_reference(
     monkeypatch.setattr(row_blocks, "MAX_BLOCK_SCORES", max_scores)
     monkeypatch.setattr(row_blocks, "BLOCK_COST", block_cost)
     actual = attend(tensors)
-    # The error of each is at most 1% of the bound (`test_exact_value.py`).
-    assert bool(((actual.expected - expected.expected).abs() <= 0.02 * expected.bound).all())
-    # The bound contains differences of exponentials whose exponents differ by at least 2^-24. Each exponential loses up
-    # to 16 units of 2^-53, which is 2^-24 of the difference.
-    torch.testing.assert_close(actual.bound, expected.bound, rtol=2.0**-24, atol=0.0)
+    # Logits lie below 2^7. Eight roundings of a score below 8, ALiBi, the bias and the distance from the top move an
+    # exponent by 4 * 2^-47 and weights by as much of themselves, in each of both. The bound allows a logit's two
+    # exponentials: it contains the weights' difference for at least this exponent, and 2^-47 is a small share of it.
+    own_share = 2 * 4 * 2.0**-47 / (2 * EXP_UNITS * UNIT)
+    assert bool(((actual.expected - expected.expected).abs() <= own_share * expected.bound).all())
+    torch.testing.assert_close(actual.bound, expected.bound, rtol=own_share, atol=0.0)
 
 
 def test_blocks_contain_every_token_and_respect_their_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,11 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "exception",
         r"raised ValueError: longest=21 must not exceed 8 at .*misbehaving.py:\d+$",
     ),
+    "asserts": (
+        "oracle",
+        "exception",
+        r"raised AssertionError: assert int\(seqused_k.max\(\)\) <= 8 at .*misbehaving.py:\d+$",
+    ),
     "writes_an_input": ("inputs_unchanged", "input_changed", r"changed its input query"),
     "writes_table_padding": ("inputs_unchanged", "input_changed", r"changed its input block_table"),
     "writes_padded_rows": ("nothing_else_written", "written_outside", r"^256 bytes of the output's memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -92,6 +93,10 @@ def _raise(seqused_k: torch.Tensor, **_: Any) -> None:
         raise ValueError(f"longest={int(seqused_k.max())} must not exceed 8")
 
 
+def _assert(seqused_k: torch.Tensor, **_: Any) -> None:
+    assert int(seqused_k.max()) <= 8
+
+
 def _read_input(**_: Any) -> None:
     input("go on? ")
 
@@ -117,12 +122,98 @@ def _raise_long_text(**_: Any) -> None:
     raise ValueError("word " * 100_000)
 
 
+def _raise_keyboard_interrupt(**_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _lower_recursion_limit(**_: Any) -> None:
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    sys.setrecursionlimit(depth + 10)
+
+
+def _resize_output(out: torch.Tensor, **_: Any) -> None:
+    out.resize_(0)
+
+
+def _replace_output(out: torch.Tensor, **_: Any) -> None:
+    out.set_(torch.zeros_like(out))  # type: ignore[call-overload] # torch's stubs lack set_ of a tensor
+
+
+def _resize_query(q: torch.Tensor, **_: Any) -> None:
+    q.resize_(1)
+
+
+def _patch_torch(**_: Any) -> None:
+    torch.Tensor.untyped_storage = None  # type: ignore[method-assign,assignment] # the harness calls it
+
+
+def _close_files(**_: Any) -> None:
+    os.closerange(0, 256)
+
+
+def _replace_files(**_: Any) -> None:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+
+
+def _write_to_files(**_: Any) -> None:
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"no message at all")
+
+
+def _change_folder(**_: Any) -> None:
+    os.chdir("/")
+    sys.setrecursionlimit(900)
+
+
+def _fork(**_: Any) -> None:
+    os.fork()
+
+
+def _exhaust_memory(**_: Any) -> None:
+    hoard = []
+    while True:
+        hoard.append(torch.ones(2**24))  # 64 MiB
+
+
+def _print_for_ever(**_: Any) -> None:
+    while True:
+        os.write(1, b"again and again\n" * 4096)
+
+
+def _raise_later(**_: Any) -> None:
+    """Install a handler that raises while the harness judges the output."""
+
+    def late(number: int, frame: object) -> None:
+        raise ValueError("too late")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+
+
+def _corrupt_heap(**_: Any) -> None:
+    """Overwrite objects that the harness uses."""
+    for name in ("Tensor", "uint8", "float32", "equal"):
+        ctypes.memset(id(getattr(torch, name)), 0x41, 64)
+
+
 _BY_LENGTH: dict[int, Callable[..., None]] = {}
+_AFTERWARDS_BY_LENGTH: dict[int, Callable[..., None]] = {}
 
 
 def _by_length(seqused_k: torch.Tensor, **given: Any) -> None:
     """Misbehave by the length of the longest sequence, so that one worker can meet every misbehaviour."""
     misbehaviour = _BY_LENGTH.get(int(seqused_k.max()))
+    if misbehaviour is not None:
+        misbehaviour(seqused_k=seqused_k, **given)
+
+
+def _by_length_afterwards(seqused_k: torch.Tensor, **given: Any) -> None:
+    misbehaviour = _AFTERWARDS_BY_LENGTH.get(int(seqused_k.max()))
     if misbehaviour is not None:
         misbehaviour(seqused_k=seqused_k, **given)
 
@@ -202,6 +293,7 @@ hangs = _around(before=_sleep)
 prints = _around(before=_print_a_message, after=_print_a_message)
 floods = _around(before=_print_much)
 raises = _around(before=_raise)
+asserts = _around(before=_assert)
 slow_and_wrong = _around(before=_sleep_briefly, after=_write_behind_the_output)
 slower_and_wrong = _around(before=_sleep_longer, after=_write_behind_the_output)
 writes_an_input = _around(after=_change_query)
@@ -213,7 +305,7 @@ nondeterministic = _around(after=_flip_another_bit)
 depends_on_poison = Target(
     "depends_on_poison", _around(after=_flip_if_poison_is_nan), Domain(dtypes=("float32",), features=frozenset())
 )
-misbehaves_by_length = _around(before=_by_length)
+misbehaves_by_length = _around(before=_by_length, after=_by_length_afterwards)
 _BY_LENGTH |= {
     11: _kill,
     12: _read_null_page,
@@ -229,6 +321,23 @@ _BY_LENGTH |= {
     22: _raise_without_text,
     23: _raise_half_a_surrogate_pair,
     24: _raise_long_text,
+    25: _raise_keyboard_interrupt,
+    29: _close_files,
+    30: _replace_files,
+    31: _write_to_files,
+    34: _exhaust_memory,
+    35: _print_for_ever,
+}
+_AFTERWARDS_BY_LENGTH |= {
+    26: _lower_recursion_limit,
+    27: _resize_output,
+    28: _patch_torch,
+    32: _change_folder,
+    33: _fork,
+    36: _raise_later,
+    37: _corrupt_heap,
+    38: _replace_output,
+    39: _resize_query,
 }
 
 leaves_defaults = _around(before=_restore_defaults, after=_leave_defaults)

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-
-@functools.cache
-def _loaded(path: Path) -> Any:
-    specification = importlib.util.spec_from_file_location(path.stem, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+KERNELS = Path(__file__).with_name("kernels")
+Loader = Callable[[Path], ModuleType]
 
 
 @pytest.fixture(scope="session")
-def sample_kernels() -> Any:
+def sample_kernels(module_at: Loader) -> ModuleType:
     """Return the module of whole kernels."""
-    return _loaded(Path(__file__).with_name("sample_kernels.py"))
+    return module_at(KERNELS / "sample_kernels.py")
 
 
 @pytest.fixture(scope="module")
-def kernels(request: pytest.FixtureRequest) -> Any:
+def kernels(request: pytest.FixtureRequest, module_at: Loader) -> ModuleType:
     """Return the module of kernels that the test module names in KERNELS."""
-    return _loaded(Path(__file__).with_name(request.module.KERNELS))
+    return module_at(KERNELS / request.module.KERNELS)
 
 
 @pytest.fixture(scope="session")
-def interpreter() -> Iterator[Any]:
+def interpreter(module_at: Loader) -> Iterator[Any]:
     """Return a process that runs kernels in Triton's interpreter."""
-    with _loaded(Path(__file__).with_name("interpreter_worker.py")).InterpreterWorker() as worker:
+    with module_at(Path(__file__).with_name("interpreter_worker.py")).InterpreterWorker() as worker:
         yield worker

@@ -25,9 +25,8 @@ class InterpreterWorker:
     """Runs kernels of a file, or a function by its name, in another process; use it as a context."""
 
     def __enter__(self) -> InterpreterWorker:
-        environment = dict(
-            os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore"
-        )
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = dict(os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=path, PYTHONWARNINGS="ignore")
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
@@ -37,7 +36,7 @@ class InterpreterWorker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait()
         self._process.stdout.close()
 
     def launch(

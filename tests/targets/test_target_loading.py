@@ -111,6 +111,36 @@ def test_target_object_keeps_its_own_domain(tmp_path: Path) -> None:
     assert (target.name, target.domain.head_sizes) == ("mine", (64, 128))
 
 
+DECLARED = "from fuzz_attn.targets import Domain, Target\n"
+
+
+def test_declared_domain_has_the_features_of_the_signature(tmp_path: Path) -> None:
+    path = tmp_path / "declared.py"
+    path.write_text(f"{DECLARED}def attend({LEAST}, sinks=None): ...\ntarget = Target('mine', attend)\n")
+    always = {"strides", "empty_sequences", "padded_tokens", "large_offsets"}
+    assert load_target(f"{path}:target").domain.features == always | {"sinks"}
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        ("features={'sinks', 'alibi'}", "domain.features names alibi, which its signature lacks; it has empty_sequenc"),
+        ("features={'slopes'}", r"domain.features=\['slopes'\] has no 'slopes': choose among alibi"),
+        ("family='paged', features={'softcap'}", "domain.family='paged' does not fit its signature: it lacks key_cac"),
+        ("paths=('2d', '3d')", r"domain.paths=\('2d', '3d'\) needs a signature with num_segments, or seq_threshold"),
+        ("tile_hint=True", "domain.tile_hint=True needs a signature with tile_size"),
+        ("head_sizes=()", r"domain.head_sizes=\(\) must be ascending sizes from 1 to 1024"),
+    ],
+)
+def test_domain_that_does_not_fit_is_refused_in_one_line(domain: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "declared.py"
+    function = f"def attend({LEAST}, sinks=None): ...\n"
+    path.write_text(f"{DECLARED}{function}target = Target('mine', attend, domain=Domain({domain}))\n")
+    with pytest.raises(TargetError, match=f"^target='{path}:target' {message}") as raised:
+        load_target(f"{path}:target")
+    assert "\n" not in str(raised.value)
+
+
 def point(name: str, value: str) -> EntryPoint:
     return EntryPoint(name, value, ENTRY_POINT_GROUP)
 

@@ -14,7 +14,7 @@ from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.terms import Term
 from fuzz_attn.simulator.codegen.tracking import tracked_values, walk
 from fuzz_attn.simulator.codegen.tree.expressions import RUN, Group, Name, method
-from fuzz_attn.simulator.codegen.tree.pruning import defined_and_read, pruned
+from fuzz_attn.simulator.codegen.tree.pruning import Pruner
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Define, Return, Statement, printed
 from fuzz_attn.simulator.frontend.ir import Function, Operation, Value
 
@@ -69,8 +69,11 @@ def _define_parameter(emitter: Emitter, parameter: Value, name: Name) -> None:
 
 def _assembled(emitter: Emitter, arguments: Sequence[Name], body: list[Statement]) -> list[Statement]:
     """Return a module: constants, what a launch prepares from its scalars, the kernel over all programs."""
-    constants, prepared, run = pruned([emitter.constants.statements, emitter.launch.statements, body])
-    shared = Group(tuple(Name(name) for name in defined_and_read(prepared, run)))
+    pruner = Pruner()
+    run = pruner.pruned(body)
+    shared = Group(tuple(Name(name) for name in pruner.read_later(emitter.launch.statements)))
+    prepared = pruner.pruned(emitter.launch.statements)
+    constants = pruner.pruned(emitter.constants.statements)
     unpack = [Assign(shared, _PREPARED)] if shared.items else []
     return [
         *constants,

@@ -14,11 +14,12 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
+from msgspec.structs import replace
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES, Family, Feature
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family, Feature
 from fuzz_attn.case.parts import LaunchPath
-from fuzz_attn.errors import TargetError
+from fuzz_attn.errors import DomainError, TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 Names: TypeAlias = frozenset[str]
@@ -127,14 +128,36 @@ class Binding:
 
     def domain(self, signature: Signature) -> Domain:
         """Return the inputs that a signature promises: those features whose parameters it all takes."""
-        lacking = {
-            feature
-            for parameter in self.parameters
-            if not signature.takes(parameter.name)
-            for feature in parameter.features
-        }
-        features = FAMILIES[self.family].features - self.undeclared - lacking
+        features = self.expressible(signature) - self.undeclared
         return Domain(family=self.family, features=features, paths=self._paths(signature), fp8_q_scales=False)
+
+    def declared(self, domain: Domain, signature: Signature) -> Domain:
+        """Return a domain that a target declares; without a choice of features it gets those of its signature.
+
+        Raises :class:`DomainError` for a domain that needs parameters which the signature lacks.
+        """
+        if domain.features == ALL_FEATURES:
+            return self._checked(replace(domain, features=self.domain(signature).features), signature)
+        expressible = self.expressible(signature)
+        lacking = sorted(domain.features - expressible)
+        if lacking:
+            has = ", ".join(sorted(expressible)) or "none"
+            raise DomainError(f"domain.features names {', '.join(lacking)}, which its signature lacks; it has {has}")
+        return self._checked(domain, signature)
+
+    def expressible(self, signature: Signature) -> frozenset[Feature]:
+        """Return the features whose parameters a signature all takes."""
+        missing = (parameter for parameter in self.parameters if not signature.takes(parameter.name))
+        return FAMILIES[self.family].features - {feature for parameter in missing for feature in parameter.features}
+
+    def _checked(self, domain: Domain, signature: Signature) -> Domain:
+        chooses = "num_segments" in signature.names or self._paths(signature) != ("auto",)
+        if domain.paths != ("auto",) and not chooses:
+            ways = "num_segments" if not self.path_parameters else f"num_segments, or {', '.join(self.path_parameters)}"
+            raise DomainError(f"domain.paths={domain.paths} needs a signature with {ways}")
+        if domain.tile_hint and "tile_size" not in signature.names:
+            raise DomainError("domain.tile_hint=True needs a signature with tile_size")
+        return domain
 
     def arguments_for(self, signature: Signature, tensors: AttentionTensors) -> Arguments:
         """Return the keyword arguments of a call of a callable with this signature."""

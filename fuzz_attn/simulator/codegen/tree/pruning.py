@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from fuzz_attn.simulator.codegen.tree.statements import Statement, walk
 
 
-def pruned(parts: Sequence[list[Statement]]) -> list[list[Statement]]:
-    """Return the parts of a program, which run one after the other, without statements whose result nothing reads."""
-    uses: Counter[str] = Counter()
-    for part in parts:
+class Pruner:
+    """Prunes the parts of a program, which run one after the other, the last part first."""
+
+    def __init__(self) -> None:
+        self._uses: Counter[str] = Counter()
+
+    def pruned(self, part: list[Statement]) -> list[Statement]:
+        """Return a part without statements whose result neither it nor a later part reads."""
+        names: list[str] = []
         for statement in walk(part):
-            uses.update(statement.names())
-    return [_pruned(part, uses) for part in reversed(parts)][::-1]
+            statement.add_names(names)
+        self._uses.update(names)
+        return self._pruned(part)
 
+    def _pruned(self, statements: list[Statement]) -> list[Statement]:
+        """Return the block without unread results, the last statement first: what it reads may then be unread, too."""
+        kept = []
+        for statement in reversed(statements):
+            if statement.result is not None and self._uses[statement.result] == 1:
+                names: list[str] = []
+                statement.add_names(names)
+                self._uses.subtract(names)
+                continue
+            for block in reversed(statement.blocks):
+                block[:] = self._pruned(block)
+            kept.append(statement)
+        return kept[::-1]
 
-def _pruned(statements: list[Statement], uses: Counter[str]) -> list[Statement]:
-    """Return the block without unread results, the last statement first: what it reads may then be unread, too."""
-    kept = []
-    for statement in reversed(statements):
-        if statement.result is not None and uses[statement.result] == 1:
-            uses.subtract(statement.names())
-            continue
-        for block in reversed(statement.blocks):
-            block[:] = _pruned(block, uses)
-        kept.append(statement)
-    return kept[::-1]
-
-
-def defined_and_read(before: Sequence[Statement], after: Sequence[Statement]) -> list[str]:
-    """Return the variables that the statements `before` define and those `after` read, in order."""
-    read = {name for statement in walk(after) for name in statement.names()}
-    defined = (statement.result for statement in before)
-    return [name for name in dict.fromkeys(defined) if name is not None and name in read]
+    def read_later(self, statements: Iterable[Statement]) -> list[str]:
+        """Return the variables that statements define and the parts pruned so far read, in order."""
+        defined = dict.fromkeys(statement.result for statement in statements)
+        return [name for name in defined if name is not None and self._uses[name]]

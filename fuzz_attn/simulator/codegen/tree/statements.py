@@ -51,12 +51,10 @@ class Statement:
         """Yield each line of the statement, with the block that it opens, if it opens one."""
         raise NotImplementedError
 
-    def names(self) -> list[str]:
-        """Return the variables of the statement's own line, each as often as it occurs."""
-        names: list[str] = []
+    def add_names(self, names: list[str]) -> None:
+        """Add the variables of the statement's own line to a list, each as often as it occurs."""
         for expression in self.expressions:
             expression.add_names(names)
-        return names
 
     @property
     def result(self) -> str | None:

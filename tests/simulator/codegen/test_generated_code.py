@@ -32,7 +32,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     method,
     number,
 )
-from fuzz_attn.simulator.codegen.tree.pruning import defined_and_read, pruned
+from fuzz_attn.simulator.codegen.tree.pruning import Pruner
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement, printed
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, known
 from fuzz_attn.simulator.frontend.interpreted import Translations
@@ -83,7 +83,7 @@ def _statements() -> list[Statement]:
 
 
 def test_what_nothing_reads_is_removed_with_all_that_only_it_reads() -> None:
-    (kept,) = pruned([_statements()])
+    kept = Pruner().pruned(_statements())
     assert [text for text, _ in printed(kept)] == [
         "kept = load()",
         "loaded = report()",
@@ -95,8 +95,11 @@ def test_what_nothing_reads_is_removed_with_all_that_only_it_reads() -> None:
 
 
 def test_the_variables_that_one_part_hands_to_the_next() -> None:
-    before, after = _statements()[:3], [Do(call("store", Name("second"), Name("kept"), Name("second")))]
-    assert defined_and_read(before, after) == ["kept", "second"]
+    before: list[Statement] = _statements()[:3]
+    after: list[Statement] = [Do(call("store", Name("second"), Name("kept"), Name("second")))]
+    pruner = Pruner()
+    pruner.pruned(after)
+    assert pruner.read_later(before) == ["kept", "second"]
 
 
 def test_ranges_that_are_known_are_computed_when_code_is_generated() -> None:

@@ -8,10 +8,8 @@ device each fork starts it anew.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,14 +19,20 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from fuzz_attn.engine.messages import DEVICE_LOST, Died, Ready, Refused, Unsupported
+from fuzz_attn.engine.child.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
+from fuzz_attn.engine.messages import (
+    CONNECTION_LOST,
+    DEVICE_LOST,
+    HARNESS_FAILED,
+    HarnessFailed,
+    Ready,
+    Refused,
+    Unsupported,
+)
 from fuzz_attn.errors import BackendError, DeviceLostError, FuzzAttnError, UnsupportedByBackendError
 
-_NO_MORE_MESSAGES: Final = 113
-"""Exit status of a fork whose parent closed the connection."""
 _CANNOT_START: Final = 112
 """Exit status of a fork that cannot start the device."""
-_PR_SET_PDEATHSIG: Final = 1
 
 Send: TypeAlias = Callable[[msgspec.Struct], None]
 
@@ -39,6 +43,10 @@ class Service(Protocol):
     @property
     def forks_first(self) -> bool:
         """Whether the process must fork before the device starts."""
+
+    @property
+    def memory(self) -> int:
+        """How many bytes of memory a fork may use, 0 for no limit."""
 
     def start(self) -> None:
         """Start the device; raises :class:`BackendError` if it cannot."""
@@ -55,7 +63,7 @@ def serve(load: Callable[[bytes], Service]) -> None:
 
     ``load`` makes the service from the first message; raises :class:`FuzzAttnError` for what the user can mend.
     """
-    _die_with_parent()
+    die_with_parent()
     faulthandler.enable()
     server = _Server(Connection(int(sys.argv[-1])))
     try:
@@ -69,6 +77,8 @@ class _Server:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._worker = self._process = os.getpid()
+        self._socket = _file(connection.fileno())
 
     def run(self, load: Callable[[bytes], Service]) -> None:
         setup = self._receive()
@@ -84,7 +94,7 @@ class _Server:
             self._send(Refused(str(error)))
             return
         self._send(ready)
-        self._answer_in_forks(partial(self._answer, service))
+        self._answer_in_forks(partial(self._answer, service), service.memory)
 
     def _receive(self) -> bytes | None:
         try:
@@ -93,12 +103,22 @@ class _Server:
             return None
 
     def _send(self, message: msgspec.Struct) -> None:
+        """Send a message, unless the target has forked or has closed or replaced the file of the connection."""
+        if os.getpid() != self._process:
+            os._exit(0)  # only one process may answer
+        try:
+            replaced = _file(self._connection.fileno()) != self._socket
+        except OSError:
+            replaced = True
+        if replaced:
+            os._exit(CONNECTION_LOST)
         self._connection.send_bytes(msgspec.json.encode(message))
 
-    def _answer_in_forks(self, answer: Callable[[], None]) -> None:
+    def _answer_in_forks(self, answer: Callable[[], None], memory: int) -> None:
         """Answer from a fork of this process, and from a new one whenever it dies."""
-        while (code := _exit_code_of_fork(answer)) != _NO_MORE_MESSAGES:
-            self._send(Died(code))
+        while (died := run_in_fork(answer, memory)).code != NO_MORE_MESSAGES:
+            if died.code != HARNESS_FAILED:  # which the fork has reported
+                self._send(died)
 
     def _answer_on_device(self, service: Service) -> None:
         """Answer from forks that each start the device: a death costs a start of the device but no imports.
@@ -106,14 +126,16 @@ class _Server:
         If a fork cannot start it, because the target's imports did so already, this process answers, and its death
         ends the worker.
         """
-        code = _exit_code_of_fork(partial(self._answer_first, service))
-        if code == _CANNOT_START:
+        died = run_in_fork(partial(self._answer_first, service), service.memory)
+        if died.code == _CANNOT_START:
             self._introduce(service)
-        elif code != _NO_MORE_MESSAGES:
-            self._send(Died(code))
-            self._answer_in_forks(partial(self._answer_next, service))
+        elif died.code != NO_MORE_MESSAGES:
+            if died.code != HARNESS_FAILED:
+                self._send(died)
+            self._answer_in_forks(partial(self._answer_next, service), service.memory)
 
     def _answer_first(self, service: Service) -> None:
+        self._process = os.getpid()
         try:
             service.start()
         except BackendError:
@@ -121,6 +143,7 @@ class _Server:
         self._introduce(service)
 
     def _answer_next(self, service: Service) -> None:
+        self._process = os.getpid()
         try:
             service.start()
         except BackendError as error:
@@ -139,6 +162,7 @@ class _Server:
         self._answer(service)
 
     def _answer(self, service: Service) -> None:
+        self._process = os.getpid()
         while (message := self._receive()) is not None:
             try:
                 service.answer(message, self._send)
@@ -147,21 +171,28 @@ class _Server:
             except DeviceLostError as error:
                 print(error, file=sys.stderr, flush=True)
                 os._exit(DEVICE_LOST)
-            except Exception:  # noqa: BLE001 - a target's own are verdicts: this one is a defect of the harness
-                self._send(Refused(f"fuzz_attn itself failed on a case:\n{traceback.format_exc()}"))
+            except FuzzAttnError as error:
+                self._send(Refused(str(error)))
+            except (BrokenPipeError, ConnectionResetError):
+                raise
+            except BaseException as error:  # noqa: BLE001 - a target's own are verdicts: here the harness failed
+                self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        """Report a failure of the harness and end the process: the target may have changed anything in it."""
+        text = "".join(traceback.format_exception(error))
+        self._send(HarnessFailed(_one_line(error), text, worker_ended=self._process == self._worker))
+        os._exit(HARNESS_FAILED)
 
 
-def _exit_code_of_fork(work: Callable[[], None]) -> int:
-    """Return how a fork of this process that does the work ended."""
-    child = os.fork()
-    if not child:
-        _die_with_parent()
-        work()
-        os._exit(_NO_MORE_MESSAGES)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def _file(descriptor: int) -> tuple[int, int]:
+    """Return what identifies the open file of a descriptor."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
-def _die_with_parent() -> None:
-    """Let the kernel end this process with its parent: a hanging target would otherwise outlive it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _one_line(error: BaseException) -> str:
+    """Return an exception's type, text and innermost line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    return f"{text} at {frame.filename}:{frame.lineno}"

@@ -1,14 +1,12 @@
-"""Statistics of a campaign: the counts of each shard, as plain data that merges into one summary."""
+"""Statistics of a campaign: counts that a listener folds from its events, as plain data."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +17,18 @@ from fuzz_attn.case.features import features_of
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
+from fuzz_attn.engine.events import (
+    CaseJudged,
+    CaseRefused,
+    CaseUnfinished,
+    Event,
+    FailureChanged,
+    FailureFound,
+    Finished,
+    Started,
+    WorkerLost,
+    WorkerReady,
+)
 from fuzz_attn.oracle.verdict import Verdict
 
 PLAIN = "none of these"
@@ -31,6 +41,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
+    - ``refused`` cases were drawn but not judged, because the target or the compiler refused them.
     - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
     - ``compile_keys`` maps the hash of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
@@ -38,6 +49,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
     - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
       process, shrinking included; workers do not share their counts.
+    - ``shrinking_now`` failures are being confirmed or shrunk.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included.
     """
 
@@ -48,6 +60,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
+    refused: int = 0
     deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
@@ -60,7 +73,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     shims: tuple[str, ...] = ()
     fallback: str = ""
     counterexamples: tuple[str, ...] = ()
-    state: str = ""
+    shrinking_now: int = 0
     masks: tuple[Mask, ...] = ()
 
     @property
@@ -71,10 +84,17 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
 
 @dataclass
 class Tally:
-    """Counts the cases of one shard while it runs; its fields are those of :class:`Statistics`."""
+    """Counts the events of a run; call it with each. Most fields are those of :class:`Statistics`."""
 
+    target: str = ""
+    backend: str = ""
+    seed: int = 0
+    shards: int = 1
+    seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
+    refused: int = 0
+    deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
     compile_keys: Counter[int] = field(default_factory=Counter)
@@ -83,15 +103,58 @@ class Tally:
     features: Counter[str] = field(default_factory=Counter)
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
+    shims: tuple[str, ...] = ()
+    fallback: str = ""
     masks: tuple[Mask, ...] = ()
+    _began: float | None = None
+    _paths: dict[tuple[int, int], str] = field(default_factory=dict)
+    _running: set[int] = field(default_factory=set)
+    _open: set[tuple[int, int]] = field(default_factory=set)
 
-    def add_masks(self, masks: tuple[Mask, ...]) -> None:
-        """Add the outcomes of masks; nearly always there are no new ones."""
-        if masks:
-            self.masks = mask_coverage.merged((*self.masks, *masks))
+    def __call__(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case Started():
+                self.target, self.seed, self.shards = event.target, event.seed, event.workers
+            case WorkerReady():
+                self._add_worker(event)
+            case CaseJudged():
+                self._add_case(event)
+            case CaseRefused():
+                self.refused += 1
+            case CaseUnfinished():
+                self.unfinished += 1
+                self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
+            case WorkerLost():
+                self.deaths += 1
+            case FailureFound() | FailureChanged():
+                self._add_failure(event)
+            case Finished():
+                self._finish(event)
 
-    def add_case(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
-        """Count one case that was launched while searching."""
+    def _finish(self, event: Finished) -> None:
+        if event.shard in self._running:  # the time of the whole run includes the start of the workers
+            self._running.discard(event.shard)
+            self.seconds = max(self.seconds, event.seconds)
+
+    def _add_worker(self, event: WorkerReady) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
+        self._running.add(event.shard)
+        ready = event.ready
+        self.backend, self.shims, self.fallback = ready.backend, ready.shims, event.fallback or self.fallback
+
+    def _add_case(self, event: CaseJudged) -> None:
+        self.kernels_compiled += event.compiled
+        self.kernels_loaded += event.loaded
+        if event.masks:  # nearly always there are no new ones
+            self.masks = mask_coverage.merged((*self.masks, *event.masks))
+        if event.phase in ("confirm", "shrink"):
+            self.shrinking += 1
+        else:
+            self._add_drawn(event.order.case, event.order.relation, event.verdicts[0])
+
+    def _add_drawn(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
         self.cases += 1
         self.compile_keys[key_hash(case)] += 1
         self.features.update(features_of(case) or (PLAIN,))
@@ -101,9 +164,28 @@ class Tally:
             dtype = "fp8 output" if is_fp8(case.dtypes.out) else case.dtypes.q
             self.ratios[dtype] = max(self.ratios.get(dtype, 0.0), verdict.ratio)
 
-    def fields(self) -> dict[str, Any]:
-        """Return the counts by the names of their fields, as plain dictionaries and numbers."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+    def _add_failure(self, event: FailureFound | FailureChanged) -> None:
+        name = event.shard, event.failure
+        if isinstance(event, FailureChanged) and event.done:
+            self._open.discard(name)
+        else:
+            self._open.add(name)
+        if isinstance(event, FailureChanged) and event.same_as:
+            self._paths.pop(name, None)
+        else:
+            self._paths[name] = event.path
+
+    def statistics(self) -> Statistics:
+        """Return the counts so far."""
+        counts: dict[str, Any] = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
+        if self._running and self._began is not None:
+            counts["seconds"] = time.monotonic() - self._began
+        counts["shrinking_now"] = len(self._open)
+        return Statistics(**counts, counterexamples=tuple(sorted(set(self._paths.values()))))
 
 
 def key_hash(case: AttentionCase) -> int:
@@ -125,6 +207,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         seconds=max(shard.seconds for shard in shards),
         cases=sum(shard.cases for shard in shards),
         shrinking=sum(shard.shrinking for shard in shards),
+        refused=sum(shard.refused for shard in shards),
         deaths=sum(shard.deaths for shard in shards),
         unfinished=sum(shard.unfinished for shard in shards),
         unfinished_seconds=max(shard.unfinished_seconds for shard in shards),
@@ -139,20 +222,6 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),
     )
-
-
-def write(statistics: Statistics, path: Path) -> None:
-    """Write statistics as JSON, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(statistics))
-    os.replace(temporary, path)
-
-
-def read_all(folder: Path) -> list[Statistics]:
-    """Return the statistics that the shards of a run have written so far."""
-    return [msgspec.json.decode(path.read_bytes(), type=Statistics) for path in sorted(folder.rglob("shard-*.json"))]
 
 
 def _sums(counts: Iterable[dict[Key, int]]) -> dict[Key, int]:

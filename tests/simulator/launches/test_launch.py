@@ -208,7 +208,7 @@ print("both ran")
 
 def test_kernels_decorated_for_the_interpreter_run_in_both(tmp_path: Path) -> None:
     environment = dict(os.environ, TRITON_INTERPRET="1")
-    samples = str(Path(__file__).with_name("sample_kernels.py"))
+    samples = str(Path(__file__).parents[1] / "kernels" / "sample_kernels.py")
     command = [sys.executable, "-W", "ignore", "-c", INTERPRETED, str(tmp_path), samples]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "both ran\n", result.stderr

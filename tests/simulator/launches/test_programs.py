@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import linecache
 import os
+import resource
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -105,10 +109,75 @@ def test_a_damaged_file_is_written_anew(kernels: Any, tmp_path: Path) -> None:
         assert simulator.lowering.count == 1
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(kernels: Any, tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert torch.equal(_launch(kernels, Simulator(cache_dir=blocked / "below")), torch.arange(40.0) * 2)
+def test_a_file_holds_source_and_no_code(kernels: Any, tmp_path: Path) -> None:
+    _launch(kernels, Simulator(cache_dir=tmp_path))
+    (path,) = tmp_path.glob("*.program")
+    fields = json.loads(path.read_bytes()[32:])
+    assert fields[0] == "add_kernel"
+    assert "def kernel(" in fields[1]
+
+
+def test_a_new_folder_belongs_to_its_owner_only(kernels: Any, tmp_path: Path) -> None:
+    simulator = Simulator(cache_dir=tmp_path / "new" / "cache")
+    _launch(kernels, simulator)
+    assert stat.S_IMODE((tmp_path / "new" / "cache").stat().st_mode) == 0o700
+    assert simulator.cache_obstacle == ""
+
+
+def _planted(folder: Path, kernels: Any) -> None:
+    """Make a folder with a program of another user's choice."""
+    _launch(kernels, Simulator(cache_dir=folder))
+    (path,) = folder.glob("*.program")
+    body = path.read_bytes()[32:].replace(b"def kernel(", b"raise SystemExit(1)\\ndef kernel(")
+    path.write_bytes(hashlib.sha256(body).digest() + body)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_folder_that_others_may_write_is_not_used(kernels: Any, tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "cache"
+    _planted(folder, kernels)
+    folder.chmod(mode)
+    simulator = Simulator(cache_dir=folder)
+    assert torch.equal(_launch(kernels, simulator), torch.arange(40.0) * 2)
+    assert simulator.cache_obstacle == f"other users may write to {folder}"
+
+
+def test_a_folder_of_another_user_is_not_used(kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _planted(tmp_path / "cache", kernels)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    simulator = Simulator(cache_dir=tmp_path / "cache")
+    assert torch.equal(_launch(kernels, simulator), torch.arange(40.0) * 2)
+    assert simulator.cache_obstacle == f"{tmp_path / 'cache'} belongs to another user"
+
+
+def test_a_program_of_a_usable_folder_is_executed(kernels: Any, tmp_path: Path) -> None:
+    """Otherwise the tests above could not fail."""
+    _planted(tmp_path / "cache", kernels)
+    with pytest.raises(SystemExit):
+        _launch(kernels, Simulator(cache_dir=tmp_path / "cache"))
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(kernels: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder, obstacle in (
+        (tmp_path / "file", "{} is no folder"),
+        (tmp_path / "file" / "below", "{} cannot be made: File exists"),
+        (tmp_path / "file" / "far" / "below", "{} cannot be made: Not a directory"),
+    ):
+        simulator = Simulator(cache_dir=folder)
+        assert torch.equal(_launch(kernels, simulator), torch.arange(40.0) * 2)
+        assert simulator.cache_obstacle == obstacle.format(folder)
+
+
+def test_a_full_disk_is_no_error_and_leaves_no_part(kernels: Any, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # Python ignores the signal, so that writing fails
+    try:
+        assert torch.equal(_launch(kernels, Simulator(cache_dir=tmp_path)), torch.arange(40.0) * 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def _files(folder: Path, count: int, size: int = 1000) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Listeners of a run: ``statistics`` counts its events, ``results`` keeps its failures, ``event_log`` writes a file."""

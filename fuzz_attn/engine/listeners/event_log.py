@@ -1,0 +1,108 @@
+"""EventLog: the events of a run as JSON lines, with statistics every ten seconds in place of passing cases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final, TypeAlias
+
+import msgspec
+
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, Finished
+from fuzz_attn.engine.listeners.results import Results, RunReport
+from fuzz_attn.engine.listeners.statistics import Statistics, Tally
+from fuzz_attn.engine.run_folder import EVENT_LOGS, make_folder
+from fuzz_attn.errors import OutputError
+
+LOG_NAME: Final = "events.jsonl"
+STATISTICS_SECONDS: Final = 10.0
+
+
+class StatisticsLine(Plain, frozen=True, tag_field="event", tag="statistics"):
+    """The counts so far. Compile keys and masks are long, so only the last line of a log has them."""
+
+    statistics: Statistics
+
+
+Line: TypeAlias = Event | StatisticsLine
+_DECODER: Final = msgspec.json.Decoder[Line](Line)
+
+
+class EventLog:
+    """Writes the events of a run to a file; call it with each.
+
+    ``last_shard`` is the shard number of the event :class:`Finished` that ends the log. If the file cannot be written
+    any more, for example because the disk is full, ``error`` says why and the run goes on. Raises :class:`OutputError`
+    where the file cannot be made.
+    """
+
+    def __init__(self, path: Path, last_shard: int = WHOLE_RUN) -> None:
+        self.error = ""
+        self._path = path
+        self._last_shard = last_shard
+        self._tally = Tally()
+        make_folder(path.parent)
+        try:
+            self._file: IO[bytes] | None = path.open("wb")
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        self._written = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        """Write an event, if it is no passing case, and the counts, if it is time."""
+        self._tally(event)
+        last = isinstance(event, Finished) and event.shard == self._last_shard
+        if last or time.monotonic() - self._written >= STATISTICS_SECONDS:
+            self._written = time.monotonic()
+            self._write(StatisticsLine(_shortened(self._tally.statistics(), whole=last)))
+        if not isinstance(event, CaseJudged) or not all(verdict.passed for verdict in event.verdicts):
+            self._write(event)
+        if last:
+            self._close()
+
+    def _write(self, line: Line) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            self.error = f"{self._path}: cannot be written: {error.strerror}"
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self.error = f"{self._path}: cannot be written: {error.strerror}"
+
+
+def _shortened(statistics: Statistics, *, whole: bool) -> Statistics:
+    return statistics if whole else msgspec.structs.replace(statistics, compile_keys={}, masks=())
+
+
+def read_log(path: Path) -> Iterator[Line]:
+    """Yield the lines of a log, without a last one that is cut off."""
+    for text in path.read_bytes().splitlines(keepends=True):
+        if text.endswith(b"\n"):
+            yield _DECODER.decode(text)
+
+
+def report_of(log: Path) -> RunReport:
+    """Return the report of a log, whose statistics are those of its last line of them."""
+    results, statistics = Results(), None
+    for line in read_log(log):
+        if isinstance(line, StatisticsLine):
+            statistics = line.statistics
+        else:
+            results(line)
+    return results.report(statistics)
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """Return the logs in a run's folder and the folders below it."""
+    return sorted(folder.rglob(EVENT_LOGS))

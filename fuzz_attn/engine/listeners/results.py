@@ -1,0 +1,246 @@
+"""Results of a run: what a listener keeps of its events, and the report that it returns at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.events import (
+    CaseRefused,
+    Event,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Finished,
+    Note,
+)
+from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
+from fuzz_attn.engine.messages import Refusal
+
+FAILED: Final = 1
+BROKEN: Final = 2
+INTERRUPTED: Final = 128
+"""Exit status of shells for a program that a signal ended, without the signal's number."""
+
+
+class FoundFailure(Plain, frozen=True, omit_defaults=False):
+    """A failure of a run: its smallest case and file, how many cases showed it, and after how many seconds the first.
+
+    ``path`` is empty where the file could not be written. ``done`` is false where the run ended before the failure was
+    shrunk completely.
+    """
+
+    counterexample: Counterexample
+    path: str
+    first_seen: float
+    cases: int = 1
+    done: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The property that failed and how, for example ``oracle (mismatch)``."""
+        return self.counterexample.verdict.what
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in words."""
+        return self.counterexample.verdict.message
+
+
+class RefusedCases(Plain, frozen=True, omit_defaults=False):
+    """How many cases a target refused for one reason."""
+
+    refusal: Refusal
+    cases: int
+
+
+class RunReport(Plain, frozen=True, omit_defaults=False):
+    """The results of fuzzing one target.
+
+    - ``failures`` in the order in which they were first seen, ``refusals`` with the most frequent first.
+    - ``notes`` are what a reader must know but no failures; ``errors`` say why a worker ended early.
+    - ``stopped_by`` is the number of the signal that ended the run, 0 if none did.
+    """
+
+    statistics: Statistics
+    failures: tuple[FoundFailure, ...] = ()
+    refusals: tuple[RefusedCases, ...] = ()
+    notes: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    stopped_by: int = 0
+
+    @property
+    def target(self) -> str:
+        """The target that was fuzzed."""
+        return self.statistics.target
+
+    @property
+    def cases(self) -> int:
+        """The number of cases that were judged, without those of confirming and shrinking."""
+        return self.statistics.cases
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took."""
+        return self.statistics.seconds
+
+    @property
+    def ok(self) -> bool:
+        """Whether cases were judged, no failure was found, and no worker ended early."""
+        return self.exit_status == 0
+
+    @property
+    def reason(self) -> str:
+        """Why the run judged nothing, in one line; empty if it judged a case."""
+        if self.cases or self.failures:
+            return ""
+        refused = sum(refused.cases for refused in self.refusals)
+        if refused:
+            first = self.refusals[0].refusal
+            return f"no case was judged: {self.target} refused all {refused}; most with {first.error}: {first.message}"
+        if self.statistics.unfinished:
+            return f"no case was judged: the first launch still ran after {self.statistics.unfinished_seconds:.0f} s"
+        return "no case was judged: the run ended before the first launch did"
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status: 1 for a failure, else 128 and a signal, else 2 for nothing judged or an error, else 0.
+
+        A failure that could not be saved is 2.
+        """
+        if self.failures:
+            return FAILED if all(found.path for found in self.failures) else BROKEN
+        if self.stopped_by:
+            return INTERRUPTED + self.stopped_by
+        return BROKEN if self.reason or self.errors else 0
+
+
+@dataclass
+class _Failure:
+    """A failure while the run goes on."""
+
+    counterexample: Counterexample
+    path: str
+    first_seen: float
+    cases: int = 1
+    done: bool = False
+
+    def found(self) -> FoundFailure:
+        return FoundFailure(self.counterexample, self.path, self.first_seen, self.cases, self.done)
+
+
+class Results:
+    """The failures, refusals, notes and statistics of a run; call it with each event."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.notes: list[str] = []
+        self.errors: list[str] = []
+        self.stopped_by = 0
+        self._refusals: Counter[Refusal] = Counter()
+        self._failures: dict[tuple[int, int], _Failure] = {}
+        self._names: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Keep what an event reports."""
+        self.tally(event)
+        match event:
+            case FailureFound():
+                name = event.shard, event.failure
+                self._failures[name] = _Failure(event.counterexample, event.path, event.seconds)
+                self._names[event.path] = name
+            case FailureChanged():
+                self._change(event)
+            case FailureSeenAgain():
+                self._count(event.path, 1)
+            case CaseRefused():
+                self._refusals[event.refusal] += 1
+            case Note():
+                self.notes.append(event.text)
+            case Finished(error=error) if error:
+                self.errors.append(error)
+
+    def _change(self, event: FailureChanged) -> None:
+        name = event.shard, event.failure
+        if event.same_as:
+            self._count(event.same_as, self._failures.pop(name).cases)
+            self._names[event.path] = self._names.get(event.same_as, name)
+            return
+        failure = self._failures[name]
+        failure.counterexample, failure.path, failure.done = event.counterexample, event.path, event.done
+        self._names[event.path] = name
+
+    def _count(self, path: str, cases: int) -> None:
+        """Add cases to the failure whose file is or was at a path."""
+        failure = self._failures.get(self._names.get(path, (-1, -1)))
+        if failure is not None:
+            failure.cases += cases
+
+    @property
+    def failures(self) -> tuple[FoundFailure, ...]:
+        """The failures in the order in which they were first seen; those with one file are one."""
+        return one_for_each_file(failure.found() for failure in self._failures.values())
+
+    @property
+    def failure(self) -> Counterexample | None:
+        """The failure that was seen first."""
+        return self.failures[0].counterexample if self.failures else None
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the failure that was seen first."""
+        return Path(self.failures[0].path) if self.failures else None
+
+    @property
+    def statistics(self) -> Statistics:
+        """The counts so far."""
+        return self.tally.statistics()
+
+    def report(self, statistics: Statistics | None = None) -> RunReport:
+        """Return the report, with other statistics where the events were not all of the run's."""
+        refusals = tuple(RefusedCases(refusal, cases) for refusal, cases in self._refusals.most_common())
+        return RunReport(
+            statistics or self.statistics,
+            self.failures,
+            refusals,
+            tuple(self.notes),
+            tuple(dict.fromkeys(self.errors)),
+            self.stopped_by,
+        )
+
+
+def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, ...]:
+    """Return failures in the order in which they were first seen; those with one file are one, with all their cases."""
+    by_path: dict[str, FoundFailure] = {}
+    for failure in sorted(failures, key=lambda failure: failure.first_seen):
+        name = failure.path or failure.counterexample.signature
+        known = by_path.get(name)
+        cases = failure.cases + (known.cases if known else 0)
+        by_path[name] = msgspec.structs.replace(known or failure, cases=cases)
+    return tuple(by_path.values())
+
+
+def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:
+    """Return the reports of all shards of one target as one; None when there are none."""
+    parts = tuple(reports)
+    statistics = merged(part.statistics for part in parts)
+    if statistics is None:
+        return None
+    refusals: Counter[Refusal] = Counter()
+    for part in parts:
+        refusals.update({refused.refusal: refused.cases for refused in part.refusals})
+    return RunReport(
+        statistics,
+        one_for_each_file(failure for part in parts for failure in part.failures),
+        tuple(RefusedCases(refusal, cases) for refusal, cases in refusals.most_common()),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+        tuple(dict.fromkeys(error for part in parts for error in part.errors)),
+        max(part.stopped_by for part in parts),
+    )

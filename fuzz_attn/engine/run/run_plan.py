@@ -1,0 +1,55 @@
+"""RunPlan: what a run does, and the plans of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.messages import Setup
+
+
+class ShardPlan(Plain, frozen=True):
+    """The plan of one shard as a message to its process."""
+
+    setup: Setup
+    shard: int
+    shards: int
+    seed: int
+    max_time: float | None
+    max_cases: int | None
+    run_folder: str
+    counterexamples: str
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run does. All shards together share ``max_cases``; ``max_time`` (seconds) holds for each.
+
+    ``run_folder`` is for logs and journals, ``counterexamples`` for saved failures, with a folder for each target.
+    """
+
+    setup: Setup
+    seed: int
+    workers: int
+    max_time: float | None
+    max_cases: int | None
+    run_folder: Path
+    counterexamples: Path
+
+
+def share_of(max_cases: int | None, shard: int, shards: int) -> int | None:
+    """Return one shard's part of the cases; the parts add up exactly."""
+    if max_cases is None:
+        return None
+    return max_cases // shards + (shard < max_cases % shards)
+
+
+def shard_plans(plan: RunPlan) -> Iterator[ShardPlan]:
+    """Yield the plan of each shard that has at least one case."""
+    for shard in range(plan.workers):
+        cases = share_of(plan.max_cases, shard, plan.workers)
+        if cases != 0:
+            folders = str(plan.run_folder), str(plan.counterexamples)
+            yield ShardPlan(plan.setup, shard, plan.workers, plan.seed, plan.max_time, cases, *folders)

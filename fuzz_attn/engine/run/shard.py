@@ -1,0 +1,96 @@
+"""A shard of a run in its own process: ``python -P -m fuzz_attn.engine.run.shard`` runs one campaign.
+
+It receives a :class:`ShardPlan` and then the news of the other shards, and sends its events. SIGTERM, the end of the
+connection and the death of its parent end it; what it found is saved then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+import msgspec
+
+from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.child.fork import die_with_parent
+from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
+from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.errors import FuzzAttnError
+
+ForeignFailure: TypeAlias = FailureFound | FailureChanged
+
+
+class Shard:
+    """Runs the campaign of one connection.
+
+    A signal raises KeyboardInterrupt once, and never while a message is sent: half a message would garble the rest.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._decoder = msgspec.json.Decoder[ForeignFailure](ForeignFailure)
+        self._sending = False
+        self._interrupted = False
+
+    def run(self) -> None:
+        """Run the campaign. Its last event reports an error too."""
+        signal.signal(signal.SIGTERM, self._interrupt)
+        signal.signal(signal.SIGINT, self._interrupt)
+        plan = plan_of(msgspec.json.decode(self._connection.recv_bytes(), type=ShardPlan))
+        os.environ["FUZZ_ATTN_WORKER"] = "1"  # fuzz_attn.verify refuses to start a run in a worker
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(plan.run_folder / ".hypothesis")
+        with contextlib.suppress(FuzzAttnError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+            Campaign(plan, self._send, news=self._news).run()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupted:
+            return
+        self._interrupted = True
+        if not self._sending:
+            raise KeyboardInterrupt("interrupted")
+
+    def _send(self, event: Event) -> None:
+        was_interrupted = self._interrupted
+        self._sending = True
+        try:
+            self._connection.send_bytes(msgspec.json.encode(event))
+        finally:
+            self._sending = False
+        if self._interrupted and not was_interrupted:
+            raise KeyboardInterrupt("interrupted")
+
+    def _news(self) -> Sequence[ForeignFailure]:
+        """Return what the parent has sent; raises KeyboardInterrupt at the end of the connection."""
+        news = []
+        try:
+            while self._connection.poll():
+                news.append(self._decoder.decode(self._connection.recv_bytes()))
+        except (EOFError, ConnectionResetError):
+            raise KeyboardInterrupt("the run has ended") from None
+        return news
+
+
+def plan_of(message: ShardPlan) -> Plan:
+    """Return the plan of the campaign that a message asks for."""
+    return Plan(
+        setup=message.setup,
+        shard=message.shard,
+        shards=message.shards,
+        seed=message.seed,
+        max_time=message.max_time,
+        max_cases=message.max_cases,
+        run_folder=Path(message.run_folder),
+        fixtures=Path(message.counterexamples),
+    )
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGTERM)
+    Shard(Connection(int(sys.argv[-1]))).run()

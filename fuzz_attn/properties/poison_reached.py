@@ -1,0 +1,50 @@
+"""Which poison reaches the output: an explanation of a failure, found with a few more launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import msgspec
+
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.description import POISONED, poison_in_words
+from fuzz_attn.case.recipes import PoisonRecipe
+from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.properties.comparisons import SameBits, compared
+from fuzz_attn.properties.exact_relations import with_other_poison
+from fuzz_attn.properties.experiment import Experiment
+
+_OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "poison_dependent")
+
+
+def with_poison_named(verdict: Verdict, experiment: Experiment) -> Verdict:
+    """Return a failure whose message also names the poison that reaches the output, if some does."""
+    if verdict.kind not in _OF_THE_OUTPUT or experiment.first.error:
+        return verdict
+    reached = [poison_in_words(experiment.case.poison, part) for part in POISONED if _depends_on(part, experiment)]
+    if not reached or not _repeats(experiment):
+        return verdict
+    message = f"{verdict.message}; poison reaches the output: {', '.join(reached)}"
+    return msgspec.structs.replace(verdict, message=message)
+
+
+def with_other(case: AttentionCase, part: str) -> AttentionCase:
+    """Return the case with the poison of one part replaced by another."""
+    other: PoisonRecipe = msgspec.structs.replace(case.poison, **{part: getattr(with_other_poison(case).poison, part)})
+    return replace(case, poison=other)
+
+
+def _depends_on(part: str, experiment: Experiment) -> bool:
+    """Return whether the output has other bits with other poison in one part."""
+    return not _same(experiment, with_other(experiment.case, part))
+
+
+def _repeats(experiment: Experiment) -> bool:
+    """Return whether the same case gives the same bits again; otherwise other poison proves nothing."""
+    return _same(experiment, experiment.case)
+
+
+def _same(experiment: Experiment, case: AttentionCase) -> bool:
+    launch = dataclasses.replace(experiment.launch(case), observations=())
+    return compared(SameBits(launch, "", "nondeterministic"), experiment, "").passed

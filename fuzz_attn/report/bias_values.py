@@ -1,0 +1,36 @@
+"""The slopes, biases and sinks of a case as numbers, where they are few."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.description import Line
+from fuzz_attn.inputs import biases
+from fuzz_attn.inputs.random_bits import Floats
+
+FEW: Final = 16
+"""The most numbers that a report lists of one tensor."""
+
+
+def bias_values(case: AttentionCase) -> list[Line]:
+    """Return (what, numbers) pairs: slopes and sinks by head, the bias row by row; nothing for more than a few.
+
+    Sinks are those before their rounding to the recipe's type.
+    """
+    found: list[tuple[str, Floats]] = []
+    if case.alibi is not None:
+        found.append(("slopes", biases.alibi_slopes(case.alibi, case)))
+    if case.qq_bias is not None and case.max_query_len**2 <= FEW:
+        matrix, live = biases.qq_bias(case.qq_bias, case), max(1, case.max_query_len)
+        found.append(("bias values", matrix.padded[:live, : min(live, matrix.columns)]))
+    if case.sinks is not None:
+        found.append(("sink values", biases.sinks(case.sinks, case)))
+    return [(what, _listed(numbers)) for what, numbers in found if numbers.size <= FEW]
+
+
+def _listed(numbers: Floats) -> str:
+    rows = (", ".join(f"{number:.6g}" for number in row) for row in np.atleast_2d(numbers).tolist())
+    return "; ".join(rows)

@@ -1,0 +1,92 @@
+"""Terminal: shows a run while it goes on. Its failures appear as rows, its progress as a line that changes."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, Started, WorkerReady
+from fuzz_attn.engine.listeners.statistics import Tally
+from fuzz_attn.report.plain_text import PIPE_SECONDS, count, safe, show, whole
+from fuzz_attn.report.summary import features_line, progress_line
+
+FRAME_SECONDS: Final = 0.25
+STYLES: Final = {"found": "bold red", "shrunk": "red", "same": "dim", "note": "yellow"}
+
+
+class Terminal:
+    """Prints the events of a run; call it with each, and call :meth:`tick` several times a second.
+
+    On a terminal the last lines change. Elsewhere a line of progress is printed every ten seconds.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._tally = Tally()
+        self._max_time: float | None = None
+        self._began: float | None = None
+        self._shown = time.monotonic()
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Print a row for a failure or a note, and keep the counts."""
+        self._tally(event)
+        match event:
+            case Started():
+                self._max_time = event.max_time
+                with_seed = f"with seed {event.seed}, {count(event.workers, 'worker')}"
+                show(self._console, whole(f"Fuzzing {event.target} {with_seed}"))
+            case WorkerReady():
+                self._began = self._began or time.monotonic()
+            case FailureFound():
+                verdict = event.counterexample.verdict
+                self._row("found", f"{verdict.what}: {verdict.message}")
+            case FailureChanged(same_as=same_as) if same_as:
+                self._row("same", f"it is the failure in {same_as}")
+            case FailureChanged(done=True):
+                self._row("shrunk", event.path or event.counterexample.signature)
+            case Note():
+                self._row("note", event.text)
+
+    def _row(self, what: str, words: str) -> None:
+        """Print a row: seconds since the start, what happened, and the first line of the words."""
+        seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        row = Text(f"{seconds:6.1f} s  ", no_wrap=True, overflow="ignore" if self._live is None else "ellipsis")
+        row.append(f"{what:7}", STYLES[what]).append(safe(words.partition("\n")[0]))
+        show(self._console, row)
+
+    def tick(self) -> None:
+        """Show the progress, if it is time."""
+        now = time.monotonic()
+        if now - self._shown < (PIPE_SECONDS if self._live is None else FRAME_SECONDS):
+            return
+        self._shown = now
+        if self._live is None:
+            show(self._console, whole(self._progress()))
+        else:
+            self._live.update(self._lines(), refresh=True)
+
+    def _progress(self) -> str:
+        left = self._max_time
+        if left is not None and self._began is not None:
+            left -= time.monotonic() - self._began
+        return progress_line(self._tally.statistics(), left)
+
+    def _lines(self) -> RenderableType:
+        features = features_line(self._tally.statistics())
+        lines = f"{self._progress()}\n{features}" if features else self._progress()
+        return Text(lines, no_wrap=True, overflow="ellipsis")

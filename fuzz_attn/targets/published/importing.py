@@ -1,0 +1,144 @@
+"""Importing: makes the modules of a package that is not installed importable, with stubs for what is not there.
+
+Importing a launcher of a large project imports much of the project: its configuration, its logger, its compiled
+extension. So an ``__init__.py`` runs only when one of its names is asked for, a module that fails to import becomes a
+stub, and so does one that the package lacks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from fuzz_attn.errors import TargetError
+from fuzz_attn.targets.published.answers import Answers
+from fuzz_attn.targets.published.stubs import StubModule, answer
+
+
+class Tree(Protocol):
+    """The files of a package."""
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a file by its name with slashes; None if there is none."""
+
+
+class Folder:
+    """The files of a checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a file by its name with slashes; None if there is none."""
+        path = self.folder / name
+        return path if path.is_file() else None
+
+
+class LazyPackage(ModuleType):
+    """A package whose ``__init__.py`` runs when one of its names is asked for; a name that it lacks is a stub."""
+
+    def __init__(self, name: str, file: Path | None, answers: Answers) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self.__file__ = str(file) if file else None
+        self._source = file
+        self._answers = answers
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") and attribute.endswith("__"):
+            raise AttributeError(f"package {self.__name__} has no {attribute}")
+        source, self._source = self._source, None
+        if source is not None:
+            _execute(self, source)
+        if attribute in vars(self):
+            return vars(self)[attribute]
+        own = vars(self).get("__getattr__")
+        if own is not None:
+            return own(attribute)
+        return answer(f"{self.__name__}.{attribute}", self._answers)
+
+
+def _execute(package: LazyPackage, source: Path) -> None:
+    """Run an ``__init__.py``; what it could not define are stubs."""
+    try:
+        exec(compile(source.read_bytes(), source, "exec"), vars(package))  # noqa: S102 - the target's own code
+    except Exception as error:  # noqa: BLE001 - an import of a large project may fail in any way
+        package.__doc__ = f"Incomplete: {type(error).__name__}: {error}"
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds the modules of a package in a tree of files; ``required`` must import, others may be stubs."""
+
+    def __init__(self, tree: Tree, top: str, required: str, answers: Answers) -> None:
+        self._tree = tree
+        self._top = top
+        self._required = required
+        self._answers = answers
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the specification of a module of the package, which always exists, if only as a stub."""
+        del path, target
+        if name.partition(".")[0] != self._top:
+            return None
+        return ModuleSpec(name, self, is_package=self._file(name, package=True) is not None)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module: a real one, a package that runs later, or a stub."""
+        if self._is_stubbed(spec.name):
+            return StubModule(spec.name, self._answers, "its answers are given")
+        if self._file(spec.name, package=False) is not None:
+            return None
+        file = self._file(spec.name, package=True)
+        if file is not None or self._is_folder(spec.name):
+            return LazyPackage(spec.name, file, self._answers)
+        if spec.name == self._required:
+            raise ModuleNotFoundError(f"no module named {spec.name!r}", name=spec.name)
+        return StubModule(spec.name, self._answers, "the package has no such Python module")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run a real module; replace it by a stub if it fails and the target is not in it."""
+        if isinstance(module, StubModule | LazyPackage):
+            return
+        name = module.__name__
+        file = self._file(name, package=False)
+        assert file is not None
+        module.__file__ = str(file)
+        try:
+            exec(compile(file.read_bytes(), file, "exec"), vars(module))  # noqa: S102 - the target's own code
+        except Exception as error:
+            if name == self._required:
+                raise
+            sys.modules[name] = StubModule(name, self._answers, f"it raised {type(error).__name__}: {error}")
+
+    def _is_stubbed(self, name: str) -> bool:
+        return name in self._answers.modules and name != self._required
+
+    def _file(self, name: str, *, package: bool) -> Path | None:
+        path = name.replace(".", "/")
+        return self._tree.file(f"{path}/__init__.py" if package else f"{path}.py")
+
+    def _is_folder(self, name: str) -> bool:
+        return self._required.startswith(f"{name}.")
+
+
+def import_published(tree: Tree, module: str, answers: Answers) -> ModuleType:
+    """Return a module of a tree, imported; its package is found in the tree from now on.
+
+    Raises :class:`TargetError` where the module does not import, or where another copy of its package is imported.
+    """
+    top = module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    if loaded is not None and not isinstance(loaded, LazyPackage | StubModule):
+        raise TargetError(f"package {top!r} is already imported from {getattr(loaded, '__file__', 'elsewhere')}")
+    sys.meta_path.insert(0, Finder(tree, top, module, answers))
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise TargetError(f"module {module!r} does not import: {type(error).__name__}: {error}") from error

@@ -1,0 +1,96 @@
+"""Wheel: downloads single files of a published wheel into the cache folder.
+
+Wheels with compiled kernels are hundreds of megabytes, of which a launcher needs a few Python files. pip chooses the
+wheel, so its index and its certificates apply. The files are read with range requests; where the index does not serve
+them, pip downloads the whole wheel once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import requests
+from remotezip import RemoteIOError, RemoteZip
+
+from fuzz_attn.cache_folder import private_folder
+from fuzz_attn.errors import TargetError
+
+_URL: Final = "wheel.url"
+_NAMES: Final = "names.json"
+_PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+class Wheel:
+    """One published version of a package. ``folder`` holds the files that were downloaded so far."""
+
+    def __init__(self, package: str, version: str) -> None:
+        self.requirement = f"{package}=={version}"
+        self.folder = private_folder("published") / f"{package}-{version}"
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the wheel's files, with slashes."""
+        stored = self.folder / _NAMES
+        if not stored.exists():
+            names = self._archive.namelist()
+            _write(stored, json.dumps(names).encode())
+        return frozenset(json.loads(stored.read_bytes()))
+
+    def file(self, name: str) -> Path | None:
+        """Return the path of a downloaded file, downloading it if need be; None if the wheel has none of that name."""
+        if name not in self.names:
+            return None
+        path = self.folder / "files" / name
+        if not path.exists():
+            try:
+                data = self._archive.read(name)
+            except (RemoteIOError, requests.RequestException, OSError) as error:
+                raise TargetError(f"{self.requirement}: {name} cannot be downloaded: {error}") from error
+            _write(path, data)
+        return path
+
+    @cached_property
+    def _archive(self) -> zipfile.ZipFile:
+        whole = sorted(self.folder.glob("*.whl"))
+        if whole:
+            return zipfile.ZipFile(whole[0])
+        try:
+            remote: zipfile.ZipFile = RemoteZip(self._url)
+        except (RemoteIOError, requests.RequestException):
+            options = ("--no-deps", "--quiet", "--only-binary", ":all:")
+            self._pip("download", *options, "-d", str(self.folder), self.requirement)
+            return zipfile.ZipFile(next(iter(self.folder.glob("*.whl"))))
+        return remote
+
+    @property
+    def _url(self) -> str:
+        stored = self.folder / _URL
+        if not stored.exists():
+            options = ("--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--report", "-")
+            report = self._pip("install", *options, "--only-binary", ":all:", self.requirement)
+            _write(stored, json.loads(report)["install"][0]["download_info"]["url"].encode())
+        return stored.read_text()
+
+    def _pip(self, *arguments: str) -> bytes:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [*_PIP, *arguments]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - our own
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["pip failed without a word"]
+            raise TargetError(f"{self.requirement} cannot be downloaded: {lines[-1]}")
+        return done.stdout
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, all of it or nothing, because several workers share the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid4().hex}.part")
+    temporary.write_bytes(data)
+    temporary.replace(path)

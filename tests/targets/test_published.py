@@ -1,0 +1,213 @@
+"""Targets of packages that are not installed: checkouts and wheels, stubs for what they lack, answers about the GPU."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from fuzz_attn.errors import TargetError
+from fuzz_attn.targets.loading import load_target
+from fuzz_attn.targets.published.answers import answers_of
+from fuzz_attn.targets.published.gpu_answers import CAPABILITY, MULTIPROCESSORS, gpu_answers
+from fuzz_attn.targets.published.importing import Folder, import_published
+from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
+from fuzz_attn.targets.published.wheel import Wheel
+
+LAUNCHER = """
+from sample_project import _C as compiled
+from sample_project.config import settings
+from sample_project.extras import nothing_here
+from sample_project.helpers import twice
+from sample_project.platforms import current_platform
+
+
+@nothing_here.decorator
+def paged_attention_decode(output, query, key_cache, value_cache, block_table, seq_lens):
+    assert twice(1) == 2 and not current_platform.is_rocm() and not settings.debug
+"""
+FILES = {
+    "sample_project/__init__.py": "raise RuntimeError('too heavy to import')",
+    "sample_project/config.py": "import a_package_that_is_not_installed",
+    "sample_project/helpers/__init__.py": "def twice(number): return 2 * number",
+    "sample_project/ops/__init__.py": "raise RuntimeError('too heavy to import')",
+    "sample_project/ops/attention.py": LAUNCHER,
+    "sample_project/ops/broken.py": "1 / 0",
+}
+MODULE = "sample_project.ops.attention"
+
+
+@pytest.fixture(autouse=True)
+def import_system() -> Iterator[None]:
+    """Forget the sample project after each test."""
+    before = [*sys.meta_path]
+    yield
+    sys.meta_path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sample_project"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder with a project that cannot be imported as it is."""
+    folder = tmp_path / "checkout"
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.fixture
+def load(checkout: Path) -> Callable[[str], ModuleType]:
+    return lambda module: import_published(Folder(checkout), module, answers_of("sample_project"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "place"),
+    [
+        ("vllm==0.33.0:vllm.ops:f", WheelPlace("vllm", "0.33.0", "vllm.ops", "f")),
+        ("a-b==1.0.post1:a_b:C.f", WheelPlace("a-b", "1.0.post1", "a_b", "C.f")),
+        ("module:function", None),
+        ("path/to/file.py:function", None),
+        ("unified", None),
+    ],
+)
+def test_place_of_a_specification(spec: str, place: WheelPlace | None) -> None:
+    assert place_of(spec) == place
+
+
+def test_place_in_a_checkout(tmp_path: Path) -> None:
+    assert place_of(f"{tmp_path}::a.b:f") == CheckoutPlace(tmp_path, "a.b", "f")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("vllm==0.33.0", "must be PACKAGE==VERSION:module:function"),
+        ("vllm==0.33.0:ops", "must be PACKAGE==VERSION:module:function"),
+        ("vllm>==1:ops:f", "with one exact version"),
+        ("vllm==:ops:f", "with one exact version"),
+        ("no/such/folder::a:f", "folder 'no/such/folder' does not exist"),
+        (".::a", "must be FOLDER::module:function"),
+    ],
+)
+def test_incomplete_specification_is_one_clear_line(spec: str, words: str) -> None:
+    with pytest.raises(TargetError, match=words):
+        place_of(spec)
+
+
+def test_launcher_of_a_checkout_loads_with_stubs(checkout: Path) -> None:
+    target = load_target(f"{checkout}::{MODULE}:paged_attention_decode")
+    assert target.family == "paged"
+    target.call(*[None] * 6)
+
+
+def test_launcher_of_a_wheel_loads_without_the_network(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path / "cache"))
+    folder = Wheel("sample-project", "1.0").folder
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "sample_project-1.0-py3-none-any.whl", "w") as archive:
+        for path in checkout.rglob("*.py"):
+            archive.write(path, path.relative_to(checkout))
+    target = load_target(f"sample-project==1.0:{MODULE}:paged_attention_decode")
+    target.call(*[None] * 6)
+    source = sys.modules[MODULE].__file__
+    assert source == str(folder / "files" / "sample_project" / "ops" / "attention.py")  # Triton reads a kernel's source
+
+
+def test_wheel_that_does_not_exist_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(TargetError, match=r"no-such-package==1\.0 cannot be downloaded: ERROR: No matching"):
+        load_target("no-such-package==1.0:a:f")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_cache_that_others_may_write_to_is_not_used(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published").chmod(mode)
+    monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path))
+    with pytest.raises(TargetError, match="other users may write to it"):
+        Wheel("sample-project", "1.0")
+
+
+def test_target_that_does_not_import_says_why(load: Callable[[str], ModuleType]) -> None:
+    with pytest.raises(TargetError, match=r"'sample_project\.ops\.broken' does not import: ZeroDivisionError"):
+        load("sample_project.ops.broken")
+
+
+def test_target_that_is_not_there_says_so(load: Callable[[str], ModuleType]) -> None:
+    with pytest.raises(TargetError, match=r"no module named 'sample_project\.ops\.absent'"):
+        load("sample_project.ops.absent")
+
+
+def test_module_that_fails_to_import_is_a_stub_that_says_why(load: Callable[[str], ModuleType]) -> None:
+    load(MODULE)
+    assert "a_package_that_is_not_installed" in str(sys.modules["sample_project.config"].__doc__)
+
+
+def test_imported_package_is_not_replaced(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sample_project", ModuleType("sample_project"))
+    with pytest.raises(TargetError, match="already imported"):
+        load(MODULE)
+
+
+def test_own_answers_replace_those_of_stubs(checkout: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.toml"
+    answers.write_text('["sample_project.platforms"]\n"current_platform.fp8()" = "torch.float8_e5m2"\nHAS_GPU = true\n')
+    import_published(Folder(checkout), MODULE, answers_of("sample_project", answers))
+    platforms = sys.modules["sample_project.platforms"]
+    assert platforms.current_platform.fp8() is torch.float8_e5m2
+    assert platforms.HAS_GPU is True
+    assert platforms.HAS_TPU is False
+
+
+@pytest.mark.parametrize("text", ["no table = 1 2", "platforms = 3"])
+def test_unreadable_answers_are_one_clear_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "answers.toml"
+    file.write_text(text)
+    with pytest.raises(TargetError, match=r"answers\.toml: "):
+        answers_of("sample_project", file)
+
+
+def test_questions_about_the_gpu_are_answered() -> None:
+    tensor = torch.zeros(3)
+    with gpu_answers():
+        from triton.runtime import driver  # noqa: PLC0415 - as launchers do
+
+        assert tensor.is_cuda
+        assert torch.cuda.is_available()
+        assert torch.cuda.get_device_capability() == CAPABILITY
+        assert torch.cuda.get_device_properties(0).multi_processor_count == MULTIPROCESSORS
+        assert driver.active.get_current_target().arch == 90
+        assert driver.active.utils.get_device_properties(0)["multiprocessor_count"] == MULTIPROCESSORS
+
+
+def test_memory_of_the_gpu_is_memory_of_the_cpu() -> None:
+    with gpu_answers(), torch.cuda.device(0):
+        made = [
+            torch.empty(2, device="cuda"),
+            torch.zeros(2, device=torch.device("cuda", 0), pin_memory=True),
+            torch.ones(2, device=0),
+            torch.zeros(2).cuda(),
+            torch.zeros(2).to("cuda:0"),
+            torch.zeros(2).pin_memory(),
+            torch.zeros(2).new_zeros(2, device="cuda"),
+        ]
+    assert {tensor.device.type for tensor in made} == {"cpu"}
+
+
+def test_nothing_stays_changed() -> None:
+    before = dict(vars(torch.cuda))
+    with pytest.raises(KeyError), gpu_answers():
+        raise KeyError
+    assert vars(torch.cuda) == before
+    assert not torch.zeros(1).is_cuda
