@@ -139,6 +139,15 @@ def test_sums_on_the_grid_survive_an_adder_that_truncates(slack: float) -> None:
     assert not bool(exact_columns(finer, finer.abs() * 4, unit).all())
 
 
+@pytest.mark.parametrize("num_keys", [3, 7, 41])
+def test_the_reference_of_exact_rows_has_no_rounding_of_weights(num_keys: int) -> None:
+    """The weight 1/3 is inexact in float64, and a sum of it times values that cancel is not 0."""
+    tensors = materialise(case_of(UniformScores(), num_keys))
+    (block,) = row_blocks(tensors)
+    total = block.values[0, 0].sum(0)
+    assert torch.equal(attend(tensors, MODEL).expected[0, 0], total / num_keys)
+
+
 def test_weights_of_0_are_not_counted() -> None:
     """A row that one key dominates has the same bound at any length, in a model without exact weights too."""
     bounds = []
