@@ -68,14 +68,17 @@ def verify(
     max_cases: int | None = None,
     seed: int | None = None,
     workers: int | None = None,
+    memory: str | None = None,
+    strict: bool | None = None,
     out: str | Path | None = None,
 ) -> RunReport:
     """Fuzz a target in worker processes and return what was found; ``report.ok`` says whether to trust it.
 
     ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. None leaves a choice to
     ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
-    backend ``auto``, one minute, a random seed, and a worker for each core. Failures are saved in
-    tests/counterexamples and logs in reports/runs; with ``out``, both below that folder.
+    backend ``auto``, one minute, a random seed, a worker for each core, and no limit of a worker's memory, which is a
+    text such as ``8G``. Failures are saved in tests/counterexamples and logs in reports/runs; with ``out``, both below
+    that folder. With ``strict``, a case that the target refuses is a failure.
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """
@@ -89,7 +92,7 @@ def verify(
     from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run.run_plan import RunPlan  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder  # noqa: PLC0415 - as above
-    from fuzz_attn.settings import DEFAULT_MAX_TIME, load_settings  # noqa: PLC0415 - as above
+    from fuzz_attn.settings import DEFAULT_MAX_TIME, bytes_of, load_settings  # noqa: PLC0415 - as above
 
     settings = load_settings()
     if max_time is None and max_cases is None:
@@ -97,12 +100,15 @@ def verify(
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
     out = settings.out if out is None else out
+    memory = settings.memory if memory is None else memory
     wanted = settings.workers if workers is None else workers
     plan = RunPlan(
         Setup(
             target if isinstance(target, str) else spec_of(target),
             family,  # type: ignore[arg-type] # _check has checked it
             backend or settings.backend or "auto",
+            bool(settings.strict if strict is None else strict),
+            bytes_of(memory) if memory else 0,
         ),
         seed=secrets.randbelow(2**32) if seed is None else seed,
         workers=wanted if isinstance(wanted, int) else available_cores(),
@@ -140,7 +146,7 @@ def spec_of(function: Callable[..., object]) -> str:
     call: Any = function
     name, module = getattr(call, "__qualname__", ""), sys.modules.get(getattr(call, "__module__", ""))
     source = getattr(module, "__file__", None)
-    if source is None and getattr(module, "__name__", "") == "__main__":
+    if getattr(module, "__name__", "") == "__main__" and (source is None or not Path(source).is_file()):
         raise TargetError(
             f"target={name} is defined in a notebook or an interactive session, which a worker process cannot import: "
             "write it to a file (in a notebook, %%writefile kernel.py) and name it as 'kernel.py:function'"

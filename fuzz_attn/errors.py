@@ -31,6 +31,10 @@ class TargetError(FuzzAttnError):
     """A target that does not load, or whose signature fits no family."""
 
 
+class BindingError(FuzzAttnError):
+    """A binding that could not compute the arguments of a target: a defect of the binding, not of the target."""
+
+
 class BackendError(FuzzAttnError):
     """A backend that cannot run here, or whose preflight found wrong arithmetic."""
 
@@ -61,7 +65,29 @@ class UnsupportedOperation(SimulatorError):  # noqa: N818 - an unsupported opera
 
 
 class LoweringError(SimulatorError):
-    """A kernel that Triton's front end rejects; the message is the front end's."""
+    """A kernel that Triton's compiler rejects.
+
+    ``error`` names the compiler's exception, ``reason`` is its text. ``location`` is ``file:line`` of the rejected line
+    and ``source`` its text, both empty where the compiler names none. ``stated`` is true for a reason that the compiler
+    or the kernel states, such as a shape that is not allowed; false for a defect, such as an unknown name.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        error: str = "",
+        reason: str = "",
+        location: str = "",
+        source: str = "",
+        stated: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.error = error
+        self.reason = reason
+        self.location = location
+        self.source = source
+        self.stated = stated
 
 
 class LoopLimitError(SimulatorError):
@@ -74,6 +100,10 @@ class OutOfTimeError(FuzzAttnError):
 
 class FoundError(FuzzAttnError):
     """An attempt raises this for a case that fails, so that the case is shrunk."""
+
+
+class OutOfProbesError(FuzzAttnError):
+    """The reduction of a refusal has used up its probes or its time."""
 
 
 class SeededBugError(FuzzAttnError):

@@ -129,10 +129,10 @@ def _failure(plan: Plan) -> str:
 
     results = Results()
     try:
-        log = EventLog(plan.run_folder / f"events-{plan.shard}.jsonl", plan.shard)
-        emit = all_of(results, log)
-        emit(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
-        Campaign(plan, emit).run()
+        with EventLog(plan.run_folder / f"events-{plan.shard}.jsonl", plan.shard) as log:
+            emit = all_of(results, log)
+            emit(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
+            Campaign(plan, emit).run()
     except FuzzAttnError as error:
         return str(error)
     texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures]
@@ -159,7 +159,9 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         max_time = DEFAULT_MAX_TIME
     out = config.getoption("--fuzz-out") or settings.out
     return Plan(
-        setup=Setup(target=target, family=family, backend=backend or settings.backend or "auto"),
+        setup=Setup(
+            target=target, family=family, backend=backend or settings.backend or "auto", strict=bool(settings.strict)
+        ),
         shard=request.param,
         shards=shards,
         seed=config.stash[_SEED],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -27,7 +28,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     max_time: Annotated[float, Meta(gt=0)] | None = None
     max_cases: Annotated[int, Meta(gt=0)] | None = None
     workers: Literal["auto"] | Annotated[int, Meta(gt=0)] | None = None
+    strict: bool | None = None
     out: str | None = None
+    memory: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -35,6 +38,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         if self.target is None:
             return ()
         return (self.target,) if isinstance(self.target, str) else self.target
+
+
+def bytes_of(size: str) -> int:
+    """Return the bytes of a size such as ``512M`` or ``8G``; raises :class:`SettingsError` for another text."""
+    found = re.fullmatch(r"([1-9]\d*) ?([KMGT])(i?B)?", size, re.IGNORECASE)
+    if found is None:
+        raise SettingsError(f"{size!r} must be a size with a unit, such as 512M or 8G")
+    power: int = " KMGT".index(found[2].upper())
+    return int(found[1]) << 10 * power
 
 
 def command_line_defaults(settings: Settings) -> dict[str, object]:
@@ -62,6 +74,8 @@ def _settings_in(path: Path) -> Settings:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("fuzz_attn", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(table, dict):
+        raise SettingsError(f"{path}: [{TABLE}] must be a table")
     unknown = sorted(set(table) - set(_keys()))
     if unknown:
         raise SettingsError(f"{path}: [{TABLE}] has an unknown key {unknown[0]!r}; known are: {', '.join(_keys())}")

@@ -48,7 +48,8 @@ def spec() -> Callable[[str], str]:
 
 @lru_cache(maxsize=32)
 def _judge(name: str) -> Judge:
-    case_judge = load(Setup(spec_of_target(name), backend="interpreter"))  # in whose mode this process is
+    # In the interpreter, in whose mode this process is. Refusals are failures, as in any other test.
+    case_judge = load(Setup(spec_of_target(name), backend="interpreter", strict=True))
     case_judge.ready()
     return case_judge.judge
 

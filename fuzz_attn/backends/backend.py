@@ -29,6 +29,12 @@ class Watch:
     """What a backend saw while a target ran; complete when the context is left."""
 
     observations: list[Observation] = field(default_factory=list)
+    launches: int = 0
+    """Launches of kernels that the target has tried."""
+
+    def count_launch(self) -> None:
+        """Count a launch that the target tries."""
+        self.launches += 1
 
 
 class Backend(Protocol):
@@ -66,8 +72,8 @@ class Backend(Protocol):
     def running(self) -> AbstractContextManager[Watch]:
         """Return the context in which a target is called; nothing stays patched outside of it.
 
-        Raises :class:`fuzz_attn.errors.UnsupportedByBackendError` for a kernel that this backend cannot run, and
-        :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
+        Raises :class:`fuzz_attn.errors.UnsupportedByBackendError` for a kernel that this backend cannot run though it
+        compiles, and :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
         """
 
     def unrecorded(self) -> AbstractContextManager[None]:

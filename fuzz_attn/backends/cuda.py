@@ -72,10 +72,11 @@ class CudaBackend:
         Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then.
         """
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
+        from fuzz_attn.simulator.triton_compat import launches_counted  # noqa: PLC0415 - imports Triton, as above
 
         watch, scratch = Watch(), PoisonedScratch()
         try:
-            with scratch, self._counting():
+            with scratch, self._counting(), launches_counted(watch.count_launch):
                 yield watch
         finally:
             _wait()

@@ -60,9 +60,11 @@ class InterpreterBackend:
         """Apply the shims, poison scratch, and silence numpy's warnings on Inf and NaN."""
         from fuzz_attn.backends import shims  # noqa: PLC0415 - imports Triton, so only once prepared
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
+        from fuzz_attn.simulator.triton_compat import launches_counted  # noqa: PLC0415 - imports Triton, as above
 
         watch, scratch = Watch(), PoisonedScratch()
-        with quiet(), shims.quick_device_calls(), shims.applied(self._shims), scratch:
+        launches = launches_counted(watch.count_launch)
+        with quiet(), shims.quick_device_calls(), shims.applied(self._shims), launches, scratch:
             yield watch
         watch.observations.extend(scratch.observations())
 

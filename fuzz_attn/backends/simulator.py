@@ -13,9 +13,9 @@ from fuzz_attn.backends.backend import Kernels, Observation, Watch
 from fuzz_attn.backends.quiet import quiet
 from fuzz_attn.cache_folder import cache_folder
 from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
-from fuzz_attn.errors import BackendError, LoopLimitError, SimulatorError, UnsupportedByBackendError
+from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
-from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Simulator, simulate
+from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
@@ -76,17 +76,16 @@ class SimulatorBackend:
     def running(self) -> Iterator[Watch]:
         """Run every launch in the simulator, with all sanitizers.
 
-        Raises :class:`UnsupportedByBackendError` for a kernel that it cannot run. A kernel that the front end rejects
-        counts as one: the interpreter shows whether it is wrong, or only needs an integer argument of 1 to be a
-        constant, which it never is in the simulator.
+        Raises :class:`UnsupportedByBackendError` for a kernel that it cannot run, also where the target caught that and
+        went on without the kernel. A kernel that the compiler rejects is the target's own.
         """
         watch = Watch()
         with quiet():
             try:
                 with simulate(self._simulator) as session:
-                    yield watch
-                if session.unsupported:  # the target caught it, as it has a fallback for a kernel that fails
-                    raise session.unsupported[0]
+                    yield from self._watched(watch, session)
+            except LoweringError:
+                raise
             except LoopLimitError as error:
                 watch.observations.append(Observation("timeout", str(error)))
             except SimulatorError as error:
@@ -94,6 +93,20 @@ class SimulatorBackend:
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 watch.observations.extend(_observed(finding) for finding in session.findings)
+
+    @staticmethod
+    def _watched(watch: Watch, session: Session) -> Iterator[Watch]:
+        """Yield the watch; raise what the simulator does not support, whatever the target made of it."""
+        try:
+            yield watch
+        except Exception as error:
+            if session.unsupported:
+                raise session.unsupported[0] from error
+            raise
+        finally:
+            watch.launches = session.launches
+        if session.unsupported:
+            raise session.unsupported[0]
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

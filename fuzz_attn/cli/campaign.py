@@ -41,8 +41,10 @@ class Request:
     seed: int
     workers: int
     out: Path | None = None
+    memory: int = 0
     junit: Path | None = None
     json: bool = False
+    strict: bool = False
 
 
 def run_campaigns(request: Request) -> int:
@@ -107,7 +109,13 @@ def _fuzz(request: Request, folder: Path, printer: Console) -> RunReport:
 def _plan(request: Request, folder: Path) -> RunPlan:
     (target,) = request.targets
     return RunPlan(
-        setup=Setup(target, request.family, request.backend),  # type: ignore[arg-type] # click.Choice has checked both
+        setup=Setup(
+            target,
+            request.family,  # type: ignore[arg-type] # click.Choice has checked it
+            request.backend,
+            request.strict,
+            request.memory,
+        ),
         seed=request.seed,
         workers=request.workers,
         max_time=request.max_time,

@@ -17,6 +17,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.plain_text import safe
+from fuzz_attn.settings import bytes_of
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
@@ -79,6 +80,21 @@ class Seconds(click.ParamType[float]):
         if not 0 < seconds < math.inf:
             self.fail(f"{value!r} must be a finite number above 0", param, ctx)
         return seconds
+
+
+class Memory(click.ParamType[int]):
+    """A size in bytes, with a unit: ``512M``, ``8G``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes."""
+        if isinstance(value, int):
+            return value
+        try:
+            return bytes_of(value)
+        except FuzzAttnError as error:
+            self.fail(str(error), param, ctx)
 
 
 def target_option(default: str, name: str = "target", *, multiple: bool = False) -> Decorator[Any]:

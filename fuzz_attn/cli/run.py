@@ -12,6 +12,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.cli.campaign import Request, run_campaigns
 from fuzz_attn.cli.options import (
     FILE,
+    Memory,
     Seconds,
     backend_option,
     exits,
@@ -34,7 +35,11 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
 @seed_option
 @workers_option
+@click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @out_option
+@click.option(
+    "--memory", type=Memory(), metavar="SIZE", default=0, help="Memory of each worker, such as 8G. Default: no limit."
+)
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
 @click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
 @exits
@@ -47,7 +52,9 @@ def run(
     max_cases: int | None,
     seed: int,
     workers: int,
+    strict: bool,
     out: Path | None,
+    memory: int,
     junit: Path | None,
     json: bool,
 ) -> int:
@@ -68,7 +75,8 @@ def run(
     names = targets or ((family,) if family else get_args(Family))
     for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
         _check_target(name, family, backend)
-    return run_campaigns(Request(names, family, backend, max_time, max_cases, seed, workers, out, junit, json))
+    limits = max_time, max_cases, seed, workers
+    return run_campaigns(Request(names, family, backend, *limits, out, memory, junit, json, strict))
 
 
 def _is_given(parameter: str) -> bool:

@@ -61,8 +61,8 @@ class Mask(Plain, frozen=True, omit_defaults=False):
 class TargetCoverage(Plain, frozen=True, omit_defaults=False):
     """The masks that the cases of one target showed.
 
-    ``fallback`` is the reason why the run left the simulator, empty if it did not; the masks are then those recorded
-    before.
+    ``fallback`` is an operation that the simulator cannot run, so that some cases recorded no masks; empty where there
+    is none.
     """
 
     target: str

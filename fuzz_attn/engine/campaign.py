@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,14 @@ import msgspec
 from hypothesis.errors import FlakyFailure
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
 from fuzz_attn.engine.events import (
     CaseJudged,
+    CaseRefused,
     CaseUnfinished,
+    CaseUnsupported,
     Emit,
     FailureChanged,
     FailureFound,
@@ -29,6 +33,7 @@ from fuzz_attn.engine.events import (
     News,
     Note,
     Phase,
+    RefusalReduced,
     WorkerLost,
     WorkerReady,
     ignore,
@@ -37,9 +42,18 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
-from fuzz_attn.errors import BudgetSpentInterrupt, CounterexampleError, FoundError, FuzzAttnError, OutOfTimeError
+from fuzz_attn.errors import (
+    BudgetSpentInterrupt,
+    CounterexampleError,
+    FoundError,
+    FuzzAttnError,
+    OutOfProbesError,
+    OutOfTimeError,
+)
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 
 SHORTEST_HANG: Final = 20.0
@@ -85,6 +99,7 @@ class Campaign:
         self._ready: Ready | None = None
         self._unfinished = False
         self._answers: dict[bytes, Verdict] = {}
+        self._refusals = Refusals(Domain())
         self._best: Counterexample | None = None
         self._path: Path | None = None
         self._first: Counterexample | None = None
@@ -109,6 +124,7 @@ class Campaign:
         if self.plan.max_time is not None:
             self._deadline = self._started + self.plan.max_time
         self._introduce()
+        self._refusals = Refusals(self.worker.ready.domain)
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
         broken = False
         try:
@@ -121,16 +137,16 @@ class Campaign:
             self._complete()
 
     def _introduce(self) -> None:
-        """Emit that the worker is ready, also when it goes on with another backend."""
+        """Emit that the worker is ready, and again when another one has replaced it."""
         if self.worker.ready is not self._ready:
             self._ready = self.worker.ready
-            self.emit(WorkerReady(self.plan.shard, self._ready, self.worker.fallback))
+            self.emit(WorkerReady(self.plan.shard, self._ready))
             for note in self._ready.notes:
                 self.emit(Note(self.plan.shard, note))
 
     def _search(self) -> None:
         number = 0
-        while self._best is None and self._has_budget():
+        while self._best is None and self._has_budget() and not self._refusals.hopeless(number):
             self._round(number)
             number += 1
 
@@ -148,10 +164,13 @@ class Campaign:
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         # A failure is in self._best, with its verdict.
         with contextlib.suppress(FoundError, FlakyFailure, BudgetSpentInterrupt):
-            play_round(ready.domain, round_seed, min(size.cases, left), self._try, size)
+            excludes = self._refusals.excludes_key
+            play_round(self._refusals.domain, round_seed, min(size.cases, left), self._try, size, excludes)
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         order = Order(case, relation)
+        if self._best is None and self._refusals.excludes(case):
+            return
         verdict = self._verdict(order)
         if not verdict.passed and self._is_followed(verdict):
             self._keep(order, verdict)
@@ -185,8 +204,33 @@ class Campaign:
         self._introduce()
         if self.worker.deaths > deaths:
             self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
-        self.emit(self._judged(order, phase, answer, time.monotonic() - started))
+        if answer.refusal:
+            self._refuse(order, phase, answer.refusal)
+        if answer.unsupported:
+            self.emit(CaseUnsupported(self.plan.shard, phase, order, answer.unsupported, answer.instead))
+        if answer.judged:
+            self._refusals.judged(order.case)
+            self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer.verdict
+
+    def _refuse(self, order: Order, phase: Phase, refusal: Refusal) -> None:
+        """Emit that a case is refused; a case of the search also shows what else is."""
+        self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
+        if phase == "search":
+            self.cases -= 1
+            rule = self._refusals.refused(order.case, refusal, self._probe)
+            if rule is not None:
+                self.emit(RefusalReduced(self.plan.shard, refusal, rule.words(self._refusals.full)))
+
+    def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
+        """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
+        try:
+            answer = self.worker.judge(Order(cases[0], probes=tuple(cases)), deadline=self._deadline)
+        except OutOfTimeError:
+            raise OutOfProbesError from None
+        if len(answer.refusals) != len(cases):
+            raise OutOfProbesError
+        return answer.refusals
 
     def _judged(self, order: Order, phase: Phase, answer: Answer, seconds: float) -> CaseJudged:
         verdicts = (answer.verdict, *answer.others)

@@ -11,18 +11,23 @@ import msgspec
 
 from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.errors import UnsupportedByBackendError
+from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
+    from fuzz_attn.case.attention_case import AttentionCase
+    from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.target import Target
 
 
 @dataclass(frozen=True)
 class CaseJudge:
-    """A target and its backend, both imported."""
+    """A target and its backend, both imported. With ``strict``, what the target refuses is a failure."""
 
     target: Target
     backend: Backend
+    strict: bool = False
     memory: int = 0
     """The limit of a process's memory in bytes, 0 for none."""
 
@@ -68,17 +73,30 @@ class CaseJudge:
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
-        experiment = Experiment(order.case, self.target, self.backend)
-        verdict = check(experiment, order.relation)
-        if order.explain:
+        if order.probes:
+            return Answer(refusals=tuple(map(self._probe, order.probes)))
+        experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
+        refusal = experiment.refusal
+        verdict = Verdict("oracle") if refusal else check(experiment, order.relation)
+        if order.explain and not refusal:
             verdict = with_poison_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
-        return Answer(verdict, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+        return Answer(verdict, refusal=refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+
+    def _probe(self, case: AttentionCase) -> Refusal | None:
+        """Return what is refused of a case; a backend that cannot run it does not refuse it."""
+        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - imports torch, as above
+
+        experiment = Experiment(case, self.target, self.backend, strict=self.strict)
+        try:
+            return experiment.launch(case).refusal
+        except UnsupportedByBackendError:
+            return None
 
 
 def load(setup: Setup) -> CaseJudge:
-    """Return the target and the backend of a set-up, imported.
+    """Return the target and the backend of a set-up, imported. Built-in targets must not refuse a case of their domain.
 
     The backend has to prepare the process before torch and the target are imported. Raises
     :class:`fuzz_attn.errors.FuzzAttnError` for what the user can mend.
@@ -98,7 +116,8 @@ def load(setup: Setup) -> CaseJudge:
     without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
     with gpu_answers() if without_gpu else nullcontext():
         target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
-    return CaseJudge(replace(target, without_gpu=without_gpu), backend, setup.memory)
+    strict = setup.strict or setup.target in BUILT_IN_NAMES
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory)
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -12,8 +12,9 @@ from typing import Final, Literal, TypeAlias
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.coverage.mask_coverage import Mask
-from fuzz_attn.engine.messages import Order, Ready, Refusal
+from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 
 WHOLE_RUN: Final = -1
 """The shard number of an event that concerns the whole run."""
@@ -34,11 +35,10 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
 
 
 class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
-    """A worker has loaded the target; ``fallback`` says why it left the first backend, if it did."""
+    """A worker has loaded the target."""
 
     shard: int
     ready: Ready
-    fallback: str = ""
 
 
 class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
@@ -61,6 +61,30 @@ class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
     phase: Phase
     order: Order
     refusal: Refusal
+
+
+class RefusalReduced(Plain, frozen=True, tag_field="event", tag="refusal_reduced"):
+    """The smallest refused combination was found; ``combination`` names its features and sizes in words.
+
+    It is empty where nothing that a case can have is accepted.
+    """
+
+    shard: int
+    refusal: Refusal
+    combination: tuple[str, ...]
+
+
+class CaseUnsupported(Plain, frozen=True, tag_field="event", tag="case_unsupported"):
+    """The backend could not run a case; ``operation`` says what it cannot run, and where the source has it.
+
+    ``instead`` names the backend that judged the case; if it is empty, there is no verdict.
+    """
+
+    shard: int
+    phase: Phase
+    order: Order
+    operation: str
+    instead: str = ""
 
 
 class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished"):
@@ -132,6 +156,8 @@ Event: TypeAlias = (
     | WorkerReady
     | CaseJudged
     | CaseRefused
+    | RefusalReduced
+    | CaseUnsupported
     | CaseUnfinished
     | FailureFound
     | FailureChanged

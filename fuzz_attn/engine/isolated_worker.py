@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self, TypeAlias, get_args
@@ -13,7 +14,7 @@ import msgspec
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.messages import Answer, Died, HarnessFailed, Order, Ready, Refused, Setup, Unsupported
 from fuzz_attn.engine.worker_process import WorkerProcess
-from fuzz_attn.errors import BackendError, FuzzAttnError, OutOfTimeError, TargetError
+from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
 START_SECONDS: Final = 180.0
@@ -29,6 +30,9 @@ DECODER: Final = msgspec.json.Decoder[Reply](Reply)
 
 class IsolatedWorker:
     """Judges cases in a child process that is replaced when it dies.
+
+    A case that the simulator cannot run is judged in the interpreter, by a second child that is started for the first
+    such case, unless the set-up names the backend.
 
     ``index`` spreads workers over the GPUs. Raises :class:`FuzzAttnError` on entering where the target or the backend
     cannot be set up.
@@ -49,8 +53,9 @@ class IsolatedWorker:
         self.launch_seconds = launch_seconds
         self.command = command
         self.deaths = 0
-        self.fallback = ""
-        """Why the worker went on in the interpreter; empty while it did not."""
+        self.unsupported: Counter[str] = Counter()
+        """What the backend could not run, with the number of cases."""
+        self._interpreter: IsolatedWorker | None = None
         self.process: WorkerProcess[Reply] | None = None
 
     def __enter__(self) -> Self:
@@ -93,8 +98,8 @@ class IsolatedWorker:
             case Answer():
                 return reply
             case Unsupported():
-                self._fall_back(reply.reason)
-                return self._judge(order, deadline)
+                self.unsupported[reply.reason] += 1
+                return msgspec.structs.replace(self._judge_instead(order, deadline), unsupported=reply.reason)
             case HarnessFailed():
                 return self._after_harness_failure(order, deadline, reply, again=again)
             case Refused():
@@ -117,13 +122,28 @@ class IsolatedWorker:
             raise FuzzAttnError(f"fuzz_attn itself failed on a case:\n{failed.traceback}")
         return _failed("crash", f"broke the harness, in a fresh process too: {failed.error}")
 
-    def _fall_back(self, reason: str) -> None:
-        """Go on in the interpreter; raises :class:`BackendError` if the user asked for a backend."""
+    def _judge_instead(self, order: Order, deadline: float | None) -> Answer:
+        """Return the interpreter's answer to an order, or one without a verdict if the user named a backend."""
         if self.setup.backend != "auto":
-            raise BackendError(reason)
-        self.fallback = reason
-        self.setup = msgspec.structs.replace(self.setup, backend="interpreter")
-        self._end()
+            return Answer()
+        worker = self._interpreter = self._interpreter or self._other("interpreter")
+        worker.launch_seconds = self.launch_seconds
+        deaths = worker.deaths
+        try:
+            answer = worker.judge(order, deadline=deadline)
+        finally:
+            self.deaths += worker.deaths - deaths
+        return msgspec.structs.replace(answer, instead="interpreter")
+
+    def _other(self, backend: str) -> IsolatedWorker:
+        """Return a worker of the same target on another backend."""
+        setup = msgspec.structs.replace(self.setup, backend=backend)
+        return IsolatedWorker(setup, index=self.index, command=self.command)
+
+    @property
+    def fallback(self) -> str:
+        """The first operation that the backend could not run; empty while there is none."""
+        return next(iter(self.unsupported), "")
 
     def _start(self, deadline: float | None = None) -> Ready:
         self.process = WorkerProcess(self.command, DECODER, self.index)
@@ -157,6 +177,8 @@ class IsolatedWorker:
         return how
 
     def _end(self) -> None:
+        if self._interpreter is not None:
+            self._interpreter._end()
         if self.process is not None:
             self.process.end()
             self.process = None

@@ -1,13 +1,12 @@
 """Messages between a worker process and its parent: plain data, sent as JSON."""
 
-from typing import Literal
-
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 
 DEVICE_LOST = 114
 """Exit status of a process that ends itself because a launch broke its device."""
@@ -18,11 +17,15 @@ CONNECTION_LOST = 116
 
 
 class Setup(Plain, frozen=True):
-    """The target and the backend of a worker; ``memory`` is its limit in bytes, 0 for none."""
+    """The target and the backend of a worker; ``memory`` is its limit in bytes, 0 for none.
+
+    With ``strict``, what the target refuses is a failure.
+    """
 
     target: str
     family: Family | None = None
     backend: str = "auto"
+    strict: bool = False
     memory: int = 0
 
 
@@ -46,28 +49,16 @@ class Ready(Plain, frozen=True, tag="ready"):
 class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
-    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``explain`` the
-    message of a failure also names the poison that reaches the output, which takes a few more launches.
+    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
+    launches those cases instead and returns only which of them are refused. With ``explain`` the message of a failure
+    also names the poison that reaches the output, which takes a few more launches.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
+    probes: tuple[AttentionCase, ...] = ()
     explain: bool = False
-
-
-class Refusal(Plain, frozen=True):
-    """A case that the target or the compiler refuses: no kernel ran, so there is nothing to judge.
-
-    ``stage`` is ``host`` for an exception of the target before its first launch, ``compile`` for a kernel that does not
-    compile. ``location`` is ``file:line`` of the refusing line and ``source`` its text.
-    """
-
-    stage: Literal["host", "compile"]
-    error: str
-    message: str
-    location: str = ""
-    source: str = ""
 
 
 class Answer(Plain, frozen=True, tag="answer"):
@@ -75,6 +66,8 @@ class Answer(Plain, frozen=True, tag="answer"):
 
     ``verdict`` is the first failure, or the oracle's verdict of a pass; ``others`` holds further failures of the same
     case: what a sanitizer found does not end the judging. With a ``refusal`` there is no verdict.
+    ``unsupported`` is the operation that the backend cannot run, with its source line; ``instead`` names the backend
+    that judged the case in its place, and without one there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
     """
@@ -82,10 +75,18 @@ class Answer(Plain, frozen=True, tag="answer"):
     verdict: Verdict = Verdict("oracle")
     others: tuple[Verdict, ...] = ()
     refusal: Refusal | None = None
+    refusals: tuple[Refusal | None, ...] = ()
+    unsupported: str = ""
+    instead: str = ""
     digest: str = ""
     masks: tuple[Mask, ...] = ()
     compiled: int = 0
     loaded: int = 0
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a verdict."""
+        return self.refusal is None and (not self.unsupported or bool(self.instead))
 
 
 class Died(Plain, frozen=True, tag="died"):

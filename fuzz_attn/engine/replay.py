@@ -26,14 +26,22 @@ class Replayed:
     drifted: bool
     sanitizers: bool
     """Whether the backend of the replay has sanitizers."""
+    refused: bool = False
+    """Whether the target or the compiler refuses the case."""
+    unsupported: bool = False
+    """Whether no backend that may be used can run the case."""
 
     @property
     def status(self) -> str:
-        """``FAILED`` while the case fails, ``FIXED`` once it passes.
+        """``FAILED`` while the case fails, ``FIXED`` once it passes, ``REFUSED`` once the target refuses it.
 
         ``UNSEEN`` where only sanitizers saw the failure and the backend of the replay has none: the failure may remain.
         Writes outside a tensor are different, because guard bands see them on every backend.
         """
+        if self.refused:
+            return "REFUSED"
+        if self.unsupported:
+            return "UNSEEN"
         if not self.verdict.passed:
             return "FAILED"
         found = self.found.verdict
@@ -69,8 +77,10 @@ def replay(
                 workers[name] = worker
             digest = workers[name].judge(Order(found.case, digest=True)).digest
             order = Order(found.case, found.relation)
-            verdict = workers[name].judge(order).verdict
+            answer = workers[name].judge(order)
+            verdict = answer.verdict
             if not in_process:
                 verdict = explained(workers[name], order, verdict)
             drifted = bool(found.digest) and digest != found.digest
-            yield Replayed(path, found, verdict, drifted, workers[name].ready.sanitizers)
+            refused, unsupported = answer.refusal is not None, bool(answer.unsupported) and not answer.judged
+            yield Replayed(path, found, verdict, drifted, workers[name].ready.sanitizers, refused, unsupported)

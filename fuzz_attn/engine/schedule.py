@@ -53,19 +53,31 @@ limit cuts off has compiled most of its kernels and judged few of its cases.
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
 """Called with each case and its relation; raises :class:`FoundError` for a case that fails."""
 
+ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
+"""Returns whether a campaign does not want any case of a compile key."""
+
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
 _RELATIONS: Final = 33
 
 
 def play_round(
-    domain: Domain, round_seed: int, number_of_cases: int, attempt: Attempt, size: RoundSize = ON_CPU
+    domain: Domain,
+    round_seed: int,
+    number_of_cases: int,
+    attempt: Attempt,
+    size: RoundSize = ON_CPU,
+    excludes: ExcludesKey | None = None,
 ) -> None:
     """Draw the cases of one round and call ``attempt`` with each; shrink the first that fails, and raise its error.
 
-    An exception of ``attempt`` other than :class:`FoundError` ends the round.
+    An exception of ``attempt`` other than :class:`FoundError` ends the round. Compile keys that ``excludes`` are not
+    drawn, unless it excludes all of them.
     """
-    keys, layouts = keys_of_round(domain, round_seed, size.keys), layouts_of_round(domain, round_seed, size.layouts)
+    keys, layouts = (
+        keys_of_round(domain, round_seed, size.keys, excludes),
+        layouts_of_round(domain, round_seed, size.layouts),
+    )
     relations = relations_of_round(round_seed, size.compiling)
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
     random = Random(round_seed)  # noqa: S311 - nothing secret
@@ -84,12 +96,16 @@ def play_round(
             raise
 
 
-def keys_of_round(domain: Domain, round_seed: int, count: int) -> tuple[CompileKey, ...]:
+def keys_of_round(
+    domain: Domain, round_seed: int, count: int, excludes: ExcludesKey | None = None
+) -> tuple[CompileKey, ...]:
     """Return the compile keys of one round: a seeded sample of the pool that always has the simplest key.
 
     A round draws several cases for each key, because lowering or compiling a new key costs as much as many cases.
     """
     pool = key_pool(domain)
+    if excludes is not None:
+        pool = tuple(key for key in pool if not excludes(key)) or pool
     sample = Stream(round_seed, _KEYS).permutation(len(pool))[:count].tolist()
     return tuple(pool[index] for index in sorted({0, *sample}))
 

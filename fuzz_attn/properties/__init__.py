@@ -1,6 +1,7 @@
 """Properties: what must hold for every case on every target. Each gives a verdict on one experiment.
 
 - ``experiment`` launches a target on a case and keeps the launch for all properties.
+- ``exceptions`` decides whether an exception of the target is a failure or a ``refusal``.
 - ``launch_properties`` and ``value_range`` look at the first launch only.
 - A metamorphic relation compares it with a second launch on changed inputs. ``relations`` is the registry: each
   relation's name, its claim and the cases it holds for, without importing torch. The function of the same name in

@@ -58,8 +58,13 @@ def check(experiment: Experiment, relation: str | None = None) -> Verdict:
 
 def check_relation(name: str, experiment: Experiment) -> Verdict:
     """Return the verdict of one relation, which must hold for the experiment's case."""
+    return compared(comparison_of(name, experiment), experiment, name)
+
+
+def comparison_of(name: str, experiment: Experiment) -> Comparison:
+    """Return the second launch of one relation, and what it must give."""
     comparison: Comparison = getattr(MODULES[RELATIONS[name].kind], name)(experiment)
-    return compared(comparison, experiment, name)
+    return comparison
 
 
 def _require_holding(relation: str, case: AttentionCase) -> None:

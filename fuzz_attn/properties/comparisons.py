@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -61,9 +62,12 @@ Comparison: TypeAlias = SameBits | WithinBound
 def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdict:
     """Return the verdict of the relation ``name`` on its second launch.
 
-    A launch that raised, or in which a sanitizer found something, fails whatever its output is.
+    A launch that raised, or in which a sanitizer found something, fails whatever its output is. A launch of another
+    shape that is refused can show nothing, so it passes.
     """
     launch, change = comparison.launch, comparison.change
+    if launch.refusal and (launch.refusal.stage == "compile" or shape_of(launch) != shape_of(experiment.first)):
+        return Verdict(name)
     if launch.error:
         return Verdict(name, "exception", f"only {change} {launch.error}")
     if launch.observations:
@@ -72,6 +76,16 @@ def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdi
     if isinstance(comparison, SameBits):
         return _same_bits(comparison, experiment, name)
     return _within_bound(comparison, experiment, name)
+
+
+def shape_of(launch: Launch) -> tuple[object, ...]:
+    """Return what a target may refuse in a launch: everything but the elements of its tensors."""
+    fields = {field.name: getattr(launch.tensors, field.name) for field in dataclasses.fields(launch.tensors)}
+    return tuple(_shape(value) for name, value in fields.items() if name != "output_poison")
+
+
+def _shape(value: object) -> object:
+    return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
 
 
 def reordered(reference: Reference, change: Callable[[torch.Tensor], torch.Tensor]) -> Reference:
@@ -112,10 +126,14 @@ def _same_rows(comparison: SameBits, first: Launch, name: str) -> Verdict:
 
 def _within_bound(comparison: WithinBound, experiment: Experiment, name: str) -> Verdict:
     """Return the verdict on the elements, except in rows and places that either problem leaves without a bound."""
+    verdict = judge(comparison.launch.tensors, reference_of(comparison, experiment))
+    message = verdict.message and f"{comparison.change}: {verdict.message}"
+    return msgspec.structs.replace(verdict, property_name=name, message=message)
+
+
+def reference_of(comparison: WithinBound, experiment: Experiment) -> Reference:
+    """Return what the second launch must give, and the bound within which it must do so."""
     exact, tensors = comparison.exact, comparison.launch.tensors
     own = comparison.own or attend(tensors, comparison.rounding_model or experiment.target.rounding_model)
     bound = (own.bound + comparison.slack).masked_fill(exact.bound.isinf(), torch.inf)
-    reference = Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
-    verdict = judge(tensors, reference)
-    message = verdict.message and f"{comparison.change}: {verdict.message}"
-    return msgspec.structs.replace(verdict, property_name=name, message=message)
+    return Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)

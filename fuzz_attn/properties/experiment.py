@@ -12,11 +12,13 @@ import torch
 
 from fuzz_attn.backends.backend import Backend, Observation, Watch
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.errors import DeviceLostError, HangInterrupt, UnsupportedByBackendError
+from fuzz_attn.errors import BindingError, DeviceLostError, HangInterrupt, UnsupportedByBackendError
 from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
+from fuzz_attn.properties.exceptions import refusal_by, with_other_data
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 
 SHOWN_CHARACTERS: Final = 4000
@@ -31,6 +33,8 @@ class Launch:
     output_before: torch.Tensor
     error: str = ""
     """``raised`` and the exception's type, text and innermost line, or which tensor was resized; else empty."""
+    refusal: Refusal | None = None
+    """What the exception refuses, None where it is a failure."""
     observations: tuple[Observation, ...] = ()
     """The findings of the backend's sanitizers."""
 
@@ -41,9 +45,10 @@ class Launch:
 
 
 class Experiment:
-    """One case on one target and one backend."""
+    """One case on one target and one backend. With ``strict``, refusals are failures."""
 
-    def __init__(self, case: AttentionCase, target: Target, backend: Backend) -> None:
+    def __init__(self, case: AttentionCase, target: Target, backend: Backend, *, strict: bool = True) -> None:
+        self.strict = strict
         self.case = case
         self.target = target
         self.backend = backend
@@ -57,6 +62,15 @@ class Experiment:
             name: snapshot_of(tensor, tensors.void_before(tensor)) for name, tensor in tensors.inputs()
         }
         return self.launch_tensors(tensors)
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """What the target or the compiler refuses of the case, with any data; None where the case ran or failed."""
+        refusal = self.first.refusal
+        if refusal is None or refusal.stage == "compile":
+            return refusal
+        others = (self.launch(case).refusal for case in with_other_data(self.case))
+        return refusal if all(others) else None
 
     @cached_property
     def changed_inputs(self) -> list[str]:
@@ -99,18 +113,21 @@ class Experiment:
     def launch_tensors(self, tensors: AttentionTensors) -> Launch:
         """Return the launch of the target on tensors, which it then owns; the target writes their output."""
         output = storage_bytes(tensors.output).clone()
-        error, watch = "", Watch()
+        error, refusal, watch = "", None, Watch()
         layouts = _layouts(tensors)
         try:
             with self.backend.running() as watch:
                 self.target.run(tensors)
-        except (DeviceLostError, UnsupportedByBackendError, HangInterrupt):
+        except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt):
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error = _described(raised)
+            if not self.strict:
+                launched = watch.launches > 0 or not output.equal(storage_bytes(tensors.output))
+                refusal = refusal_by(raised, _text(raised), launched=launched)
         else:
             error = _resized(layouts, _layouts(tensors))
-        return Launch(tensors, output, error, tuple(watch.observations))
+        return Launch(tensors, output, error, refusal, tuple(watch.observations))
 
 
 def _layouts(tensors: AttentionTensors) -> dict[str, tuple[object, ...]]:

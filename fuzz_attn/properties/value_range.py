@@ -37,13 +37,13 @@ def value_range(experiment: Experiment) -> Verdict:
     tensors, known = experiment.first.tensors, experiment.reference
     if experiment.case.seed % SEED_STEP and not bool(known.ill_conditioned.any()):
         return Verdict("value_range")
-    verdict = judge(tensors, _nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model))
+    verdict = judge(tensors, nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model))
     message = verdict.message and f"outside the range of the values that the row sees: {verdict.message}"
     return msgspec.structs.replace(verdict, property_name="value_range", message=message)
 
 
 @torch.inference_mode()
-def _nearest_inside(
+def nearest_inside(
     blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: RoundingModel
 ) -> Reference:
     """Return the outputs moved into the value range, and as bound how far outside an output may lie."""

@@ -35,7 +35,7 @@ def _heading(found: TargetCoverage) -> Iterator[str]:
         return
     yield explanations.summary_line(found.masks, found.target)
     if found.fallback:
-        yield f"Incomplete: the run left the simulator, which records the masks ({found.fallback})."
+        yield f"Incomplete: some cases ran outside of the simulator, which records the masks ({found.fallback})."
 
 
 def _print_by_file(gaps: list[Gap], console: Console) -> None:

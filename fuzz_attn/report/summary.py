@@ -13,6 +13,7 @@ from fuzz_attn.case.features import features_of
 from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.report import refusals
 from fuzz_attn.report.plain_text import count, safe, whole
 
 POSSIBLE_HANG: Final = 1.0
@@ -85,7 +86,8 @@ def render(statistics: Statistics) -> RenderableType:
     table.add_column()
     for what, words in (*_numbers(statistics), *_shares(statistics)):
         table.add_row(what, words)
-    return Group(whole(f"Summary of {statistics.target}", "bold"), table)
+    refused = [refusals.render(statistics.refusals)] if statistics.refusals else []
+    return Group(whole(f"Summary of {statistics.target}", "bold"), table, *refused)
 
 
 def _numbers(statistics: Statistics) -> Iterator[Row]:
@@ -93,8 +95,8 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     rate = statistics.cases / statistics.seconds if statistics.seconds else 0.0
     keys = len(statistics.compile_keys)
     yield "backend", f"{statistics.backend}{shims}"
-    if statistics.fallback:
-        yield "fallback", statistics.fallback
+    if statistics.unsupported:
+        yield "unsupported", _unsupported(statistics)
     yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
     yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
     yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
@@ -103,7 +105,7 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     if statistics.shrinking:
         yield "shrinking", count(statistics.shrinking, "attempt")
     if statistics.refused:
-        yield "refused", count(statistics.refused, "case")
+        yield "refused", f"{count(statistics.refused, 'case')}, not among the cases above; listed below"
     if statistics.deaths:
         yield "worker deaths", str(statistics.deaths)
     if statistics.unfinished_seconds >= POSSIBLE_HANG:
@@ -126,11 +128,18 @@ def _unfinished(statistics: Statistics) -> str:
     return f"{launches} {ran}; journal-*.json holds the cases"
 
 
+def _unsupported(statistics: Statistics) -> str:
+    """Return what the backend could not run, with the number of cases and where they were judged."""
+    judged = "judged in the interpreter" if statistics.cases else "not judged"
+    total = sum(statistics.unsupported.values())
+    return f"{count(total, 'case')}, {judged}: {'; '.join(statistics.unsupported)}"
+
+
 def _covered(statistics: Statistics) -> str:
     if not statistics.masks:
         return "none: only the simulator records masks, and only those of Triton kernels"
-    until = ", until the run left the simulator" * bool(statistics.fallback)
-    return f"{explanations.summary_line(statistics.masks, statistics.target)}{until}"
+    without = ", without the cases that the simulator cannot run" * bool(statistics.unsupported)
+    return f"{explanations.summary_line(statistics.masks, statistics.target)}{without}"
 
 
 def _relations(counts: dict[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fuzz_attn.errors import UnsupportedOperation
+from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.findings import Finding
@@ -23,13 +23,15 @@ class Session:
     """The record of one `simulate` block.
 
     `findings` has one finding for each defect (kind, source line and tensor), `unsupported` the operations that the
-    simulator does not know, `parsed` the kernels that were rewritten, as they were before.
+    simulator does not know, `parsed` the kernels that were rewritten, as they were before. `launches` counts those that
+    were tried.
     """
 
     simulator: Simulator
     findings: list[Finding] = field(default_factory=list)
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
     parsed: list[Function] = field(default_factory=list, repr=False)
+    launches: int = 0
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
     def watcher(self) -> EmptyWatcher:
@@ -38,10 +40,18 @@ class Session:
 
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a decorated function. Raises UnsupportedOperation or another SimulatorError."""
+        self.launches += 1
         function = self.simulator.translations.translated(kernel)
         bound = self.simulator.bind(function, arguments, keywords)
         extents = grid_of(grid, bound.values)
-        program = self._program(function, bound)
+        try:
+            program = self._program(function, bound)
+        except LoweringError:
+            variables = bound
+            bound = self.simulator.bind(function, arguments, keywords, constant_ones=True)
+            if bound.form.key == variables.form.key:
+                raise
+            program = self._program(function, bound)
         run = Run(program, self.simulator.masks, extents)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)

@@ -29,6 +29,9 @@ MOST_PROGRAMS: Final = 512
 MOST_REWRITTEN: Final = 4096
 """Programs of rewritten kernels kept in memory, 0.1 megabyte each: every change that an audit compares in a round."""
 
+MOST_FAILURES: Final = 4096
+"""Reasons why a kernel has no program that are kept in memory: lowering it again would give the same reason."""
+
 Kept = TypeVar("Kept")
 
 
@@ -83,6 +86,7 @@ class Simulator:
         self._disk = DiskCache(cache_dir) if cache_dir is not None and extension is NO_EXTENSION else None
         self._binders: dict[Callable[..., Any], Binder] = {}
         self._programs: Recent[Program] = Recent(most_programs, Program.forget)
+        self._failures: Recent[SimulatorError] = Recent(MOST_FAILURES)
         self._parsed: Recent[Function] = Recent(most_programs)
         self._rewritten: Recent[Program] = Recent(MOST_REWRITTEN, Program.forget)
 
@@ -91,19 +95,29 @@ class Simulator:
         """Why the folder of generated programs is not used; empty if it is, or if there is none."""
         return "" if self._disk is None else self._disk.obstacle
 
-    def bind(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
-        """Return the arguments of a launch of a JITFunction, bound to its parameters."""
+    def bind(
+        self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *, constant_ones: bool = False
+    ) -> Bound:
+        """Return the arguments of a launch of a JITFunction, bound to its parameters; see :meth:`Binder.bind`."""
         function = python_function(kernel)
         binder = self._binders.get(function)
         if binder is None or binder.kernel is not kernel:
             binder = self._binders[function] = Binder(kernel)
-        return binder.bind(arguments, keywords)
+        return binder.bind(arguments, keywords, constant_ones=constant_ones)
 
     def program(self, kernel: Any, bound: Bound) -> Program:
         """Return the program of a launch. Raises UnsupportedOperation or LoweringError."""
         # What the kernel calls is compared only for the disk: that takes milliseconds.
         key = (python_function(kernel), source_of(kernel), bound.form.key, self.coverage)
-        return self._programs.get(key, lambda: self._loaded(kernel, bound))
+        known = self._failures.find(key)
+        if known is not None:
+            raise _without_frames(known)
+        try:
+            return self._programs.get(key, lambda: self._loaded(kernel, bound))
+        except SimulatorError as error:
+            copy = _without_frames(error)
+            self._failures.get(key, lambda: copy)
+            raise
 
     def rewritten(self, kernel: Any, bound: Bound, rewrite: Rewrite) -> tuple[Function, Program]:
         """Return the parsed kernel of a launch, and the program of what `rewrite` makes of it."""
@@ -149,3 +163,10 @@ class Simulator:
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(self.lowering.lower(kernel, bound.signature, bound.constants()))
+
+
+def _without_frames(error: SimulatorError) -> SimulatorError:
+    """Return a copy of an error that keeps no frame, and so no tensor, alive."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(vars(error))
+    return copy

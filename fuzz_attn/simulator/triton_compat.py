@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import inspect
 import warnings
@@ -19,9 +20,14 @@ from unittest import mock
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, code_generator, make_backend
-from triton.runtime import Autotuner, JITFunction, interpreter
+from triton.compiler import ASTSource, CompilationError, code_generator, make_backend
+from triton.compiler.errors import CompileTimeAssertionFailure, UnsupportedLanguageConstruct
+from triton.errors import TritonError
+from triton.language.semantic import IncompatibleTypeErrorImpl
+from triton.runtime import Autotuner, InterpreterError, JITFunction, OutOfResources, interpreter
 from triton.runtime.interpreter import InterpretedFunction
+
+from fuzz_attn.errors import LoweringError
 
 TARGET: Final = ("cuda", 90, 32)
 """The device that kernels are lowered for; the simulator stops long before its instructions matter."""
@@ -32,12 +38,16 @@ TARGET: Final = ("cuda", 90, 32)
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a kernel; `annotation` is the type that it names, or empty; `const` means a pointer to read."""
+    """A parameter of a kernel; `annotation` is the type that it names, or empty; `const` means a pointer to read.
+
+    `is_specialised` parameters are constants for Triton where an integer is 1.
+    """
 
     name: str
     is_constexpr: bool
     annotation: str
     is_const: bool
+    is_specialised: bool = True
 
 
 def parameters_of(kernel: Any) -> list[Parameter]:
@@ -48,6 +58,7 @@ def parameters_of(kernel: Any) -> list[Parameter]:
             bool(parameter.is_constexpr),
             parameter.annotation_type if isinstance(parameter.annotation_type, str) else "",
             bool(parameter.is_const),
+            not parameter.do_not_specialize,
         )
         for parameter in kernel.params
     ]
@@ -194,6 +205,77 @@ class FrontEnd:
         return text
 
 
+# Errors of the compiler.
+
+
+def is_triton_error(error: BaseException) -> bool:
+    """Return whether Triton's compiler or interpreter raised the exception, or a launch that lacks memory on chip."""
+    return isinstance(error, TritonError)
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error of Triton and the exceptions that it reports, the one that was raised first at the end."""
+    causes = [error]
+    while isinstance(error, (CompilationError, InterpreterError)) and not isinstance(error, _COMPLETE):
+        inner = error.__cause__ or error.__context__
+        if inner is None or inner in causes:
+            break
+        causes.append(error := inner)
+    return causes
+
+
+_COMPLETE: Final = (CompileTimeAssertionFailure, UnsupportedLanguageConstruct)
+"""Errors of the compiler that report no other exception."""
+
+STATED: Final = (
+    *(AssertionError, ValueError, TypeError, NotImplementedError, IncompatibleTypeErrorImpl),
+    *(OutOfResources, CompilationError),
+)
+"""Exceptions with which Triton's compiler states what it does not allow. Others are defects, such as a NameError."""
+
+
+STATIC_ASSERT: Final = "static_assert"
+"""The name of a failed `static_assert` of a kernel, whatever Triton raises for it."""
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of an exception of the compiler."""
+    return STATIC_ASSERT if isinstance(error, CompileTimeAssertionFailure) else type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of an exception, without the source that Triton adds to it."""
+    return str(error.error_message or "") if isinstance(error, CompilationError) else str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A statement of a kernel, by file, line and text."""
+
+    file: str
+    line: int
+    source: str
+
+
+def compiled_at(error: BaseException) -> list[Position]:
+    """Return where Triton's front end was when it raised an exception, the innermost function first."""
+    generators: dict[int, Any] = {}
+    traceback = error.__traceback__
+    while traceback is not None:
+        generator = traceback.tb_frame.f_locals.get("self")
+        if isinstance(generator, code_generator.CodeGenerator):
+            generators[id(generator)] = generator
+        traceback = traceback.tb_next
+    innermost_first = reversed(generators.values())
+    return [_position(generator) for generator in innermost_first if hasattr(generator.cur_node, "lineno")]
+
+
+def _position(generator: Any) -> Position:
+    line, lines = generator.cur_node.lineno, generator.jit_fn.src.splitlines()
+    source = lines[line - 1].strip() if line <= len(lines) else ""
+    return Position(generator.file_name, generator.begin_line + line, source)
+
+
 # Launches.
 
 Launch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -226,16 +308,44 @@ def launches_replaced(launch: Launch) -> Iterator[None]:
 
 
 def _run_first_configuration(self: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Launch an autotuned kernel with the first configuration that its pruning leaves."""
+    """Launch an autotuned kernel with the first configuration that its pruning leaves and that compiles.
+
+    As in Triton, only a `static_assert` of the kernel makes it go on to the next configuration.
+    """
     self.nargs = dict(zip(self.arg_names, arguments, strict=False))
-    config = self.prune_configs(keywords)[0] if len(self.configs) > 1 else self.configs[0]
-    self.best_config = config
-    chosen = config.all_kwargs()
-    if config.pre_hook is not None:
-        config.pre_hook({**self.nargs, **keywords, **chosen})
-    result = self.fn.run(*arguments, **keywords, **chosen)
+    configs = self.prune_configs(keywords) if len(self.configs) > 1 else self.configs
+    for number, config in enumerate(configs, 1):
+        self.best_config = config
+        chosen = config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **keywords, **chosen})
+        try:
+            result = self.fn.run(*arguments, **keywords, **chosen)
+        except LoweringError as error:
+            if error.error != STATIC_ASSERT or number == len(configs):
+                raise
+        else:
+            break
     self.nargs = None
     return result
+
+
+@contextlib.contextmanager
+def launches_counted(count: Callable[[], None]) -> Iterator[None]:
+    """Call `count` before each launch of a kernel, until the context is left."""
+
+    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            count()
+            return original(self, *arguments, **keywords)
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for owner in (JITFunction, InterpretedFunction):
+            stack.enter_context(mock.patch.object(owner, "run", counting(owner.__dict__["run"])))
+        yield
 
 
 # The interpreter.

@@ -11,6 +11,7 @@ import msgspec
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
+from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.bindings import BINDINGS
@@ -53,8 +54,14 @@ class Target:
         return replace(self, rounding_model=model)
 
     def run(self, tensors: AttentionTensors) -> None:
-        """Call the target on tensors; it writes ``tensors.output`` in place."""
-        arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
+        """Call the target on tensors; it writes ``tensors.output`` in place.
+
+        Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
+        """
+        try:
+            arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
+        except Exception as error:
+            raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
         with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
             self.call(**arguments)
 

@@ -1,5 +1,6 @@
-"""A kernel that the simulator cannot run falls back to the interpreter, unless the simulator was named explicitly."""
+"""A case that the simulator cannot run is judged in the interpreter, unless the simulator was named explicitly."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -16,35 +17,61 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.errors import BackendError
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render
 
 FILE = Path(__file__).parents[1] / "sample_targets" / "beyond_the_simulator.py"
 TARGET = f"{FILE}:unified_attention"
 CASE = AttentionCase(sequences=(Sequence(1, 3),))
+SHORT = AttentionCase(sequences=(Sequence(1, 1),))
 
 
-@pytest.mark.parametrize("name", ["unified_attention", "needs_a_constant", "has_something_else"])
-def test_auto_falls_back_to_the_interpreter(name: str) -> None:
+@pytest.mark.parametrize("name", ["unified_attention", "has_something_else", "gives_another_reason"])
+def test_a_case_that_the_simulator_cannot_run_is_judged_in_the_interpreter(name: str) -> None:
     with IsolatedWorker(Setup(f"{FILE}:{name}")) as worker:
-        assert (worker.ready.backend, worker.ready.sanitizers) == ("simulator", True)
-        assert worker.judge(Order(CASE)).verdict.passed
-        assert (worker.ready.backend, worker.ready.sanitizers) == ("interpreter", False)
-        assert "backend='simulator' cannot run this" in worker.fallback
+        for count in (1, 2):
+            answer = worker.judge(Order(CASE))
+            assert answer.judged
+            assert answer.verdict.passed
+            assert answer.instead == "interpreter"
+            assert re.search(r"beyond_the_simulator.py:\d+", answer.unsupported)
+            assert worker.unsupported == {answer.unsupported: count}
+        assert worker.ready.backend == "simulator"
 
 
-def test_the_simulator_named_explicitly_is_an_error() -> None:
-    with IsolatedWorker(Setup(TARGET, backend="simulator")) as worker, pytest.raises(BackendError, match="cannot run"):
-        worker.judge(Order(CASE))
+def test_the_simulator_goes_on_after_a_case_that_it_cannot_run() -> None:
+    with IsolatedWorker(Setup(f"{FILE}:beyond_for_long_sequences")) as worker:
+        for case, instead in ((SHORT, ""), (CASE, "interpreter"), (SHORT, "")):
+            answer = worker.judge(Order(case))
+            assert (answer.verdict.passed, answer.instead) == (True, instead)
 
 
-def test_the_summary_reports_the_fallback(campaign: Callable[..., Results]) -> None:
-    outcome = campaign("unified_attention", setup=Setup(TARGET), max_cases=3)
+def test_an_integer_one_is_a_constant_where_the_kernel_needs_it() -> None:
+    with IsolatedWorker(Setup(f"{FILE}:needs_a_constant", backend="simulator")) as worker:
+        answer = worker.judge(Order(CASE))
+        assert answer.judged
+        assert answer.verdict.passed
+
+
+def test_the_simulator_named_explicitly_gives_no_verdict_on_what_it_cannot_run() -> None:
+    with IsolatedWorker(Setup(TARGET, backend="simulator")) as worker:
+        answer = worker.judge(Order(CASE))
+        assert not answer.judged
+        assert "cannot run this" in answer.unsupported
+
+
+@pytest.mark.parametrize(
+    ("backend", "cases", "words"),
+    [("auto", 3, "3 cases, judged in the interpreter:"), ("simulator", 0, "3 cases, not judged:")],
+)
+def test_the_summary_counts_the_cases_that_the_simulator_cannot_run(
+    backend: str, cases: int, words: str, campaign: Callable[..., Results]
+) -> None:
+    outcome = campaign("unified_attention", setup=Setup(TARGET, backend=backend), max_cases=3)
     assert outcome.failure is None
-    printed = text_of(render(outcome.statistics))
-    assert "interpreter" in printed
-    assert "fallback" in printed
+    statistics = outcome.statistics
+    assert (statistics.cases, sum(statistics.unsupported.values())) == (cases, 3)
+    assert words in text_of(render(statistics))
 
 
 def test_a_backend_without_sanitizers_does_not_report_their_findings_as_fixed() -> None:

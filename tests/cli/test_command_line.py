@@ -160,6 +160,40 @@ def test_interrupted_run_saves_its_failure(folder: Path) -> None:
     assert list((folder / "tests" / "counterexamples").rglob("*.json"))
 
 
+def test_json_and_junit(folder: Path) -> None:
+    command = [SCRIPT, "run", "--target", "torch_attention.py:last_row_unwritten", "--max-cases", "2", "--workers", "1"]
+    command += ["--json", "--junit", "results/junit.xml", "--out", "o"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert (document["ok"], document["exit_status"]) == (False, 1)
+    (target,) = document["targets"]
+    (failure, *_) = target["failures"]
+    assert failure["kind"] == "oracle (unwritten)"
+    assert (folder / failure["path"]).exists()
+    assert "FAILED torch_attention.py:last_row_unwritten" in done.stderr
+    (suite,) = ElementTree.parse(folder / "results" / "junit.xml").getroot()
+    assert suite.attrib["failures"] == str(len(target["failures"]))
+    found = suite.find("testcase/failure")
+    assert found is not None
+    assert found.attrib["type"] == "oracle (unwritten)"
+    assert "Replay it" in (found.text or "")
+
+
+def test_nothing_judged_is_an_error(folder: Path) -> None:
+    command = [SCRIPT, "run", "--target", "misbehaving.py:hangs", "--max-time", "2", "--workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.fullmatch(r"fuzz-attn: no case was judged: the first launch still ran after \d+ s\n", done.stderr)
+
+
+def test_an_impossible_output_folder_is_one_line(folder: Path) -> None:
+    command = [SCRIPT, "run", "--target", "unified", "--max-cases", "1", "--out", "torch_attention.py/below"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"fuzz-attn: .*torch_attention\.py/below/runs/\S+: cannot be made: .*\n", done.stderr)
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     limit = time.monotonic() + 120.0
     while not condition():
@@ -201,6 +235,11 @@ def test_run_reports_a_bad_target_in_one_line(target: str, message: str, call: C
         (["run", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "--workers", "0"], "Invalid value for '--workers': '0' must be 'auto' or a number of at least 1"),
         (["run", "--workers", "all"], "Invalid value for '--workers': 'all' must be 'auto' or a number of at least 1"),
+        (["run", "--memory", "8"], "Invalid value for '--memory': '8' must be a size with a unit, such as 512M or 8G"),
+        (
+            ["run", "--memory", "0G"],
+            "Invalid value for '--memory': '0G' must be a size with a unit, such as 512M or 8G",
+        ),
         (
             ["run", "--out", "torch_attention.py"],
             "Invalid value for '--out': Directory 'torch_attention.py' is a file.",

@@ -105,11 +105,11 @@ def test_crash_of_a_worker_keeps_earlier_outcomes(tmp_path: Path) -> None:
     assert any("mixed" in mask.seen for mask in outcome.statistics.masks)
 
 
-def test_fallback_is_reported(campaign: Callable[..., Results]) -> None:
+def test_cases_outside_of_the_simulator_are_reported(campaign: Callable[..., Results]) -> None:
     statistics = campaign("unified_attention", setup=Setup(f"{BEYOND}:unified_attention"), max_cases=3).statistics
     assert "none: only the simulator records masks" in text_of(render(statistics))
     partly = msgspec.structs.replace(statistics, masks=(STORE,))
-    assert "1 lacking (1 never mixed), until the run left the simulator" in text_of(render(partly), 200)
+    assert "1 lacking (1 never mixed), without the cases that" in text_of(render(partly), 200)
 
 
 def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_listing_has_line_kernel_kind_outcomes_and_source(tmp_path: Path) -> Non
     assert CliRunner().invoke(main, ["coverage", str(place)]).output == (
         "Mask coverage of mine, 1 case\n"
         "1 of 3 masks seen all true, all false and mixed; 2 lacking (2 never mixed)\n"
-        "Incomplete: the run left the simulator, which records the masks (no `f`).\n"
+        "Incomplete: some cases ran outside of the simulator, which records the masks (no `f`).\n"
         "\n"
         "k.py\n"
         "line  kernel  kind     missing           source\n"

@@ -27,7 +27,7 @@ LAYERS: Final = (
     ("backends", "targets", "counterexamples"),
     ("properties",),
     ("engine",),
-    ("report",),
+    ("report", "export"),
     ("mutation",),
     ("settings",),
     ("api",),

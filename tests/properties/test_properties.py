@@ -32,7 +32,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "raises": (
         "oracle",
         "exception",
-        r"raised ValueError: longest=21 must not exceed 8 at .*misbehaving.py:\d+$",
+        r"raised RuntimeError: longest=21 must not exceed 8 at .*misbehaving.py:\d+$",
     ),
     "asserts": (
         "oracle",

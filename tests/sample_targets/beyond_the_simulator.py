@@ -39,6 +39,21 @@ def has_something_else(**given: Any) -> None:
     right_attention(**given)
 
 
+@wraps(right_attention)
+def gives_another_reason(**given: Any) -> None:
+    """Reports a failed launch as a refusal of its own."""
+    try:
+        unified_attention(**given)
+    except Exception as error:
+        raise ValueError("not on this device") from error
+
+
+@wraps(right_attention)
+def beyond_for_long_sequences(**given: Any) -> None:
+    """Is beyond the simulator only if a sequence has more than two keys."""
+    (unified_attention if bool((given["seqused_k"] > 2).any()) else right_attention)(**given)
+
+
 @triton.jit
 def dense_kernel(target_ptr, stride, SIZE: tl.constexpr):
     tl.static_assert(stride == 1)

@@ -90,7 +90,7 @@ def _print_much(**_: Any) -> None:
 
 def _raise(seqused_k: torch.Tensor, **_: Any) -> None:
     if bool((seqused_k > 8).any()):
-        raise ValueError(f"longest={int(seqused_k.max())} must not exceed 8")
+        raise RuntimeError(f"longest={int(seqused_k.max())} must not exceed 8")
 
 
 def _assert(seqused_k: torch.Tensor, **_: Any) -> None:
@@ -115,11 +115,11 @@ def _raise_without_text(**_: Any) -> None:
 
 
 def _raise_half_a_surrogate_pair(**_: Any) -> None:
-    raise ValueError("half of a pair: \ud800")
+    raise RuntimeError("half of a pair: \ud800")
 
 
 def _raise_long_text(**_: Any) -> None:
-    raise ValueError("word " * 100_000)
+    raise RuntimeError("word " * 100_000)
 
 
 def _raise_keyboard_interrupt(**_: Any) -> None:

@@ -26,7 +26,9 @@ class InterpreterWorker:
 
     def __enter__(self) -> InterpreterWorker:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = dict(os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=path, PYTHONWARNINGS="ignore")
+        environment = dict(
+            os.environ, TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=path, PYTHONWARNINGS="ignore"
+        )
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )

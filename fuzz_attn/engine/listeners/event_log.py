@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final, TypeAlias
+from types import TracebackType
+from typing import IO, Final, Self, TypeAlias
 
 import msgspec
 
@@ -50,6 +51,12 @@ class EventLog:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
         self._written = time.monotonic()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._close()
+
     def __call__(self, event: Event) -> None:
         """Write an event, if it is no passing case, and the counts, if it is time."""
         self._tally(event)
@@ -59,8 +66,6 @@ class EventLog:
             self._write(StatisticsLine(_shortened(self._tally.statistics(), whole=last)))
         if not isinstance(event, CaseJudged) or not all(verdict.passed for verdict in event.verdicts):
             self._write(event)
-        if last:
-            self._close()
 
     def _write(self, line: Line) -> None:
         if self._file is None:

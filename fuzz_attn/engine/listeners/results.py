@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import msgspec
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import (
-    CaseRefused,
     Event,
     FailureChanged,
     FailureFound,
@@ -22,7 +20,7 @@ from fuzz_attn.engine.events import (
     Note,
 )
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
-from fuzz_attn.engine.messages import Refusal
+from fuzz_attn.engine.refusals.counts import CountedRefusal
 
 FAILED: Final = 1
 BROKEN: Final = 2
@@ -54,24 +52,16 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
         return self.counterexample.verdict.message
 
 
-class RefusedCases(Plain, frozen=True, omit_defaults=False):
-    """How many cases a target refused for one reason."""
-
-    refusal: Refusal
-    cases: int
-
-
 class RunReport(Plain, frozen=True, omit_defaults=False):
     """The results of fuzzing one target.
 
-    - ``failures`` in the order in which they were first seen, ``refusals`` with the most frequent first.
+    - ``failures`` in the order in which they were first seen.
     - ``notes`` are what a reader must know but no failures; ``errors`` say why a worker ended early.
     - ``stopped_by`` is the number of the signal that ended the run, 0 if none did.
     """
 
     statistics: Statistics
     failures: tuple[FoundFailure, ...] = ()
-    refusals: tuple[RefusedCases, ...] = ()
     notes: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     stopped_by: int = 0
@@ -80,6 +70,11 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
     def target(self) -> str:
         """The target that was fuzzed."""
         return self.statistics.target
+
+    @property
+    def refusals(self) -> tuple[CountedRefusal, ...]:
+        """What the target or the compiler refused, the most frequent first."""
+        return self.statistics.refusals
 
     @property
     def cases(self) -> int:
@@ -101,10 +96,12 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
         """Why the run judged nothing, in one line; empty if it judged a case."""
         if self.cases or self.failures:
             return ""
-        refused = sum(refused.cases for refused in self.refusals)
+        refused = self.statistics.refused
         if refused:
             first = self.refusals[0].refusal
             return f"no case was judged: {self.target} refused all {refused}; most with {first.error}: {first.message}"
+        if self.statistics.unsupported:
+            return f"no case was judged: {self.statistics.fallback}"
         if self.statistics.unfinished:
             return f"no case was judged: the first launch still ran after {self.statistics.unfinished_seconds:.0f} s"
         return "no case was judged: the run ended before the first launch did"
@@ -144,7 +141,6 @@ class Results:
         self.notes: list[str] = []
         self.errors: list[str] = []
         self.stopped_by = 0
-        self._refusals: Counter[Refusal] = Counter()
         self._failures: dict[tuple[int, int], _Failure] = {}
         self._names: dict[str, tuple[int, int]] = {}
 
@@ -160,8 +156,6 @@ class Results:
                 self._change(event)
             case FailureSeenAgain():
                 self._count(event.path, 1)
-            case CaseRefused():
-                self._refusals[event.refusal] += 1
             case Note():
                 self.notes.append(event.text)
             case Finished(error=error) if error:
@@ -169,11 +163,13 @@ class Results:
 
     def _change(self, event: FailureChanged) -> None:
         name = event.shard, event.failure
+        # An interrupt may come between the failure and its first event.
+        new = _Failure(event.counterexample, event.path, self.statistics.seconds)
         if event.same_as:
-            self._count(event.same_as, self._failures.pop(name).cases)
+            self._count(event.same_as, self._failures.pop(name, new).cases)
             self._names[event.path] = self._names.get(event.same_as, name)
             return
-        failure = self._failures[name]
+        failure = self._failures.setdefault(name, new)
         failure.counterexample, failure.path, failure.done = event.counterexample, event.path, event.done
         self._names[event.path] = name
 
@@ -205,11 +201,9 @@ class Results:
 
     def report(self, statistics: Statistics | None = None) -> RunReport:
         """Return the report, with other statistics where the events were not all of the run's."""
-        refusals = tuple(RefusedCases(refusal, cases) for refusal, cases in self._refusals.most_common())
         return RunReport(
             statistics or self.statistics,
             self.failures,
-            refusals,
             tuple(self.notes),
             tuple(dict.fromkeys(self.errors)),
             self.stopped_by,
@@ -233,13 +227,9 @@ def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:
     statistics = merged(part.statistics for part in parts)
     if statistics is None:
         return None
-    refusals: Counter[Refusal] = Counter()
-    for part in parts:
-        refusals.update({refused.refusal: refused.cases for refused in part.refusals})
     return RunReport(
         statistics,
         one_for_each_file(failure for part in parts for failure in part.failures),
-        tuple(RefusedCases(refusal, cases) for refusal, cases in refusals.most_common()),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
         tuple(dict.fromkeys(error for part in parts for error in part.errors)),
         max(part.stopped_by for part in parts),

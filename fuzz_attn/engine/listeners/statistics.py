@@ -21,14 +21,18 @@ from fuzz_attn.engine.events import (
     CaseJudged,
     CaseRefused,
     CaseUnfinished,
+    CaseUnsupported,
     Event,
     FailureChanged,
     FailureFound,
     Finished,
+    RefusalReduced,
     Started,
     WorkerLost,
     WorkerReady,
 )
+from fuzz_attn.engine.refusals import counts
+from fuzz_attn.engine.refusals.counts import CountedRefusal, counted
 from fuzz_attn.oracle.verdict import Verdict
 
 PLAIN = "none of these"
@@ -41,7 +45,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
-    - ``refused`` cases were drawn but not judged, because the target or the compiler refused them.
+    - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
+      run to its number of cases; they are among ``cases`` where another backend judged them.
     - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
     - ``compile_keys`` maps the hash of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
@@ -60,7 +65,6 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
-    refused: int = 0
     deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
@@ -71,10 +75,21 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     relations: dict[str, int] = msgspec.field(default_factory=dict)
     ratios: dict[str, float] = msgspec.field(default_factory=dict)
     shims: tuple[str, ...] = ()
-    fallback: str = ""
+    refusals: tuple[CountedRefusal, ...] = ()
+    unsupported: dict[str, int] = msgspec.field(default_factory=dict)
     counterexamples: tuple[str, ...] = ()
     shrinking_now: int = 0
     masks: tuple[Mask, ...] = ()
+
+    @property
+    def refused(self) -> int:
+        """Cases that the target or the compiler refused."""
+        return sum(refused.cases for refused in self.refusals)
+
+    @property
+    def fallback(self) -> str:
+        """The first operation that the backend could not run; empty while there is none."""
+        return next(iter(self.unsupported), "")
 
     @property
     def coverage(self) -> TargetCoverage:
@@ -93,7 +108,6 @@ class Tally:
     seconds: float = 0.0
     cases: int = 0
     shrinking: int = 0
-    refused: int = 0
     deaths: int = 0
     unfinished: int = 0
     unfinished_seconds: float = 0.0
@@ -104,7 +118,8 @@ class Tally:
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
     shims: tuple[str, ...] = ()
-    fallback: str = ""
+    refusals: tuple[CountedRefusal, ...] = ()
+    unsupported: Counter[str] = field(default_factory=Counter)
     masks: tuple[Mask, ...] = ()
     _began: float | None = None
     _paths: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -120,8 +135,12 @@ class Tally:
                 self._add_worker(event)
             case CaseJudged():
                 self._add_case(event)
-            case CaseRefused():
-                self.refused += 1
+            case CaseRefused() if event.phase in ("saved", "search"):
+                self.refusals = counted(self.refusals, event.refusal, cases=1)
+            case RefusalReduced():
+                self.refusals = counted(self.refusals, event.refusal, combination=event.combination)
+            case CaseUnsupported():
+                self.unsupported[event.operation] += 1
             case CaseUnfinished():
                 self.unfinished += 1
                 self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
@@ -142,7 +161,7 @@ class Tally:
             self._began = time.monotonic()
         self._running.add(event.shard)
         ready = event.ready
-        self.backend, self.shims, self.fallback = ready.backend, ready.shims, event.fallback or self.fallback
+        self.backend, self.shims = ready.backend, ready.shims
 
     def _add_case(self, event: CaseJudged) -> None:
         self.kernels_compiled += event.compiled
@@ -177,15 +196,15 @@ class Tally:
 
     def statistics(self) -> Statistics:
         """Return the counts so far."""
-        counts: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: dict(value) if isinstance(value, dict) else value
             for name, value in vars(self).items()
             if not name.startswith("_")
         }
         if self._running and self._began is not None:
-            counts["seconds"] = time.monotonic() - self._began
-        counts["shrinking_now"] = len(self._open)
-        return Statistics(**counts, counterexamples=tuple(sorted(set(self._paths.values()))))
+            values["seconds"] = time.monotonic() - self._began
+        values["shrinking_now"] = len(self._open)
+        return Statistics(**values, counterexamples=tuple(sorted(set(self._paths.values()))))
 
 
 def key_hash(case: AttentionCase) -> int:
@@ -207,7 +226,6 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         seconds=max(shard.seconds for shard in shards),
         cases=sum(shard.cases for shard in shards),
         shrinking=sum(shard.shrinking for shard in shards),
-        refused=sum(shard.refused for shard in shards),
         deaths=sum(shard.deaths for shard in shards),
         unfinished=sum(shard.unfinished for shard in shards),
         unfinished_seconds=max(shard.unfinished_seconds for shard in shards),
@@ -218,7 +236,8 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         relations=_sums(shard.relations for shard in shards),
         ratios=_maxima(shard.ratios for shard in shards),
         shims=first.shims,
-        fallback=next((shard.fallback for shard in shards if shard.fallback), ""),
+        refusals=counts.merged(refused for shard in shards for refused in shard.refusals),
+        unsupported=_sums(shard.unsupported for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),
     )

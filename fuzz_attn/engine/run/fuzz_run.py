@@ -199,8 +199,8 @@ class FuzzRun:
 
 def run_and_log(plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None) -> RunReport:
     """Fuzz with a log in the run's folder and return the report; delete old run folders."""
-    log = EventLog(plan.run_folder / LOG_NAME)
-    report = FuzzRun(plan, log, *listeners, tick=tick).run().report()
+    with EventLog(plan.run_folder / LOG_NAME) as log:
+        report = FuzzRun(plan, log, *listeners, tick=tick).run().report()
     prune(plan.run_folder.parent)
     return msgspec.structs.replace(report, errors=(*report.errors, log.error)) if log.error else report
 

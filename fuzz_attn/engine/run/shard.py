@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,9 @@ from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.errors import FuzzAttnError
+
+SAVE_SECONDS: Final = 10
+"""A shard that was asked to end is killed by the system after this time, whatever it does."""
 
 ForeignFailure: TypeAlias = FailureFound | FailureChanged
 
@@ -38,6 +41,7 @@ class Shard:
         self._decoder = msgspec.json.Decoder[ForeignFailure](ForeignFailure)
         self._sending = False
         self._interrupted = False
+        self._lost = False
 
     def run(self) -> None:
         """Run the campaign. Its last event reports an error too."""
@@ -46,21 +50,28 @@ class Shard:
         plan = plan_of(msgspec.json.decode(self._connection.recv_bytes(), type=ShardPlan))
         os.environ["FUZZ_ATTN_WORKER"] = "1"  # fuzz_attn.verify refuses to start a run in a worker
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(plan.run_folder / ".hypothesis")
-        with contextlib.suppress(FuzzAttnError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+        with contextlib.suppress(FuzzAttnError, KeyboardInterrupt):
             Campaign(plan, self._send, news=self._news).run()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interrupted:
             return
         self._interrupted = True
+        signal.alarm(SAVE_SECONDS)
         if not self._sending:
             raise KeyboardInterrupt("interrupted")
 
     def _send(self, event: Event) -> None:
+        """Send an event; raises KeyboardInterrupt once if the run has ended, and sends nothing from then on."""
+        if self._lost:
+            return
         was_interrupted = self._interrupted
         self._sending = True
         try:
             self._connection.send_bytes(msgspec.json.encode(event))
+        except (BrokenPipeError, ConnectionResetError):
+            self._lost = self._interrupted = True
+            signal.alarm(SAVE_SECONDS)
         finally:
             self._sending = False
         if self._interrupted and not was_interrupted:
@@ -73,6 +84,8 @@ class Shard:
             while self._connection.poll():
                 news.append(self._decoder.decode(self._connection.recv_bytes()))
         except (EOFError, ConnectionResetError):
+            self._lost = True
+            signal.alarm(SAVE_SECONDS)
             raise KeyboardInterrupt("the run has ended") from None
         return news
 

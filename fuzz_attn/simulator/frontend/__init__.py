@@ -2,5 +2,5 @@
 
 `binding` types the arguments of a launch, `lowering` gets the text of the kernel's TTIR from Triton, with the help of
 `interpreted` for kernels that were decorated for the interpreter, and `parser` makes the tree of it that `ir` defines.
-`locations` resolves source lines.
+`locations` resolves source lines, and `rejections` says why the compiler rejects a kernel.
 """

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 import torch
 import triton.language as tl
 
-from fuzz_attn.errors import LoweringError, UnsupportedOperation
-from fuzz_attn.simulator.findings import Location
+from fuzz_attn.errors import UnsupportedOperation
+from fuzz_attn.simulator.findings import UNKNOWN_LOCATION
 from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
 from fuzz_attn.simulator.triton_compat import (
     Parameter,
@@ -116,8 +116,11 @@ class Binder:
         self._forms: dict[object, Form] = {}
         self._defaults = defaults_of(kernel)
 
-    def bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Bound:
-        """Return the bound arguments; keywords that are no parameters are launch options and are ignored."""
+    def bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any], *, constant_ones: bool = False) -> Bound:
+        """Return the bound arguments; keywords that are no parameters are launch options and are ignored.
+
+        With `constant_ones`, integers that are 1 become constants, as Triton makes them.
+        """
         given = {**self._defaults, **keywords, **dict(zip(self._names, arguments, strict=False))}
         try:
             values = {name: given[name] for name in self._names}
@@ -127,7 +130,7 @@ class Binder:
         kinds: list[object] = list(map(type, leaves))
         if not _PLAIN.issuperset(kinds):
             leaves, kinds = _flattened(leaves)
-        form = self._known_form(values, leaves, kinds)
+        form = self._form(values, constant_ones=True) if constant_ones else self._known_form(values, leaves, kinds)
         return Bound(values, [leaves[place] for place in form.places], form)
 
     def _known_form(self, values: dict[str, Any], leaves: list[Any], kinds: list[object]) -> Form:
@@ -147,8 +150,8 @@ class Binder:
                 self._forms[key] = form
         return form
 
-    def _form(self, values: dict[str, Any]) -> Form:
-        typed = _Typed()
+    def _form(self, values: dict[str, Any], *, constant_ones: bool = False) -> Form:
+        typed = _Typed(constant_ones)
         for index, parameter in enumerate(self._parameters):
             typed.add(parameter, (index,), values[parameter.name])
         return Form(
@@ -178,10 +181,15 @@ def _is_constant(value: Any) -> bool:
     return value is None or isinstance(value, tl.constexpr) or is_function(value)
 
 
+def _is_one(value: Any, parameter: Parameter) -> bool:
+    return value.__class__ is int and value == 1 and parameter.is_specialised and not parameter.annotation
+
+
 class _Typed:
     """The parts of a form, collected while its parameters are typed one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, constant_ones: bool) -> None:
+        self._constant_ones = constant_ones
         self.signature: dict[str, Signature] = {}
         self.key: list[object] = []
         self.passed: list[tuple[str, str]] = []
@@ -202,7 +210,7 @@ class _Typed:
         if isinstance(value, tuple):
             return self._tuple(name, path, value)
         place, self._leaves = self._leaves, self._leaves + 1
-        if _is_constant(value):
+        if _is_constant(value) or (self._constant_ones and _is_one(value, parameter)):
             self.key.append((type(value), text_of(value)))
             self.constants.append(path)
             return _CONSTANT
@@ -244,12 +252,12 @@ def _argument_type(name: str, value: Any, parameter: Parameter) -> str:
     if isinstance(value, torch.Tensor):
         known = TORCH_TYPES.get(value.dtype)
         if known is None:
-            raise LoweringError(f"argument {name!r} has the type {value.dtype}, which the simulator does not know")
+            raise UnsupportedOperation(f"argument {name!r} of {value.dtype}", UNKNOWN_LOCATION)
         return f"{'*k' if parameter.is_const else '*'}{known[0]}"
     reinterpreted = reinterpreted_type(value)
     if reinterpreted is not None:
         return f"*{reinterpreted}"
-    raise UnsupportedOperation(f"argument {name!r} of {type(value).__name__}", Location())
+    raise UnsupportedOperation(f"argument {name!r} of {type(value).__name__}", UNKNOWN_LOCATION)
 
 
 def grid_of(grid: Any, values: dict[str, Any]) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """Lowering: from a `@triton.jit` function and the types of its arguments to the text of its TTIR, without a GPU.
 
-Arguments are typed as Triton types them, with two exceptions: an integer 1 is not made a constant, and divisibility by
-16 is not recorded. Both only let the compiler write faster code, and would multiply the programs to lower. A kernel
-that needs the constant 1 to compile (a shape, a `static_assert`) raises LoweringError.
+Arguments are typed as Triton types them, with two exceptions: an integer 1 is made a constant only for a kernel that
+does not compile otherwise (a shape, a `static_assert`), and divisibility by 16 is not recorded. Both only let the
+compiler write faster code, and would multiply the programs to lower.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fuzz_attn.errors import LoweringError
+from fuzz_attn.errors import UnsupportedOperation
+from fuzz_attn.simulator.findings import UNKNOWN_LOCATION
 from fuzz_attn.simulator.frontend.interpreted import Translations
+from fuzz_attn.simulator.frontend.rejections import rejected
 from fuzz_attn.simulator.triton_compat import FrontEnd
 
 TORCH_TYPES: Final[dict[torch.dtype, tuple[str, str]]] = {
@@ -69,7 +71,7 @@ def scalar_type(value: object) -> str:
         return "i64" if value < 2**63 else "u64"
     if isinstance(value, float):
         return "fp32"
-    raise LoweringError(f"{value!r} of {type(value)} is not an argument that the simulator can pass to a kernel")
+    raise UnsupportedOperation(f"argument {value!r} of {type(value).__name__}", UNKNOWN_LOCATION)
 
 
 class Lowering:
@@ -97,4 +99,4 @@ class Lowering:
             with self._translations.accepted():
                 return front_end.ttir(function, signature, constants, self._contexts[0])
         except Exception as error:
-            raise LoweringError(f"Triton cannot lower {function.__name__}: {error}") from error
+            raise rejected(error, function.__name__) from error

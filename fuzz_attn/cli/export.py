@@ -1,0 +1,30 @@
+"""``fuzz-attn export``: a saved counterexample as a script that needs torch and the target only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fuzz_attn.cli.options import FILE, exits, target_option
+from fuzz_attn.counterexamples import counterexample
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--script", type=FILE, required=True, metavar="FILE", help="The script to write.")
+@target_option("the target named in the file")
+@exits
+def export(*, file: Path, script: Path, target: str | None) -> int:
+    """Write a script that shows a saved failure.
+
+    The script contains the tensors, the call, the expected output and its error bound. It needs torch and the target
+    only, to paste into a report or to run under compute-sanitizer. It exits with 1 while the target is wrong. Large
+    tensors go to a safetensors file beside it.
+    """
+    from fuzz_attn.export.exporting import exported  # noqa: PLC0415 - imports torch, which other commands do without
+
+    found = counterexample.load(file)
+    for path in exported(found, target or found.target).save(script):
+        click.echo(f"written  {path}")
+    return 0

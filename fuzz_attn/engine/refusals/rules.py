@@ -1,0 +1,171 @@
+"""Rules: the refused combinations of a campaign, and which cases and compile keys they exclude."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import Feature
+from fuzz_attn.case.parts import DTypes
+from fuzz_attn.engine.refusals.attributes import BY_NAME, Value, values_of
+from fuzz_attn.engine.refusals.reduction import Condition, Probe, Reduction, Rule
+from fuzz_attn.errors import DomainError, OutOfProbesError
+from fuzz_attn.properties.refusal import Refusal, Stage
+from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
+from fuzz_attn.strategies.heads import group_sizes, head_sizes
+from fuzz_attn.strategies.pages import block_sizes
+
+JUDGED_FOR_ONE: Final = 25
+"""One excluded case is drawn for so many judged ones, so that a rule that excludes too much is found out."""
+MOST_JUDGED: Final = 2000
+MOST_REDUCTIONS: Final = 12
+"""Reductions of the refusals of one place; after that they are only counted."""
+FRUITLESS_ROUNDS: Final = 3
+"""After so many rounds in which everything was refused, a campaign ends."""
+PROBE_SECONDS: Final = 5.0
+GRANTED: Final[dict[Stage, int]] = {"host": 160, "compile": 32}
+MOST_PROBES: Final = 400
+PROBES_TOGETHER: Final = 16
+"""Probes of one message: fewer would wait for each other, and more would exceed the seconds."""
+
+T = TypeVar("T")
+
+
+class Refusals:
+    """What a target refuses, as far as a campaign has found out."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.full = domain
+        self.domain = domain
+        """The domain without what single rules exclude."""
+        self.rules: list[Rule] = []
+        self.judged_cases = 0
+        self.refused_cases = 0
+        self._judged: OrderedDict[tuple[Value, ...], AttentionCase] = OrderedDict()
+        self._reductions: Counter[tuple[str, str, str]] = Counter()
+        self._let_through = 0
+
+    def judged(self, case: AttentionCase) -> None:
+        """Keep a case that the target does not refuse; a rule that excludes it is dropped."""
+        self.judged_cases += 1
+        self._judged[values_of(case)] = case
+        if len(self._judged) > MOST_JUDGED:
+            self._judged.popitem(last=False)
+        wrong = [rule for rule in self.rules if rule.matches(case)]
+        if wrong:
+            self.rules = [rule for rule in self.rules if rule not in wrong]
+            self.domain = self._narrowed()
+
+    def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> Rule | None:
+        """Count a refused case; return the rule that it leads to, None if one is known or cannot be found."""
+        self.refused_cases += 1
+        if any(rule.matches(case) for rule in self.rules) or self._reductions[refusal.site] >= MOST_REDUCTIONS:
+            return None
+        self._reductions[refusal.site] += 1
+        newest_first = list(reversed(self._judged.values()))
+        rule = self._without_vacuous(Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule())
+        if any(rule.matches(judged) for judged in newest_first):
+            return None
+        self.rules.append(rule)
+        self.domain = self._narrowed()
+        return rule
+
+    def _without_vacuous(self, rule: Rule) -> Rule:
+        """Return a rule without conditions that other rules leave no choice in: what they accept is refused here."""
+        kept = [each for each in rule.conditions if each.least is not None or self._accepted_beside(each)]
+        return Rule(rule.refusal, tuple(kept)) if kept else rule
+
+    def _accepted_beside(self, condition: Condition) -> bool:
+        """Return whether there is a value beside a condition's that no rule of one condition excludes."""
+        single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
+        values = BY_NAME[condition.name].values(self.full)
+        return any(not condition.holds(value) for value in _left(single, condition.name, values))
+
+    def excludes(self, case: AttentionCase) -> bool:
+        """Return whether a case need not be launched, since a rule says that it is refused; true for nearly all."""
+        if not any(rule.matches(case) for rule in self.rules):
+            return False
+        if self.judged_cases >= JUDGED_FOR_ONE * (self._let_through + 1):
+            self._let_through += 1
+            return False
+        return True
+
+    def excludes_key(self, key: CompileKey) -> bool:
+        """Return whether a rule says that every case of a compile key is refused."""
+        return any(rule.matches_key(key) for rule in self.rules)
+
+    def hopeless(self, rounds: int) -> bool:
+        """Return whether no case was judged in some rounds, so that more of them would be a waste."""
+        return rounds >= FRUITLESS_ROUNDS and not self.judged_cases
+
+    def _narrowed(self) -> Domain:
+        """Return the full domain without what rules of one condition exclude, as far as a domain can say it."""
+        full = self.full
+        single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
+        features = full.features - {BY_NAME[each.name].feature for each in single if False not in each.values}
+        sizes = {
+            field: _listed(_left(single, name, values), len(values), getattr(full, field))
+            for field, name, values in (
+                ("head_sizes", "head size", head_sizes(domain=full)),
+                ("block_sizes", "page size", block_sizes(domain=full)),
+                ("group_sizes", "query heads for each KV head", group_sizes(domain=full)),
+            )
+        }
+        types = _left(single, "type", (*plain_dtypes(full), *fp8_dtypes(full)))
+        wide = tuple(name for name in full.dtypes if any(name in (each.q, each.out) for each in types))
+        try:
+            return msgspec.structs.replace(full, features=features - _lost_types(types), dtypes=wide, **sizes)
+        except DomainError:
+            return full
+
+
+def _left(conditions: list[Condition], name: str, values: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the values of an attribute that no condition on it excludes."""
+    own = [condition for condition in conditions if condition.name == name]
+    return tuple(value for value in values if not any(condition.holds(value) for condition in own))
+
+
+def _listed(left: tuple[int, ...], all_of_them: int, bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sizes as a domain lists them, or its bounds where all are left; two sizes would be a range."""
+    if not left or len(left) == all_of_them:
+        return bounds
+    return (min(left),) * max(0, 3 - len(left)) + tuple(sorted(left))
+
+
+def _lost_types(types: tuple[DTypes, ...]) -> set[Feature]:
+    """Return the features of fp8 that no accepted combination of types has."""
+    found: dict[Feature, bool] = {
+        "fp8_kv": any(is_fp8(each.kv) for each in types),
+        "fp8_out": any(is_fp8(each.out) for each in types),
+        "fp8_q": any(is_fp8(each.q) for each in types),
+    }
+    return {feature for feature, some in found.items() if not some}
+
+
+def _limited(probe: Probe, refusal: Refusal) -> Probe:
+    """Return a probe that ends a reduction after a number of cases or some seconds, and repeats no case.
+
+    On a busy machine the seconds begin to count after some probes.
+    """
+    granted = GRANTED[refusal.stage]
+    started, known = time.monotonic(), dict[AttentionCase, Refusal | None]()
+
+    def limited(cases: Sequence[AttentionCase]) -> list[Refusal | None]:
+        new = [case for case in dict.fromkeys(cases) if case not in known]
+        for first in range(0, len(new), PROBES_TOGETHER):
+            late = len(known) >= granted and time.monotonic() - started >= PROBE_SECONDS
+            if late or len(known) >= MOST_PROBES:
+                raise OutOfProbesError
+            batch = new[first : first + PROBES_TOGETHER]
+            known.update(zip(batch, probe(batch), strict=True))
+        return [known[case] for case in cases]
+
+    return limited

@@ -1,0 +1,110 @@
+"""Recorded calls: the calls of a case as plain data, without calling the target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fuzz_attn.backends.backend import Backend
+from fuzz_attn.backends.scratch import PoisonedScratch
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
+from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.targets.bindings import BINDINGS
+from fuzz_attn.targets.target import Target
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor argument: its block of memory, type, shape, strides and offset, in elements, and a copy to print."""
+
+    block: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    content: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """The memory of one or more tensors: its bytes, and how many bytes of addresses without memory lie before them.
+
+    ``first`` and ``last`` are the first byte and the end of the bytes that the tensors use.
+    """
+
+    data: bytes
+    void: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a target: its arguments by keyword, and the memory of those that are tensors.
+
+    ``output`` is the name of the output's argument; ``inputs`` are the blocks that the call must not change.
+    """
+
+    target: Target
+    tensors: AttentionTensors
+    arguments: dict[str, object]
+    blocks: dict[str, Block]
+    output: str
+    inputs: tuple[str, ...]
+
+
+class RecordedExperiment(Experiment):
+    """An experiment whose launches call nothing: the calls that it would make are in ``calls``."""
+
+    def __init__(self, case: AttentionCase, target: Target, backend: Backend, calls: list[Call] | None = None) -> None:
+        super().__init__(case, target, backend)
+        self.calls: list[Call] = [] if calls is None else calls
+
+    def with_target(self, case: AttentionCase, target: Target) -> RecordedExperiment:
+        """Return an experiment that records its calls in the same list."""
+        return RecordedExperiment(case, target, self.backend, self.calls)
+
+    def launch_tensors(self, tensors: AttentionTensors) -> Launch:
+        """Record the call; the output stays as it is."""
+        self.calls.append(recorded(self.target, tensors))
+        return Launch(tensors, storage_bytes(tensors.output).clone())
+
+
+def recorded(target: Target, tensors: AttentionTensors) -> Call:
+    """Return the call of a target on tensors; memory that a binding leaves uninitialised holds poison."""
+    with PoisonedScratch():
+        given = BINDINGS[target.family].arguments_for(target.signature, tensors)
+    arguments: dict[str, object] = {}
+    names: dict[int, str] = {}
+    blocks: dict[str, Block] = {}
+    known = {id(tensor) for _, tensor in tensors.inputs()}
+    inputs, output = [], ""
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            arguments[name] = value
+            continue
+        block = names.setdefault(value.untyped_storage().data_ptr(), name)
+        blocks[block] = _block(tensors, value, blocks.get(block))
+        arguments[name] = _view(block, value, tensors)
+        output = name if value is tensors.output else output
+        inputs += [block] * (id(value) in known and block not in inputs)
+    return Call(target, tensors, arguments, blocks, output, tuple(inputs))
+
+
+def _view(block: str, tensor: torch.Tensor, tensors: AttentionTensors) -> View:
+    near = tensor if not tensors.void_before(tensor) else tensor[:0]
+    return View(block, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), near.clone())
+
+
+def _block(tensors: AttentionTensors, tensor: torch.Tensor, known: Block | None) -> Block:
+    """Return the memory of a tensor, or the known block of its memory with the bytes that this tensor uses too."""
+    size = tensor.element_size()
+    first = int(tensor.storage_offset()) * size
+    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = first + (reach + 1) * size if tensor.numel() else first
+    if known is not None:
+        return Block(known.data, known.void, min(known.first, first), max(known.last, last))
+    void = tensors.void_before(tensor)
+    return Block(storage_bytes(tensor)[void:].numpy().tobytes(), void, first, last)

@@ -1,0 +1,182 @@
+"""The functions that every exported script contains, copied from this source. They need torch only."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import functools
+import importlib.util
+import json
+import mmap
+import os
+import sys
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WORST = 8  # wrong elements that are printed
+
+
+class Memory:
+    """The memory of one call: every byte, with the poison between and around the tensors.
+
+    ``blocks`` gives for each name: its key in ``data``, how many bytes of addresses without memory lie before the data,
+    and the first byte and the end of the bytes that tensors use. With ``tight`` there is nothing else, so that a memory
+    checker sees each access that leaves its tensor.
+    """
+
+    def __init__(
+        self, blocks: dict[str, tuple[str, int, int, int]], data: dict[str, bytes], device: str, tight: bool
+    ) -> None:
+        self.blocks, self.starts, self.held = {}, {}, {}
+        for name, (key, void, first, last) in blocks.items():
+            start, end = (first, last) if tight else (0, void + len(data[key]))
+            near = max(start, void)
+            block = self._allocated(end - start, device, far=near > start)
+            block[near - start :] = bytes_tensor(data[key][near - void : end - void]).to(device)
+            self.blocks[name], self.starts[name], self.held[name] = block, start, block[near - start :]
+        self.before = {name: held.clone() for name, held in self.held.items()}
+
+    @staticmethod
+    def _allocated(size: int, device: str, *, far: bool) -> torch.Tensor:
+        """Return memory; on a CPU, bytes that are never touched take none."""
+        if far and device == "cpu":
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+            return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def view(
+        self, name: str, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        """Return a tensor over a block; strides and offset are in elements of the whole block."""
+        start = self.starts[name] // dtype.itemsize
+        return self.blocks[name].view(dtype).as_strided(shape, strides, offset - start)
+
+    def changed(self, name: str) -> bool:
+        """Return whether a block has other bytes than before the call."""
+        return not torch.equal(self.held[name], self.before[name])
+
+
+def bytes_tensor(data: bytes) -> torch.Tensor:
+    """Return bytes as a tensor of its own."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def unpacked(text: str) -> bytes:
+    """Return the bytes of an entry of DATA."""
+    return zlib.decompress(base64.b85decode(text))
+
+
+def from_safetensors(path: Path) -> dict[str, bytes]:
+    """Return the bytes of each tensor of a safetensors file."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    return {
+        name: content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
+        for name, entry in header.items()
+    }
+
+
+@functools.cache
+def function_of_file(path: str, name: str) -> Any:
+    """Return a function of a Python file, or of the file of the same name beside this script; it is loaded once."""
+    file = Path(path) if Path(path).exists() else Path(__file__).with_name(Path(path).name)
+    specification = importlib.util.spec_from_file_location(file.stem, file)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[file.stem] = module
+    sys.path.append(str(file.parent))
+    specification.loader.exec_module(module)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of each element as an integer, on the CPU."""
+    return tensor.cpu().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.dtype.itemsize])
+
+
+def numbers(data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the float64 tensor of these bytes."""
+    return bytes_tensor(data).view(torch.float64).view(shape)
+
+
+def wrong_elements(output: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, poison: int) -> bool:
+    """Print the worst elements and return whether there is a wrong one.
+
+    A bound of infinity allows any element that was written, also NaN; a bound of NaN is that of a row that the target
+    must leave as it was.
+    """
+    actual = output[: expected.shape[0]].cpu()
+    width = 8 * actual.dtype.itemsize
+    unwritten = bits(actual) == (poison - (1 << width) if width > 8 and poison >> (width - 1) else poison)
+    error = (actual.double() - expected).abs()
+    wrong = (~(error <= bound) & bound.isfinite()) | (unwritten & ~bound.isnan())
+    if not wrong.any():
+        return False
+    print(f"{int(wrong.sum())} of {wrong.numel()} elements wrong, {int((unwritten & wrong).sum())} never written")
+    print(f"{'token':>6}{'head':>6}{'column':>7}{'actual':>16}{'expected':>16}{'bound':>12}")
+    ratio = (error / bound).nan_to_num(torch.inf).where(wrong, -1.0)
+    for flat in ratio.flatten().sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist():
+        token, head, column = place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), wrong.shape))
+        three = f"{float(actual[place]):16.9g}{float(expected[place]):16.9g}{float(bound[place]):12.3g}"
+        print(f"{token:6}{head:6}{column:7}{three}")
+    return True
+
+
+def written_outside(memory: Memory, name: str, output: torch.Tensor, live: torch.Tensor) -> bool:
+    """Print and return whether bytes of the output's memory were written that belong to no row to write."""
+    before = Memory.__new__(Memory)
+    before.blocks, before.starts = {name: memory.blocks[name].clone()}, memory.starts
+    before.blocks[name][:] = memory.before[name]
+    offset = int(output.storage_offset()) + memory.starts[name] // output.itemsize
+    rows = before.view(name, output.dtype, tuple(output.shape), output.stride(), offset)[: len(live)]
+    rows.view(bits(output).dtype)[live] = output[: len(live)].view(bits(output).dtype)[live]
+    outside = int((before.blocks[name] != memory.blocks[name]).sum())
+    if outside:
+        print(f"{outside} bytes of the output's memory that belong to no row were written")
+    return outside > 0
+
+
+def different_rows(first: torch.Tensor, second: torch.Tensor, tokens: list[int] | None, live: torch.Tensor) -> bool:
+    """Print and return whether rows of two outputs that must have the same bits differ."""
+    before = bits(first)[: len(live)] if tokens is None else bits(first)[tokens]
+    different = (before != bits(second)[: len(live)]).any(dim=-1) & live.cpu()[:, None]
+    if different.any():
+        token, head = different.nonzero()[0].tolist()
+        print(f"{int(different.sum())} (token, head) rows have other bits, the first at token {token}, head {head}")
+    return bool(different.any())
+
+
+def call(function: Callable[..., object], arguments: dict[str, Any], device: str) -> bool:
+    """Call the target; print and return whether it raised."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty then returns memory full of NaN
+    try:
+        function(**arguments)
+        if device != "cpu":
+            torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 - any exception of the target is a failure
+        traceback.print_exc()
+        return True
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return False
+
+
+def options(description: str) -> argparse.Namespace:
+    """Return the command line; on a CPU, Triton's interpreter runs the kernels."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument("--tight", action="store_true", help="no memory around the tensors, for a memory checker")
+    chosen = parser.parse_args()
+    if chosen.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    return chosen

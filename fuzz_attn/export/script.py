@@ -1,0 +1,218 @@
+"""The text of a script that shows one failure."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import textwrap
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from fuzz_attn.case.description import describe
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.export import safetensors
+from fuzz_attn.export.expectations import Expected, SameRows, WithinBound
+from fuzz_attn.export.recorded_calls import Block, View
+from fuzz_attn.export.target_source import Source
+
+INLINE: Final = 40_000
+"""The most characters of data that a script holds itself; more goes to a file beside it."""
+SHOWN: Final = 24
+"""The most elements of a tensor that a comment lists."""
+WIDTH: Final = 100
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script's text, and its tensors by name where they are too large for it: type, shape and bytes."""
+
+    text: str
+    tensors: dict[str, tuple[str, tuple[int, ...], bytes]]
+
+    def save(self, path: Path) -> tuple[Path, ...]:
+        """Write the script and its tensors, and return the paths."""
+        path.write_text(self.text, encoding="utf-8")
+        if not self.tensors:
+            return (path,)
+        beside = path.with_suffix(".safetensors")
+        safetensors.write(beside, self.tensors)
+        return path, beside
+
+
+def script_of(found: Counterexample, expected: list[Expected], sources: list[Source]) -> Script:
+    """Return the script of a counterexample: its calls with what they must give, and where each finds its target."""
+    data = _Data()
+    calls = [
+        _call_lines(index, each, source, data)
+        for index, (each, source) in enumerate(zip(expected, sources, strict=True))
+    ]
+    inline = sum(len(text) for text in data.texts.values()) <= INLINE
+    parts = [
+        _docstring(found, expected, sources[0]),
+        _runtime(),
+        "\n".join(
+            _data_lines(data) if inline else ["DATA = from_safetensors(Path(__file__).with_suffix('.safetensors'))"]
+        ),
+        *("\n".join(lines) for lines in calls),
+        "\n".join(_main_lines(found, expected)),
+    ]
+    return Script("\n\n\n".join(parts) + "\n", {} if inline else data.tensors)
+
+
+class _Data:
+    """The bytes of all tensors: each once, by a name."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+        self.texts: dict[str, str] = {}
+        self._names: dict[bytes, str] = {}
+
+    def add(self, name: str, data: bytes, dtype: str = "U8", shape: tuple[int, ...] = ()) -> str:
+        """Return the name of these bytes: the given one, or that of the same bytes."""
+        known = self._names.setdefault(data, name)
+        if known == name:
+            self.tensors[name] = dtype, shape or (len(data),), data
+            self.texts[name] = base64.b85encode(zlib.compress(data, 9)).decode()
+        return known
+
+
+def _docstring(found: Counterexample, expected: list[Expected], source: Source) -> str:
+    verdict = found.verdict
+    case = [f"  {what}: {words}" for what, words in describe(found.case)]
+    second = [f"The second call is {each.change}." for each in expected[1:]]
+    lines = [
+        f'r"""A wrong result of {source.name} of {source.module}, found by fuzz_attn.',
+        "",
+        *_wrapped(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}"),
+        "",
+        "The case:",
+        *(line for text in case for line in _wrapped(text, "      ")),
+        *(line for text in second for line in ("", *_wrapped(text))),
+        "",
+        "This script needs torch and the kernel only. It exits with 1 while the kernel is wrong and prints the worst",
+        "elements. The bound is the largest error that a correct kernel can make. Memory that the kernel must not read",
+        "holds poison. On a CPU, Triton's interpreter runs the kernel, which rounds bfloat16 and fp8 wrongly up to",
+        "Triton 3.9. For a memory checker:",
+        "",
+        "    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python SCRIPT --device cuda --tight",
+        '"""',
+    ]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    plain = text.replace("\\", "/").replace('"""', "'''")
+    return textwrap.wrap(plain, WIDTH, subsequent_indent=indent) or [""]
+
+
+def _runtime() -> str:
+    """Return the source of the functions that every script contains, from the first import on."""
+    source = resources.files("fuzz_attn.export").joinpath("runtime.py").read_text(encoding="utf-8")
+    nodes = ast.parse(source).body
+    imports = next(node for node in nodes if isinstance(node, ast.Import))
+    return "\n".join(source.splitlines()[imports.lineno - 1 :])
+
+
+def _data_lines(data: _Data) -> Iterator[str]:
+    yield "DATA = {"
+    for name, text in data.texts.items():
+        yield f"    {name!r}: unpacked("
+        yield from (f"        {text[first : first + WIDTH]!r}" for first in range(0, len(text), WIDTH))
+        yield "    ),"
+    yield "}"
+
+
+def _call_lines(index: int, expected: Expected, source: Source, data: _Data) -> list[str]:
+    call, number = expected.call, index + 1
+    lines = [f"# {expected.change or 'The call'}"] if index else []
+    lines += [f"def target_{number}():", *(f"    {line}".rstrip() for line in source.lines()), "", ""]
+    lines += [
+        f"BLOCKS_{number} = {{  # name: data, bytes of addresses before it, first byte used, end of the bytes used"
+    ]
+    for name, block in call.blocks.items():
+        lines.append(f"    {name!r}: {_block(f'{name}_{number}' if index else name, block, data)},")
+    lines += ["}", "", "", f"def arguments_{number}(view):", "    return {"]
+    lines += [line for name, value in call.arguments.items() for line in _argument(name, value)]
+    lines += ["    }", "", "", *_expected_lines(number, expected, data)]
+    return lines
+
+
+def _block(name: str, block: Block, data: _Data) -> tuple[str, int, int, int]:
+    return data.add(name, block.data), block.void, block.first, block.last
+
+
+def _argument(name: str, value: object) -> Iterator[str]:
+    if not isinstance(value, View):
+        yield f"        {name!r}: {value!r},"
+        return
+    if value.content.numel() and value.content.numel() <= SHOWN:
+        yield f"        # {_shown(value.content)}"
+    yield f"        {name!r}: view({value.block!r}, {value.dtype}, {value.shape}, {value.strides}, {value.offset}),"
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    numbers = tensor.tolist() if not tensor.is_floating_point() else _rounded(tensor.double().tolist())
+    return str(numbers).replace("'", "")
+
+
+def _rounded(numbers: object) -> object:
+    return [_rounded(each) for each in numbers] if isinstance(numbers, list) else f"{numbers:.6g}"
+
+
+def _expected_lines(number: int, expected: Expected, data: _Data) -> Iterator[str]:
+    output = expected.output
+    if isinstance(output, SameRows):
+        yield f"LIVE_{number} = torch.tensor({list(output.live)}, dtype=torch.bool)"
+        yield f"TOKENS_{number} = {output.tokens if output.tokens is None else list(output.tokens)}"
+        return
+    for name, tensor in (("expected", output.expected), ("bound", output.bound)):
+        shape = tuple(tensor.shape)
+        key = data.add(f"{name}_{number}", tensor.contiguous().numpy().tobytes(), "F64", shape)
+        yield f"{name.upper()}_{number} = numbers(DATA[{key!r}], {shape})"
+    yield f"LIVE_{number} = ~BOUND_{number}.isnan().all(-1).all(-1)"
+
+
+def _main_lines(found: Counterexample, expected: list[Expected]) -> Iterator[str]:
+    yield "def main():"
+    yield "    chosen = options('Exit with 1 while the kernel is wrong.')"
+    for index, each in enumerate(expected):
+        yield from (f"    {line}" for line in _check_lines(index + 1, each))
+    yield f"    wrong = {' or '.join(f'wrong_{index + 1}' for index in range(len(expected)))}"
+    if found.verdict.property_name == "sanitizers":
+        yield f"    print({_note(found)!r})"
+    yield "    print('WRONG' if wrong else 'right')"
+    yield "    return int(wrong)"
+    yield ""
+    yield ""
+    yield "if __name__ == '__main__':"
+    yield "    sys.exit(main())"
+
+
+def _note(found: Counterexample) -> str:
+    return f"Only a memory checker sees this: {found.verdict.message}"
+
+
+def _check_lines(number: int, expected: Expected) -> Iterator[str]:
+    call, n = expected.call, number
+    yield f"memory_{n} = Memory(BLOCKS_{n}, DATA, chosen.device, chosen.tight)"
+    yield f"given_{n} = arguments_{n}(memory_{n}.view)"
+    if number > 1:
+        yield f"print({f'Second call, {expected.change}'!r})"
+    yield f"wrong_{n} = call(target_{n}(), given_{n}, chosen.device)"
+    yield f"output_{n} = given_{n}[{call.output!r}]"
+    yield f"for name in {list(call.inputs)}:"
+    yield f"    if memory_{n}.changed(name):"
+    yield "        print('the call changed its input', name)"
+    yield f"        wrong_{n} = True"
+    yield f"wrong_{n} |= written_outside(memory_{n}, {call.output!r}, output_{n}, LIVE_{n})"
+    if isinstance(expected.output, WithinBound):
+        poison = call.tensors.output_poison
+        yield f"wrong_{n} |= wrong_elements(output_{n}, EXPECTED_{n}, BOUND_{n}, {poison})"
+    else:
+        yield f"wrong_{n} |= different_rows(output_1, output_{n}, TOKENS_{n}, LIVE_{n})"

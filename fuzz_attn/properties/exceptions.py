@@ -1,0 +1,78 @@
+"""Exceptions of a target: which refuse a case, and which are failures.
+
+A target refuses a case where its own host code raises before the first launch, or where a kernel does not compile for a
+reason that the compiler states. A refusal depends on the shape and the features of a case only: where the same shape
+with other data runs, the exception is a failure.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.simulator.frontend.rejections import rejection_of
+from fuzz_attn.targets import target
+
+REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
+"""Exceptions with which host code refuses its arguments. Others, such as an IndexError, are failures."""
+
+_HERE: Final = Path(target.__file__).parents[1]
+_KERNELS: Final = (f"{_HERE / 'kernels'}/", f"{(_HERE / 'kernels').resolve()}/")
+_LIBRARIES: Final = ("/torch/", "/triton/", "/numpy/")
+_PYTHON: Final = sysconfig.get_path("stdlib")
+
+
+def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal | None:
+    """Return the refusal that an exception of a target is, None where it is a failure.
+
+    ``text`` is the exception's text. ``launched`` says whether the target had tried a launch or written its output.
+    """
+    rejection = rejection_of(raised)
+    if rejection is not None:
+        message = rejection.reason or rejection.source
+        compiled = Refusal("compile", rejection.error, message, rejection.location, rejection.source)
+        return compiled if rejection.stated else None
+    place = None if launched or not isinstance(raised, REFUSING) else place_of(raised)
+    if place is None:
+        return None
+    source = linecache.getline(place.filename, place.lineno or 0).strip()
+    return Refusal("host", type(raised).__name__, text, f"{place.filename}:{place.lineno}", source)
+
+
+def place_of(raised: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the target's own code, None where the exception comes from the harness."""
+    frames = traceback.extract_tb(raised.__traceback__)
+    calls = [index for index, frame in enumerate(frames) if frame.filename == target.__file__]
+    called = frames[calls[-1] + 1 :] if calls else []
+    own = next((frame for frame in reversed(called) if not _is_library(frame)), None)
+    return None if own is None or _is_harness(own.filename) else own
+
+
+def with_other_data(case: AttentionCase) -> tuple[AttentionCase, ...]:
+    """Return cases of the same shape and features with other data: another seed, and plain numbers and poison."""
+    plain = {field.name: field.default for field in msgspec.structs.fields(CaseFields) if field.name in _DATA}
+    return (replace(case, seed=case.seed ^ 1), replace(case, seed=case.seed ^ 2, **plain))
+
+
+_DATA: Final = ("scores", "values", "near_uniform", "key_marks", "overrides", "poison")
+"""The fields of a case that change numbers only."""
+
+
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame is of torch, Triton, numpy or Python, or of our watchers of torch's functions."""
+    if frame.name in ("__torch_function__", "__torch_dispatch__") or frame.filename.startswith("<"):
+        return True
+    installed = frame.filename.partition("/site-packages")[2]
+    return installed.startswith(_LIBRARIES) if installed else frame.filename.startswith(_PYTHON)
+
+
+def _is_harness(file: str) -> bool:
+    return file.startswith(f"{_HERE}/") and not file.startswith(_KERNELS)

@@ -1,0 +1,108 @@
+"""Settings in a user's pyproject.toml: what they may hold, and what wins over them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fuzz_attn.cli import run as run_module
+from fuzz_attn.cli.campaign import Request
+from fuzz_attn.cli.main import main
+from fuzz_attn.errors import SettingsError
+from fuzz_attn.settings import Settings, load_settings
+
+ALL = """
+[tool.fuzz_attn]
+target = ["a.py:one", "b.py:two"]
+family = "paged"
+backend = "interpreter"
+max-time = 30
+max-cases = 500
+workers = 2
+out = "results"
+memory = "4G"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Return the list of the requests that ``fuzz-attn run`` makes; none is carried out."""
+    made: list[Request] = []
+
+    def kept(request: Request) -> int:
+        made.append(request)
+        return 0
+
+    monkeypatch.setattr(run_module, "run_campaigns", kept)
+    monkeypatch.setattr(run_module, "_check_target", lambda *arguments: None)
+    return made
+
+
+def test_settings_are_the_defaults_of_run(folder: Path, requests: list[Request]) -> None:
+    (folder / "pyproject.toml").write_text(ALL)
+    result = CliRunner().invoke(main, ["run"])
+    assert result.exit_code == 0, result.output
+    (request,) = requests
+    assert request.targets == ("a.py:one", "b.py:two")
+    assert (request.family, request.backend, request.workers) == ("paged", "interpreter", 2)
+    assert (request.max_time, request.max_cases, request.out) == (30.0, 500, Path("results"))
+    assert request.memory == 4 * 2**30
+
+
+def test_the_command_line_wins(folder: Path, requests: list[Request]) -> None:
+    (folder / "pyproject.toml").write_text(ALL)
+    (folder / "below").mkdir()
+    options = ["--target", "unified", "--backend", "auto", "--max-time", "5", "--workers", "1", "--out", "here"]
+    result = CliRunner().invoke(main, ["run", *options])
+    assert result.exit_code == 0, result.output
+    (request,) = requests
+    assert request.targets == ("unified",)
+    assert request.family is None, "the settings name it for their own target"
+    assert (request.backend, request.max_time, request.max_cases) == ("auto", 5.0, 500)
+    assert (request.workers, request.out) == (1, Path("here"))
+
+
+def test_the_nearest_file_counts(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text('[tool.fuzz_attn]\ntarget = "mine.py:attend"\n')
+    (folder / "a" / "b").mkdir(parents=True)
+    assert load_settings(folder / "a" / "b").targets == ("mine.py:attend",)
+    (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    assert load_settings(folder / "a" / "b") == Settings()
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "unknown key": (
+        "[tool.fuzz_attn]\nmax_time = 3",
+        r"\[tool\.fuzz_attn\] has an unknown key 'max_time'; known are: target, family, backend, max-time, max-cases, ",
+    ),
+    "family": ("[tool.fuzz_attn]\nfamily = 'split'", r"Invalid enum value 'split' - at `\$\.family`"),
+    "time": ("[tool.fuzz_attn]\nmax-time = 0", r"Expected `float` > 0(\.0)? - at `\$\.max-time`"),
+    "workers": ("[tool.fuzz_attn]\nworkers = 'all'", r"at `\$\.workers`"),
+    "no TOML": ("[tool", r"cannot be read: "),
+    "no table": ("[tool]\nfuzz_attn = 3", r"\[tool\.fuzz_attn\] must be a table"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_one_line(name: str, folder: Path) -> None:
+    text, message = WRONG[name]
+    (folder / "pyproject.toml").write_text(text + "\n")
+    with pytest.raises(SettingsError, match=message):
+        load_settings()
+    result = CliRunner().invoke(main, ["run"])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"fuzz-attn: {folder / 'pyproject.toml'}: ")
+
+
+def test_other_commands_do_not_read_the_settings(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[tool.fuzz_attn]\nnonsense = 1\n")
+    result: Any = CliRunner().invoke(main, ["replay"])
+    assert result.exit_code == 0

@@ -1,0 +1,135 @@
+"""What a run prints while it goes on and at its end, and that no text of a target is read as markup or escapes."""
+
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.engine.events import (
+    CaseJudged,
+    Event,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Finished,
+    Note,
+    Started,
+    WorkerReady,
+)
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.errors import OutputError
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report import terminal as terminal_module
+from fuzz_attn.report.junit import save_junit
+from fuzz_attn.report.plain_text import safe, text_of
+from fuzz_attn.report.summary import failures_table
+from fuzz_attn.report.terminal import Terminal
+
+HOSTILE = "[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \r\x9b31m"
+SHOWN = r"[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \x0d\x9b31m"
+CASE = AttentionCase(sequences=(Sequence(2, 3),), window=2)
+
+
+def failure(message: str = "2 of 8 elements wrong") -> Counterexample:
+    return signed("mine.py:attend", "unified", None, CASE, Verdict("oracle", "mismatch", message, where="tail_rows"))
+
+
+def events(message: str = "2 of 8 elements wrong") -> list[Event]:
+    return [
+        Started("mine.py:attend", 9, 1, 0.0, max_time=60.0),
+        WorkerReady(0, Ready("mine.py:attend", "mine", "unified", "simulator")),
+        CaseJudged(0, "search", Order(CASE), (Verdict("oracle", ratio=0.5),), 0.01),
+        FailureFound(0, 0, failure(message), "saved/a.json", 1.25),
+        FailureChanged(0, 0, failure(message), "saved/b.json", done=True),
+        FailureSeenAgain(0, "saved/b.json"),
+        FailureFound(0, 1, failure(message), "saved/c.json", 2.5),
+        Note(0, message),
+        Finished(0, 10.0),
+    ]
+
+
+def printed(console: Console, message: str = "2 of 8 elements wrong") -> str:
+    with Terminal(console) as terminal:
+        for event in events(message):
+            terminal(event)
+        terminal.tick()
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_rows_appear_as_failures_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal_module, "PIPE_SECONDS", 0.0)
+    lines = printed(Console(file=io.StringIO(), width=60)).splitlines()
+    assert lines[0] == "Fuzzing mine.py:attend with seed 9, 1 worker"
+    assert [line[10:].rstrip() for line in lines[1:-1]] == [
+        "found  oracle (mismatch): 2 of 8 elements wrong",
+        "shrunk saved/b.json",
+        "found  oracle (mismatch): 2 of 8 elements wrong",
+        "note   2 of 8 elements wrong",
+    ]
+    assert lines[-1].startswith("1 case, 0.1 cases/s, 1 compile key, 2 failures, shrinking (0 attempts), ")
+    assert lines[-1].endswith(" s left")
+
+
+def test_progress_waits_for_ten_seconds_where_the_output_is_no_terminal() -> None:
+    assert "cases/s" not in printed(Console(file=io.StringIO(), width=60))
+
+
+def test_a_terminal_shows_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal_module, "FRAME_SECONDS", 0.0)
+    text = printed(Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None))
+    assert "1 case, 0.1 cases/s" in text
+    assert "window 100%" in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_message_is_neither_markup_nor_an_escape_sequence(is_terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=is_terminal, color_system=None)
+    text = printed(console, HOSTILE)
+    assert f"found  oracle (mismatch): {SHOWN}" in text
+    assert "\x1b]0" not in text
+    assert "\x07" not in text
+    assert "\x9b" not in text
+
+
+def test_the_table_of_failures() -> None:
+    results = Results()
+    for event in events():
+        results(event)
+    same = "oracle (mismatch), tail rows"
+    case = "1 sequence, 2 query tokens, 5 keys, window"
+    assert text_of(failures_table(results.report()), 130).splitlines() == [
+        "Failures of mine.py:attend",
+        f" {'failure':{len(same)}}  cases  {'smallest case':{len(case)}}  first seen  status",
+        f" {same}      2  {case}       1.2 s  open",
+        f" {same}      1  {case}       2.5 s  open, not shrunk fully",
+    ]
+
+
+def test_control_characters_are_shown() -> None:
+    assert safe(HOSTILE) == SHOWN
+    assert safe("a\tb\nc é") == "a\tb\nc é"
+
+
+def test_junit_holds_any_message(tmp_path: Path) -> None:
+    results = Results()
+    for event in events(HOSTILE + " <&> \ud800"):
+        results(event)
+    save_junit([results.report()], tmp_path / "new" / "junit.xml")
+    root = ElementTree.parse(tmp_path / "new" / "junit.xml").getroot()
+    (message, _) = (found.attrib["message"] for found in root.iter("failure"))
+    assert message.startswith("[bold]wrong[/] ?]0;title? ?[2J :smile: ")
+    assert message.endswith(" <&> ?")
+
+
+def test_junit_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/junit\.xml: cannot be written: "):
+        save_junit([], tmp_path / "file" / "junit.xml")

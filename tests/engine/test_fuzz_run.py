@@ -1,0 +1,284 @@
+"""A run starts shards, passes their events on, and ends them in every case. Most shards here are scripts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, Finished, Started, WorkerReady
+from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.run import fuzz_run
+from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
+from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
+from fuzz_attn.errors import FuzzAttnError, OutputError
+
+SHARD = """
+import os, signal, sys, time
+from multiprocessing.connection import Connection
+import msgspec
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.engine.events import *
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.oracle.verdict import Verdict
+
+connection = Connection(int(sys.argv[-1]))
+plan = msgspec.json.decode(connection.recv_bytes(), type=ShardPlan)
+number = plan.shard
+case = AttentionCase(sequences=(Sequence(1, 3),))
+found = signed("t", "unified", None, case, Verdict("oracle", "nan", "wrong"))
+
+def send(event):
+    connection.send_bytes(msgspec.json.encode(event))
+
+def ready():
+    send(WorkerReady(number, Ready("t", "t", "unified", "simulator")))
+
+def judge(count):
+    for _ in range(count):
+        send(CaseJudged(number, "search", Order(case), (Verdict("oracle", ratio=0.5),), 0.01))
+
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FuzzRun]:
+    """Return a function that makes a run whose shards execute a script."""
+
+    def made(script: str, *listeners: Callable[[Event], None], **changes: Any) -> FuzzRun:
+        monkeypatch.setattr(fuzz_run, "COMMAND", (sys.executable, "-c", SHARD + script))
+        return FuzzRun(plan_in(tmp_path, **changes), *listeners)
+
+    return made
+
+
+def plan_in(folder: Path, **changes: Any) -> RunPlan:
+    fields: dict[str, Any] = {
+        "setup": Setup("t"),
+        "seed": 1,
+        "workers": 2,
+        "max_time": None,
+        "max_cases": None,
+        "run_folder": folder / "run",
+        "counterexamples": folder / "counterexamples",
+    }
+    return RunPlan(**(fields | changes))
+
+
+Run = Callable[..., FuzzRun]
+
+
+def test_events_of_all_shards_reach_listeners(run: Run, tmp_path: Path) -> None:
+    events: list[Event] = []
+    with EventLog(tmp_path / LOG_NAME) as log:
+        results = run("ready(); judge(5 + number); send(Finished(number, 2.0 + number))", events.append, log).run()
+    assert results.statistics.cases == 11
+    assert results.statistics.seconds == 3.0
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].shard == WHOLE_RUN
+    assert sum(isinstance(event, CaseJudged) for event in events) == 11
+    lines = list(read_log(tmp_path / LOG_NAME))
+    assert not any(isinstance(line, CaseJudged) for line in lines), "the log has no line for a passing case"
+    assert sum(isinstance(line, StatisticsLine) for line in lines) == 1
+    logged = report_of(tmp_path / LOG_NAME)
+    assert (logged.statistics.cases, logged.statistics.features) == (11, results.statistics.features)
+    assert logged.ok
+
+
+def test_a_failure_of_one_shard_is_sent_to_the_others(run: Run) -> None:
+    script = """
+ready()
+if number == 0:
+    send(FailureFound(0, 0, found, "a.json", 1.5))
+    send(FailureChanged(0, 0, found, "b.json", done=True))
+else:
+    for kind in (FailureFound, FailureChanged):
+        news = msgspec.json.decode(connection.recv_bytes(), type=FailureFound | FailureChanged)
+        assert isinstance(news, kind)
+        send(FailureSeenAgain(1, news.path))
+send(Finished(number, 1.0))
+"""
+    report = run(script).run().report()
+    (failure,) = report.failures
+    assert (failure.path, failure.first_seen, failure.cases, failure.done) == ("b.json", 1.5, 3, True)
+    assert (report.ok, report.exit_status, report.errors) == (False, 1, ())
+
+
+def test_two_failures_with_one_file_are_one(run: Run) -> None:
+    script = "ready(); send(FailureFound(number, 0, found, 'a.json', 1.0 + number)); send(Finished(number, 3.0))"
+    (failure,) = run(script).run().failures
+    assert (failure.first_seen, failure.cases) == (1.0, 2)
+
+
+def test_a_failure_that_proves_to_be_another_is_counted_with_it(run: Run) -> None:
+    script = """
+ready()
+send(FailureFound(0, 0, found, "a.json", 1.0))
+send(FailureFound(0, 1, found, "b.json", 2.0))
+send(FailureSeenAgain(0, "b.json"))
+send(FailureChanged(0, 1, found, "b.json", done=True, same_as="a.json"))
+send(FailureSeenAgain(0, "b.json"))
+send(Finished(0, 3.0))
+"""
+    (failure,) = run(script, workers=1).run().failures
+    assert (failure.path, failure.cases) == ("a.json", 4)
+
+
+def test_an_error_before_the_worker_is_ready_ends_the_run(run: Run) -> None:
+    one_waits = "send(Finished(0, 1.0, 'no such target')) if number == 0 else time.sleep(600)"
+    started = time.monotonic()
+    with pytest.raises(FuzzAttnError, match=r"^no such target$"):
+        run(one_waits).run()
+    assert time.monotonic() - started < 60.0
+
+
+def test_the_death_of_a_shard_does_not_end_the_others(run: Run) -> None:
+    script = "ready(); judge(3); number or os.kill(os.getpid(), signal.SIGKILL); send(Finished(number, 1.0))"
+    report = run(script).run().report()
+    assert report.cases == 6
+    assert report.errors == ("the process of worker 0 died of SIGKILL",)
+    assert report.exit_status == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_shards_and_keeps_the_results(number: signal.Signals, run: Run) -> None:
+    script = """
+def end(*_):
+    send(FailureFound(number, 0, found, f"{number}.json", 1.0))
+    send(Finished(number, 1.0, "interrupted"))
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+ready()
+time.sleep(600)
+"""
+    ready: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        ready.extend([event] * isinstance(event, WorkerReady))
+        if len(ready) == 2:
+            ready.clear()
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    report = run(script, interrupt).run().report()
+    assert signal.getsignal(number) is before
+    assert (len(report.failures), report.stopped_by, report.errors) == (2, number, ())
+
+
+def test_a_shard_that_ignores_the_signal_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_run, "STOP_SECONDS", 0.5)
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(600)"
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, WorkerReady):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    started = time.monotonic()
+    assert run(script, interrupt, workers=1).run().stopped_by == signal.SIGTERM
+    assert time.monotonic() - started < 60.0
+
+
+def test_nothing_judged_is_not_ok(run: Run) -> None:
+    report = run("ready(); send(Finished(number, 1.0))").run().report()
+    assert (report.ok, report.exit_status) == (False, 2)
+    assert report.reason == "no case was judged: the run ended before the first launch did"
+
+
+def test_refused_cases_are_counted_and_named(run: Run) -> None:
+    script = """
+ready()
+refusal = msgspec.convert({"stage": "host", "error": "ValueError", "message": "no window"}, Refusal)
+for _ in range(3):
+    send(CaseRefused(number, "search", Order(case), refusal))
+send(Finished(number, 1.0))
+"""
+    report = run("from fuzz_attn.engine.messages import Refusal\n" + script).run().report()
+    assert [refused.cases for refused in report.refusals] == [6]
+    assert report.reason == "no case was judged: t refused all 6; most with ValueError: no window"
+    assert report.exit_status == 2
+
+
+def test_shards_share_the_cases(tmp_path: Path) -> None:
+    plans = list(shard_plans(plan_in(tmp_path, workers=4, max_cases=3)))
+    assert [(plan.shard, plan.max_cases) for plan in plans] == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_an_impossible_folder_is_one_error(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/run: cannot be made: "):
+        run("", run_folder=tmp_path / "file" / "run").run()
+    with pytest.raises(OutputError, match=r"cannot be made: .*file is no folder"):
+        run("", counterexamples=tmp_path / "file" / "counterexamples").run()
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = run("ready(); judge(3); send(Finished(number, 1.0))")
+    monkeypatch.setattr(fuzz_run, "LOG_NAME", "/dev/full")
+    report = run_and_log(one.plan)
+    assert report.cases == 6
+    assert report.errors == ("/dev/full: cannot be written: No space left on device",)
+    assert report.exit_status == 2
+
+
+def test_a_log_that_is_cut_off_can_be_read(tmp_path: Path) -> None:
+    whole = msgspec.json.encode(Started("t", 1, 1, 0.0)) + b"\n"
+    (tmp_path / LOG_NAME).write_bytes(whole + whole[:20])
+    assert list(read_log(tmp_path / LOG_NAME)) == [Started("t", 1, 1, 0.0)]
+
+
+VERIFYING = """
+import sys
+import fuzz_attn
+
+fuzz_attn.verify(sys.argv[1], max_time=300, workers=2, out=sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_the_parent_ends_everything_and_keeps_the_failure(
+    number: signal.Signals, spec: Callable[[str], str], tmp_path: Path
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", VERIFYING, spec("slower_and_wrong"), str(tmp_path)])
+    wait_for(lambda: any("failure_found" in path.read_text() for path in tmp_path.rglob(LOG_NAME)))
+    below = descendants(process.pid)
+    assert len(below) >= 4, "two shards with a worker each"
+    process.send_signal(number)
+    assert process.wait(60.0) == -number
+    wait_for(lambda: not any(is_running(pid) for pid in below))
+    assert list((tmp_path / "counterexamples").rglob("*.json"))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [below for child in children for below in descendants(child)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_report_of_a_failure_that_was_not_saved(run: Run) -> None:
+    script = "ready(); send(FailureFound(number, 0, found, '', 1.0)); send(Finished(number, 3.0, 'the disk is full'))"
+    report = run(script, workers=1).run().report()
+    assert (len(report.failures), report.exit_status, report.errors) == (1, 2, ("the disk is full",))

@@ -1,0 +1,243 @@
+"""What a target refuses is no failure: it is counted, reduced to the smallest combination, and drawn no longer."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
+from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe
+from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
+from fuzz_attn.engine.refusals.reduction import Probe, Rule
+from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE, Refusals
+from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.summary import render
+from fuzz_attn.targets.loading import load_target
+
+FILE = Path(__file__).parents[1] / "sample_targets" / "refusing.py"
+SHORT = AttentionCase(sequences=(Tokens(1, 3),))
+LARGE = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(head_size=64))
+DOMAIN = Domain()
+
+
+@lru_cache(maxsize=1)
+def _simulator() -> SimulatorBackend:
+    return SimulatorBackend()
+
+
+def _judge(name: str, case: AttentionCase, relation: str | None = None, *, strict: bool = False) -> Answer:
+    """Return the answer of a worker of a target of refusing.py, in this process and in the simulator."""
+    return CaseJudge(load_target(f"{FILE}:{name}"), _simulator(), strict).judge(Order(case, relation))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message", "source"),
+    [
+        ("accepts_few", "AssertionError", "head size 16 is not supported", "assert q.shape[2] in (64, 128)"),
+        ("refuses_all", "NotImplementedError", "not yet", 'raise NotImplementedError("not yet")'),
+    ],
+)
+def test_host_code_refuses(name: str, error: str, message: str, source: str) -> None:
+    answer = _judge(name, SHORT)
+    assert not answer.judged
+    assert answer.refusal is not None
+    assert (answer.refusal.stage, answer.refusal.error, answer.refusal.message) == ("host", error, message)
+    assert answer.refusal.source.startswith(source)
+    assert answer.refusal.location.startswith(f"{FILE}:")
+
+
+@pytest.mark.parametrize(
+    ("name", "head_size", "error", "message"),
+    [
+        ("static_assert", 16, "static_assert", "heads of 32 or more"),
+        ("needs_power_of_two", 24, "ValueError", "arange's range must be a power of 2"),
+        ("needs_large_dot", 8, "AssertionError", "Input shapes should have M >= 1, N >= 1 and K >= 16"),
+    ],
+)
+def test_the_compiler_refuses(name: str, head_size: int, error: str, message: str) -> None:
+    case = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(head_size=head_size))
+    answer = _judge(name, case)
+    assert answer.refusal is not None
+    assert (answer.refusal.stage, answer.refusal.error, answer.refusal.message) == ("compile", error, message)
+    assert answer.refusal.location.startswith(f"{FILE}:")
+    assert answer.refusal == _judge(name, case).refusal, "the second time, the simulator remembers"
+    assert _judge(name, LARGE).verdict.passed
+
+
+def test_the_interpreter_refuses_what_triton_says_in_both() -> None:
+    judge = CaseJudge(load_target(f"{FILE}:static_assert"), InterpreterBackend())
+    refusal = judge.judge(Order(SHORT)).refusal
+    assert refusal is not None
+    assert (refusal.stage, refusal.error, refusal.message) == ("compile", "static_assert", "heads of 32 or more")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("asserts_on_data", "raised AssertionError: large numbers"),
+        ("divides_by_zero", "raised ZeroDivisionError"),
+        ("asserts_after_launch", "raised AssertionError: too late"),
+        ("asserts_after_writing", "raised AssertionError: too late"),
+        ("does_not_compile", "nothing_of_that_name is not defined"),
+    ],
+)
+def test_other_exceptions_are_failures(name: str, message: str) -> None:
+    case = AttentionCase(sequences=(Tokens(1, 3),), overrides=(Override("q", value=50.0),))
+    answer = _judge(name, case)
+    assert answer.judged
+    assert (answer.verdict.property_name, answer.verdict.kind) == ("oracle", "exception")
+    assert message in answer.verdict.message
+
+
+def test_strict_makes_refusals_failures() -> None:
+    for name in ("accepts_few", "static_assert"):
+        answer = _judge(name, SHORT, strict=True)
+        assert answer.judged
+        assert answer.verdict.kind == "exception"
+
+
+def test_a_relation_whose_other_launch_is_refused_shows_nothing() -> None:
+    assert _judge("refuses_sinks", SHORT, "absent_sinks").verdict.passed
+    assert _judge("refuses_sinks", SHORT, "absent_sinks", strict=True).verdict.kind == "exception"
+
+
+# What is refused, in one process.
+
+
+def _refusal(line: int) -> Refusal:
+    return Refusal("host", "AssertionError", "no", f"target.py:{line}")
+
+
+Refusing = Callable[[AttentionCase], bool]
+
+
+def _probe(*checks: Refusing) -> Probe:
+    """Return a probe of a target that makes these checks in this order."""
+
+    def probe(cases: Sequence[AttentionCase]) -> list[Refusal | None]:
+        return [next((_refusal(line) for line, refuses in enumerate(checks) if refuses(case)), None) for case in cases]
+
+    return probe
+
+
+COMPLEX = AttentionCase(
+    sequences=(Tokens(5, 40), Tokens(1, 3), Tokens(0, 2)),
+    heads=HeadLayout(2, 3, 80),
+    dtypes=DTypes("float16", "float8_e4m3fn", "float16"),
+    pages=PageLayout(block_size=24, permuted=True, spare_blocks=1),
+    window=7,
+    softcap=2.0,
+    sinks=SinkRecipe(),
+    strides=Strides(q_head=3, cache="kv_first"),
+    values=ConstantValues(),
+    padded_tokens=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("refuses", "words"),
+    [
+        (lambda case: case.sinks is not None and case.window > 0, ("sliding window", "sinks")),
+        (lambda case: case.heads.head_size not in (64, 128), ("head size other than 64 or 128",)),
+        (lambda case: case.heads.head_size == 80, ("head size 80",)),
+        (lambda case: case.dtypes.q != "float32", None),
+        (lambda case: case.max_seq_len > 20, ("21 keys of a sequence or more",)),
+        (
+            lambda case: len(case.sequences) > 1 and case.padded_tokens > 0,
+            ("2 sequences or more", "padded rows of q and out"),
+        ),
+        (lambda case: case.strides.q_head > 0, ("padding between rows",)),
+        (lambda case: case.alibi is None, ("no ALiBi slopes",)),
+        (
+            lambda case: case.heads.head_size not in (64, 128) and case.softcap > 0,
+            ("soft cap", "head size other than 64 or 128"),
+        ),
+        (lambda case: True, ()),
+    ],
+)
+def test_a_refusal_is_reduced_to_the_smallest_combination(refuses: Refusing, words: tuple[str, ...] | None) -> None:
+    refusals = Refusals(DOMAIN)
+    rule = refusals.refused(COMPLEX, _refusal(0), _probe(refuses))
+    assert rule is not None
+    if words is not None:
+        assert rule.words(DOMAIN) == words
+    assert refusals.excludes(COMPLEX) == bool(rule.conditions)
+    assert rule.matches(COMPLEX) == bool(rule.conditions)
+
+
+def test_a_check_that_another_hides_is_reduced_too() -> None:
+    probe = _probe(lambda case: case.heads.head_size not in (64, 128), lambda case: case.dtypes.q != "float16")
+    refusals = Refusals(DOMAIN)
+    refusals.refused(SHORT, _refusal(0), probe)
+    rule = refusals.refused(LARGE, _refusal(1), probe)
+    assert rule is not None
+    assert [condition.name for condition in rule.conditions] == ["type"], "no other head size is accepted at all"
+    assert refusals.domain.head_sizes == (64, 64, 128)
+    assert refusals.domain.dtypes == ("float16",)
+
+
+def _rule(refusals: Refusals, case: AttentionCase, *checks: Refusing) -> Rule | None:
+    return refusals.refused(case, _refusal(0), _probe(*checks))
+
+
+def test_a_case_that_is_judged_drops_a_rule_that_excludes_it() -> None:
+    refusals = Refusals(DOMAIN)
+    assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
+    assert refusals.excludes(COMPLEX)
+    refusals.judged(COMPLEX)
+    assert not refusals.excludes(COMPLEX)
+    assert refusals.domain == DOMAIN
+
+
+def test_a_few_excluded_cases_are_drawn_nevertheless() -> None:
+    refusals = Refusals(DOMAIN)
+    assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
+    for _ in range(4 * JUDGED_FOR_ONE):
+        refusals.judged(SHORT)
+    assert [refusals.excludes(COMPLEX) for _ in range(6)] == [False] * 4 + [True] * 2
+
+
+def test_judged_cases_show_that_more_is_needed() -> None:
+    """The rule holds for the simplest sizes only, so the judged case tells which attribute is missing."""
+    refusals = Refusals(DOMAIN)
+    many = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(num_kv_heads=2), sinks=SinkRecipe())
+    refusals.judged(many)
+    rule = _rule(refusals, COMPLEX, lambda case: case.sinks is not None and case.heads.num_kv_heads == 1)
+    assert rule is None or not rule.matches(many)
+
+
+def test_counts_of_shards_are_merged_by_place() -> None:
+    first = counted((), _refusal(1), cases=3, combination=("sinks",))
+    second = counted(counted((), _refusal(2), cases=9), _refusal(1), cases=1, combination=("head size 8",))
+    assert merged((*first, *second)) == (
+        CountedRefusal(_refusal(2), 9),
+        CountedRefusal(_refusal(1), 4, (("sinks",), ("head size 8",))),
+    )
+
+
+def test_a_campaign_goes_on_with_what_the_target_accepts(campaign: Callable[..., Results]) -> None:
+    results = campaign("accepts_few", setup=Setup(f"{FILE}:accepts_few"), max_cases=40)
+    statistics = results.statistics
+    assert results.failure is None
+    assert statistics.cases == 40
+    assert statistics.refused < 12
+    printed = text_of(render(statistics), 200)
+    assert "head size other than 64 or 128" in printed
+    assert "sinks are not supported" in printed
+    assert "refusing.py:" in printed
+
+
+def test_a_campaign_ends_where_everything_is_refused(campaign: Callable[..., Results]) -> None:
+    statistics = campaign("refuses_all", setup=Setup(f"{FILE}:refuses_all"), max_cases=40).statistics
+    assert (statistics.cases, len(statistics.refusals)) == (0, 1)
+    assert "every case" in text_of(render(statistics), 200)

@@ -1,0 +1,245 @@
+"""Exported scripts: they run without fuzz_attn, find a wrong kernel wrong and a right one right, in every family."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
+from fuzz_attn.cli.main import main
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.relations import relations_of
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.sampling.draws import Sample
+
+HERE = Path(__file__).parent
+SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
+LEAST = "q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, block_table"
+TARGETS = HERE.parent / "sample_targets"
+LAUNCHERS: dict[Family, str] = {
+    "unified": "unified_attention:unified_attention",
+    "paged": "paged_attention:paged_attention_decode",
+    "context": "context_attention:context_attention_fwd",
+    "chunked": "chunked_prefill:chunked_prefill_paged_decode",
+}
+SPLIT = AttentionCase(
+    sequences=(Sequence(1, 4), Sequence(1, 20)),
+    family="paged",
+    heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=2, head_size=16),
+    dtypes=DTypes(q="float16", kv="float16", out="float16"),
+    pages=PageLayout(block_size=8, permuted=True, spare_blocks=1),
+    strides=Strides(q_token=16, out_token=16, cache="blocks_first", cache_slot=16, block_table=3),
+    poison=PoisonRecipe(keys="inf", values="huge"),
+    window=5,
+    alibi=AlibiRecipe(),
+    sinks=SinkRecipe(),
+    softmax_scale=0.25,
+)
+CASES: dict[str, AttentionCase] = {
+    "paged": SPLIT,
+    "context": replace(SPLIT, family="context", sequences=(Sequence(3, 4), Sequence(1, 20)), stale_cache=True),
+    "chunked": replace(SPLIT, family="chunked", sequences=(Sequence(3, 4), Sequence(1, 20))),
+    "unified": replace(SPLIT, family="unified", sequences=(Sequence(3, 4), Sequence(0, 7)), padded_tokens=1),
+    "bytes": replace(
+        SPLIT, dtypes=DTypes("float32", "float8_e5m2", "float32"), scales=Scales(k=0.5, v=2.0), uint8_cache=True
+    ),
+}
+BROKEN = """
+
+import functools
+
+@functools.wraps({name})
+def broken_{family}(*arguments, **given):
+    {name}(*arguments, **given)
+    out = given.get("out", given.get("output", given.get("o")))
+    out[0, 0, 1] = 77.0
+"""
+MISBEHAVING = """
+from functools import wraps
+from itertools import count
+from torch_attention import unified_attention
+CALLS = count()
+
+def around(change):
+    @wraps(unified_attention)
+    def variant(**given):
+        unified_attention(**given)
+        change(**given)
+    return variant
+
+def fail(seqused_k, **_):
+    raise ValueError(f"longest={int(seqused_k.max())} is too long")
+
+def flip(out, **_):
+    out.view(dtype=__import__("torch").int32)[0, 0, 0] ^= next(CALLS)
+
+raises = around(fail)
+nondeterministic = around(flip)
+writes_an_input = around(lambda q, **_: q.zero_())
+writes_padded_rows = around(lambda out, **_: out[-1].zero_())
+"""
+RANGE, ONLY_SEEN = {"property_name": "value_range"}, {"property_name": "sanitizers", "kind": "race"}
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    """Return a folder with a copy of the kernels as the package ``standing``, right and broken."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(kernels_folder(), folder / "standing")
+    for family, place in LAUNCHERS.items():
+        module, _, name = place.partition(":")
+        source = folder / "standing" / f"{module}.py"
+        source.write_text(source.read_text() + BROKEN.format(name=name, family=family))
+    shutil.copy(TARGETS / "torch_attention.py", folder)
+    (folder / "misbehaving.py").write_text(MISBEHAVING)
+    return folder
+
+
+def run(program: Path, *arguments: object, path: Path) -> str:
+    """Return what a Python program printed; modules of ``path`` can be imported."""
+    places = os.pathsep.join((str(path), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PYTHONPATH": places, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(program), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, kernels: Path) -> Path:
+    """Return a new folder for counterexamples and their scripts."""
+    (tmp_path / "scripts").mkdir()
+    return tmp_path / "scripts"
+
+
+def save(folder: Path, name: str, spec: str, case: AttentionCase, relation: str | None = None, **changes: str) -> None:
+    """Save a counterexample to be exported."""
+    fields = {"property_name": "oracle", "kind": "mismatch", "message": "as it was", **changes}
+    found = counterexample.signed(spec, case.family, relation, case, msgspec.convert(fields, Verdict))
+    (folder / f"{name}.json").write_bytes(msgspec.json.encode(found))
+
+
+def export(folder: Path, kernels: Path) -> None:
+    """Export all counterexamples of a folder."""
+    run(HERE / "exporting_program.py", folder, path=kernels)
+
+
+def results(folder: Path, kernels: Path, *arguments: str) -> dict[str, tuple[int, str]]:
+    """Return exit status and output of each script of a folder, run where fuzz_attn cannot be imported."""
+    found: dict[str, Any] = json.loads(run(HERE / "running_program.py", folder, *arguments, path=kernels))
+    return {name: (status, text) for name, (status, text) in found.items()}
+
+
+@pytest.mark.parametrize("options", [(), ("--tight",)])
+def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
+    options: tuple[str, ...], scripts: Path, kernels: Path
+) -> None:
+    for name, case in CASES.items():
+        module, _, function = LAUNCHERS[case.family].partition(":")
+        save(scripts, f"right_{name}", f"standing.{module}:{function}", case)
+        save(scripts, f"broken_{name}", f"standing.{module}:broken_{case.family}", case)
+    export(scripts, kernels)
+    found = results(scripts, kernels, "--device", "cpu", *options)
+    for name in CASES:
+        assert found[f"right_{name}"] == (0, "right\n")
+        status, text = found[f"broken_{name}"]
+        assert status == 1
+        assert text.splitlines()[0].startswith("1 of ")
+        assert text.splitlines()[2].split()[:4] == ["0", "0", "1", "77"]
+        assert text.endswith("WRONG\n")
+
+
+def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts: Path, kernels: Path) -> None:
+    torch_attention, misbehaving = (f"{kernels / name}.py" for name in ("torch_attention", "misbehaving"))
+    far = replace(case, pages=PageLayout(block_size=4, first_block=2**20), strides=Strides())
+    words = {
+        "last_row_unwritten": "64 never written",
+        "poison_leaks": "nan",
+        "raises": "ValueError: longest=21 is too long",
+        "writes_an_input": "the call changed its input q",
+        "writes_padded_rows": " bytes of the output's memory that belong to no row were written",
+        "nondeterministic": "(token, head) rows have other bits",
+    }
+    for name in words:
+        spec = f"{torch_attention if name in ('last_row_unwritten', 'poison_leaks') else misbehaving}:{name}"
+        save(scripts, name, spec, case, "determinism" if name == "nondeterministic" else None)
+    right = f"{torch_attention}:unified_attention"
+    save(scripts, "right_in_another_order", right, case, "batch_order")
+    save(scripts, "right_far", right, far)
+    save(scripts, "right_range", right, case, **RANGE)
+    save(scripts, "right_seen", right, case, **ONLY_SEEN)
+    export(scripts, kernels)
+    found = results(scripts, kernels, "--device", "cpu")
+    assert {name: status for name, (status, _) in found.items()} == {
+        name: 0 if name.startswith("right") else 1 for name in found
+    }
+    assert {name for name, text in words.items() if text not in found[name][1]} == set()
+    assert found["right_in_another_order"][1] == "Second call, a launch of the batch in reverse order\nright\n"
+    assert found["right_seen"][1] == "Only a memory checker sees this: as it was\nright\n"
+
+
+def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
+    """With relations of each kind, and with large tensors in a file beside the script."""
+    random = Random(7)
+    for family, place in LAUNCHERS.items():
+        domain = Domain(family=family, paths=FAMILIES[family].paths, tile_hint=True)
+        for relation in ("poison_independence", "page_permutation", "value_shift", "unit_scales"):
+            save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
+    export(scripts, kernels)
+    assert list(scripts.glob("*.safetensors"))
+    found = results(scripts, kernels, "--device", "cpu")
+    assert len(found) == 16
+    assert {name: text for name, (status, text) in found.items() if status} == {}
+
+
+def drawn(domain: Domain, relation: str, random: Random) -> AttentionCase:
+    """Return a case for which the relation holds, and which Triton's interpreter runs quickly and rightly."""
+    while True:
+        case = Sample(random).draw(cases(domain))
+        few = case.num_tokens * case.heads.num_query_heads * case.max_seq_len < 2000
+        exact = {case.dtypes.q, case.dtypes.out} <= {"float32", "float16"}
+        if few and exact and relation in relations_of(case, domain):
+            return case
+
+
+def test_target_of_a_declaration_needs_the_declaration(scripts: Path, kernels: Path) -> None:
+    (kernels / "declared.py").write_text(
+        "from fuzz_attn.targets import Target\nfrom standing.unified_attention import unified_attention\n"
+        "mine = Target('mine', unified_attention)\n\n"
+        f"wrapped = Target('wrapped', lambda {LEAST}: None)\n"
+    )
+    save(scripts, "mine", "declared:mine", replace(CASES["unified"], alibi=None, sinks=None, window=0))
+    save(scripts, "wrapped", "declared:wrapped", replace(CASES["unified"], alibi=None, sinks=None, window=0))
+    export(scripts, kernels)
+    assert "from standing.unified_attention import unified_attention" in (scripts / "mine.py").read_text()
+    assert "from declared import wrapped\n\n    return wrapped.call" in (scripts / "wrapped.py").read_text()
+
+
+def test_command_writes_the_script(scripts: Path, kernels: Path) -> None:
+    save(scripts, "a", f"{kernels / 'torch_attention.py'}:last_row_unwritten", CASES["unified"])
+    command = [SCRIPT, "export", str(scripts / "a.json"), "--script", str(scripts / "b.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"written  {scripts / 'b.py'}\n"), done.stderr
+    assert (scripts / "b.py").read_text().startswith('r"""A wrong result of last_row_unwritten of ')
+
+
+def test_file_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["export", str(tmp_path / "gone.json"), "--script", str(tmp_path / "x.py")])
+    assert result.exit_code == 2
+    assert result.stderr == f"fuzz-attn: {tmp_path / 'gone.json'}: cannot be read: No such file or directory\n"
