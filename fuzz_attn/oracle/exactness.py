@@ -22,16 +22,18 @@ NEGLIGIBLE: Final = 110.0
 """``exp(-110)`` is 2^-158.7, far below half of the smallest denormal, 2^-150."""
 
 
-def significant_keys(exponent: torch.Tensor, exact: torch.Tensor, error: torch.Tensor) -> torch.Tensor | None:
+def significant_keys(
+    exponent: torch.Tensor, exact: torch.Tensor, top: torch.Tensor, error: torch.Tensor
+) -> torch.Tensor | None:
     """Return bool: which visible keys may have a weight other than 0; None if that is all of them.
 
-    ``exponent`` is the logit relative to the largest, masked keys included; ``exact`` is the same with -inf where
-    masked; ``error`` may move both the key's logit and the largest one.
+    ``exponent`` is the logit relative to ``top``, the largest one of its row, masked keys included. ``exact`` is the
+    logit itself, -inf where masked. ``error`` may move both the key's logit and the largest one.
     """
     if float(exponent.amin()) >= -NEGLIGIBLE:
         return None
     farthest = error.amax(-1, keepdim=True).mul_(-2.0).sub_(NEGLIGIBLE)
-    return exact >= farthest
+    return exact >= farthest.add_(top)
 
 
 def rows_of_equal_weights(

@@ -186,7 +186,7 @@ def _with_significant_keys(logits: Logits, exponent: torch.Tensor) -> Logits:
     A rescaling by exactly 1 or 0 rounds nothing. Any other one after a significant key comes from another significant
     key or from the sink, and one more may merge segments.
     """
-    significant = significant_keys(exponent, logits.exact, logits.error)
+    significant = significant_keys(exponent, logits.exact, logits.top, logits.error)
     if significant is None:
         return logits
     count = significant.sum(-1, keepdim=True, dtype=torch.float64)

@@ -15,6 +15,7 @@ from fuzz_attn.case.recipes import (
     AlibiRecipe,
     HeavyScores,
     IntegerValues,
+    NormalScores,
     NormalValues,
     ScoreRecipe,
     SinkRecipe,
@@ -155,6 +156,22 @@ def test_weights_of_0_are_not_counted() -> None:
         case = case_of(HeavyScores("one"), num_keys, values=NormalValues(), key_marks=False)
         bounds.append(attend(materialise(case), RoundingModel()).bound[0, 0])
     assert float((bounds[1] / bounds[0]).median()) < 4.0
+
+
+def test_weights_of_rows_whose_logits_are_all_low_are_counted() -> None:
+    """With negative slopes the last rows of a long prompt see only low logits through a window."""
+    case = case_of(NormalScores(), 400, values=NormalValues(), key_marks=False, window=4)
+    case = replace(case, sequences=(Sequence(400),), alibi=AlibiRecipe(kind="negative", scale=16.0))
+    tensors = materialise(case)
+    seen = 0
+    for block in row_blocks(tensors):
+        logits = logits_of(block, tensors, RoundingModel())
+        if logits.significant is None:
+            continue
+        relative = logits.exact - logits.top
+        assert bool(logits.significant[relative > -100.0].all())
+        seen += int((logits.significant.any(-1, keepdim=True) & (logits.top < -110.0)).sum())
+    assert seen > 0
 
 
 def test_a_scale_of_zero_has_a_finite_bound() -> None:
