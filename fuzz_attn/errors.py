@@ -11,7 +11,7 @@ class CaseError(FuzzAttnError, ValueError):
     """A case that contradicts itself or exceeds a bound. The message names field, value and bound."""
 
 
-class CounterexampleError(FuzzAttnError):
+class CounterexampleError(FuzzAttnError, ValueError):
     """A counterexample file that cannot be read: truncated, edited into nonsense, or of another schema version."""
 
 
@@ -98,10 +98,6 @@ class OutOfTimeError(FuzzAttnError):
     """The caller's deadline passed while a launch was running; the worker was ended and the case has no verdict."""
 
 
-class FoundError(FuzzAttnError):
-    """An attempt raises this for a case that fails, so that the case is shrunk."""
-
-
 class OutOfProbesError(FuzzAttnError):
     """The reduction of a refusal has used up its probes or its time."""
 
@@ -111,7 +107,11 @@ class SeededBugError(FuzzAttnError):
 
 
 class BudgetSpentInterrupt(BaseException):
-    """Ends a round at once. Hypothesis would take an Exception for another failure to shrink."""
+    """Ends a round at once: the time of the run, or the cases of its shard, are spent."""
+
+
+class ShareSpentInterrupt(BaseException):
+    """Ends the shrinking of one failure, so that the search goes on."""
 
 
 class HangInterrupt(BaseException):

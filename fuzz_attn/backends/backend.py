@@ -11,10 +11,14 @@ from fuzz_attn.oracle.verdict import Kind
 
 
 class Observation(NamedTuple):
-    """A defect that a backend saw while a kernel ran; the output may be right nevertheless."""
+    """A defect that a backend saw while a kernel ran; the output may be right nevertheless.
+
+    ``site`` is ``file:line`` of the access; empty where the backend does not know it.
+    """
 
     kind: Kind
     message: str
+    site: str = ""
 
 
 class Kernels(NamedTuple):

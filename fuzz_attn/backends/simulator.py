@@ -145,7 +145,8 @@ class SimulatorBackend:
 
 
 def _observed(finding: Finding) -> Observation:
-    return Observation(_KINDS[finding.kind], str(finding))
+    site = str(finding.location) if finding.location.line else ""
+    return Observation(_KINDS[finding.kind], str(finding), site)
 
 
 def _mask(site: Site, bits: int) -> Mask:

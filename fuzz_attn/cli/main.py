@@ -10,6 +10,7 @@ import click
 from fuzz_attn.cli.audit import audit
 from fuzz_attn.cli.coverage import coverage
 from fuzz_attn.cli.export import export
+from fuzz_attn.cli.mark import mark
 from fuzz_attn.cli.replay import replay
 from fuzz_attn.cli.run import run
 from fuzz_attn.cli.show import show
@@ -40,7 +41,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, replay, show, export, coverage, audit, targets):
+for command in (run, replay, show, mark, export, coverage, audit, targets):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -33,11 +35,28 @@ class Environment(Plain, frozen=True, omit_defaults=False):
     versions: dict[str, str]
 
 
+class Step(Plain, frozen=True):
+    """One case that ran before the failing one in the same process, with its relation."""
+
+    case: AttentionCase
+    relation: str | None = None
+
+
 class Counterexample(Plain, frozen=True, omit_defaults=False):
-    """A failing case with everything needed to replay it. ``digest`` is that of the case's tensors."""
+    """A failing case with everything needed to replay it. ``digest`` is that of the case's tensors.
+
+    - ``status``: ``open``; ``known``, with a ``reference`` (a tracker's number or address) and a reason in ``because``;
+      or ``fixed``.
+    - ``confirmation``: ``confirmed`` where the case fails in a fresh process; ``state`` where it fails only after the
+      cases of ``sequence``; ``flaky`` where it failed ``failed`` times of ``tries``; ``unconfirmed`` where the time was
+      up before any of this was known.
+    - ``shrunk``: whether nothing simpler was found to fail before the time of shrinking was up.
+    - ``trigger``: the traits that the failure needs (:mod:`fuzz_attn.case.traits`).
+    - ``also``: the classes of further failures of the case, which follow from this one.
+    """
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
-    status: Literal["open", "fixed"]
+    status: Literal["open", "known", "fixed"]
     target: str
     family: Family
     signature: str
@@ -46,11 +65,22 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     verdict: Verdict
     digest: str
     environment: Environment
+    reference: str = ""
+    because: str = ""
+    confirmation: Literal["confirmed", "state", "flaky", "unconfirmed"] = "confirmed"
+    failed: int = 0
+    tries: int = 0
+    sequence: tuple[Step, ...] = ()
+    shrunk: bool = True
+    trigger: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """How much a person has to read: sequences, keys, bytes of JSON. Smaller is better."""
-        return len(self.case.sequences), self.case.total_keys, len(msgspec.json.encode(self.case))
+    def __post_init__(self) -> None:
+        """Refuse a known failure that does not say why it is known."""
+        super().__post_init__()
+        for name in ("reference", "because"):
+            if self.status == "known" and not getattr(self, name).strip():
+                raise CounterexampleError(f"{name}='' must not be empty for status='known'")
 
 
 class _Header(msgspec.Struct):
@@ -96,50 +126,66 @@ def load(path: Path) -> Counterexample:
 
 
 def save(found: Counterexample, folder: Path) -> Path:
-    """Write a counterexample into its target's folder, unless a smaller one of the same signature exists.
+    """Write a counterexample into a new file of a folder, named by its signature, with a number where that is taken.
 
-    A file whose bug was fixed stays unchanged, and the new file gets a number. The file appears whole or not at all,
-    also when two workers save the same bug. Returns its path.
+    The file appears whole or not at all, and never replaces another, also when two processes save at once. Returns
+    its path.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = _place_of(found, folder)
-    if path.exists() and _is_smaller(path, found):
-        return path
-    text = msgspec.json.format(msgspec.json.encode(found), indent=1)
-    temporary = folder / f".{uuid4().hex}.part"
+    temporary = _written(found, folder)
     try:
-        temporary.write_bytes(text + b"\n")
+        return _linked(temporary, found.signature, folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def overwrite(found: Counterexample, path: Path) -> None:
+    """Replace the counterexample in a file, all of it or nothing."""
+    temporary = _written(found, path.parent)
+    try:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
 
 
-def _place_of(found: Counterexample, folder: Path) -> Path:
-    """Return the file of the signature, or the next number where the bug of that file was fixed."""
+def rename(path: Path, found: Counterexample) -> Path:
+    """Give a file the name of its signature, with a number where that is taken; return its path."""
+    if re.fullmatch(rf"{re.escape(found.signature)}(-\d+)?\.json", path.name):
+        return path
+    renamed = _linked(path, found.signature, path.parent)
+    path.unlink(missing_ok=True)
+    return renamed
+
+
+def _written(found: Counterexample, folder: Path) -> Path:
+    """Return a new temporary file with a counterexample."""
+    temporary = folder / f".{uuid4().hex}.part"
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _linked(file: Path, name: str, folder: Path) -> Path:
+    """Return a second name of a file, which no other file has."""
     for number in count(1):
-        path = folder / f"{found.signature}{f'-{number}' if number > 1 else ''}.json"
-        if not path.exists() or not _is_fixed(path):
-            break
-    return path
-
-
-def _is_fixed(path: Path) -> bool:
-    try:
-        return load(path).status == "fixed"
-    except CounterexampleError:
-        return False
-
-
-def _is_smaller(path: Path, found: Counterexample) -> bool:
-    try:
-        return load(path).size <= found.size
-    except CounterexampleError:
-        return False
+        path = folder / f"{name}{f'-{number}' if number > 1 else ''}.json"
+        try:
+            path.hardlink_to(file)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            if path.exists():
+                continue
+            shutil.copyfile(file, path)
+        return path
+    raise AssertionError("count() has no end")
 
 
 def signed(target: str, family: Family, relation: str | None, case: AttentionCase, verdict: Verdict) -> Counterexample:
-    """Return a new open counterexample with an empty digest and environment."""
+    """Return a new open counterexample, not confirmed yet, with an empty digest and environment."""
     return Counterexample(
         schema=SCHEMA,
         status="open",
@@ -151,6 +197,8 @@ def signed(target: str, family: Family, relation: str | None, case: AttentionCas
         verdict=verdict,
         digest="",
         environment=environment_of("", ()),
+        confirmation="unconfirmed",
+        shrunk=False,
     )
 
 

@@ -1,21 +1,22 @@
-"""Campaign: one shard of a fuzz test. Cases are drawn and judged by an isolated worker; a failure is shrunk.
+"""Campaign: one shard of a fuzz test. Cases are drawn and judged by an isolated worker; failures are followed.
 
-Rounds follow each other until the budget of time or cases is spent or a failure is found. A shard ends with its first
-failure, shrunk in what is left of the time, and saves the smallest case so far. While it shrinks, another kind of
-failure counts as a pass, so that the saved case shows the bug that was found; the outcome names the others.
+Saved counterexamples are played first. Then rounds of drawn cases follow each other until the budget of time or cases
+is spent. Every failure is saved, confirmed, shrunk and classified (:mod:`fuzz_attn.engine.failures.life`), and the
+search goes on around it: most cases that would only show it again are drawn anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import msgspec
-from hypothesis.errors import FlakyFailure
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
@@ -27,8 +28,6 @@ from fuzz_attn.engine.events import (
     CaseUnfinished,
     CaseUnsupported,
     Emit,
-    FailureChanged,
-    FailureFound,
     Finished,
     News,
     Note,
@@ -39,24 +38,28 @@ from fuzz_attn.engine.events import (
     ignore,
     no_news,
 )
+from fuzz_attn.engine.failures.confirmation import LAST_CASES
+from fuzz_attn.engine.failures.life import FailureLives
+from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
-from fuzz_attn.errors import (
-    BudgetSpentInterrupt,
-    CounterexampleError,
-    FoundError,
-    FuzzAttnError,
-    OutOfProbesError,
-    OutOfTimeError,
-)
+from fuzz_attn.errors import BudgetSpentInterrupt, FuzzAttnError, OutOfProbesError, OutOfTimeError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 
-SHORTEST_HANG: Final = 20.0
+HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
+LAST_PART: Final = 0.75
+"""From then on what is left of the time goes to failures whose shrinking is not complete."""
+GRACE_SECONDS: Final = 5.0
+"""A failure that was found just before the end may still be confirmed for this long."""
+AVOIDED: Final = 0.9
+"""The part of the cases with the trigger of a known failure that is drawn again."""
+_AVOIDING: Final = 4
+"""The index of the stream of random numbers that decides which cases are drawn again."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
 """The verdict on a case in the journal."""
 
@@ -98,15 +101,27 @@ class Campaign:
         self._started = 0.0
         self._ready: Ready | None = None
         self._unfinished = False
-        self._answers: dict[bytes, Verdict] = {}
         self._refusals = Refusals(Domain())
-        self._best: Counterexample | None = None
-        self._path: Path | None = None
-        self._first: Counterexample | None = None
-        self._also_seen: dict[str, None] = {}
+        self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
+        """The last cases that the worker's process has judged."""
+        self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
+        self._lives = FailureLives(self, plan.shard, self.folder, plan.max_time, self.elapsed)
+
+    @property
+    def ready(self) -> Ready:
+        """The worker's target, backend and domain."""
+        return self.worker.ready
+
+    def folder(self) -> Path:
+        """Return the folder of the target's counterexamples."""
+        return self.plan.fixtures / self.ready.slug
+
+    def elapsed(self) -> float:
+        """Return the seconds since the shard began to fuzz."""
+        return time.monotonic() - self._started
 
     def run(self) -> None:
-        """Fuzz until the budget is spent or a failure is found and shrunk; save the failure, also on an interrupt."""
+        """Play saved counterexamples, then fuzz until the budget is spent; an interrupt loses no failure."""
         self._started = time.monotonic()
         try:
             with self.worker:
@@ -117,7 +132,7 @@ class Campaign:
         self._finish("")
 
     def _finish(self, error: str) -> None:
-        self.emit(Finished(self.plan.shard, time.monotonic() - self._started, error))
+        self.emit(Finished(self.plan.shard, self.elapsed(), error))
 
     def _run(self) -> None:
         self._started = time.monotonic()
@@ -134,7 +149,7 @@ class Campaign:
             raise
         finally:
             self._journal.close(keep=broken or self._unfinished)
-            self._complete()
+            self._lives.close()
 
     def _introduce(self) -> None:
         """Emit that the worker is ready, and again when another one has replaced it."""
@@ -146,63 +161,78 @@ class Campaign:
 
     def _search(self) -> None:
         number = 0
-        while self._best is None and self._has_budget() and not self._refusals.hopeless(number):
-            self._round(number)
-            number += 1
+        with contextlib.suppress(BudgetSpentInterrupt):
+            if not self.plan.shard:
+                play_saved(self, self._lives, self.folder())
+            while self._has_budget() and not self._refusals.hopeless(number):
+                self._round(number)
+                number += 1
 
     def _has_budget(self) -> bool:
-        """Return whether to go on: the time limits the shrinking too, the number of cases only the search."""
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            return False
-        return self._best is not None or self.plan.max_cases is None or self.cases < self.plan.max_cases
+        return self._has_time() and (self.plan.max_cases is None or self.cases < self.plan.max_cases)
+
+    def _seconds_left(self) -> float:
+        """Return the seconds that unfinished shrinking may take from now on; 0 as long as the search comes first."""
+        if self.plan.max_time is None or self.elapsed() < LAST_PART * self.plan.max_time:
+            return 0.0
+        return max(0.0, self.plan.max_time - self.elapsed())
+
+    def _has_time(self) -> bool:
+        return self._deadline is None or time.monotonic() < self._deadline
 
     def _round(self, number: int) -> None:
-        """Try the cases of one round; returns when they or the budget are spent, or a failure is shrunk."""
+        """Try the cases of one round."""
         ready = self.worker.ready
         size = ON_CPU if ready.device == "cpu" else ON_GPU
         left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.cases
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
-        # A failure is in self._best, with its verdict.
-        with contextlib.suppress(FoundError, FlakyFailure, BudgetSpentInterrupt):
-            excludes = self._refusals.excludes_key
-            play_round(self._refusals.domain, round_seed, min(size.cases, left), self._try, size, excludes)
+        domain, excludes = self._refusals.drawing(number)
+        play_round(domain, round_seed, min(size.cases, left), self._try, size, excludes, self._skips)
+
+    def _skips(self, case: AttentionCase, relation: str | None) -> bool:
+        """Return whether to draw another case: most of those with the trigger of a known failure."""
+        return self._lives.known.avoids(Order(case, relation)) and self._random.random() < AVOIDED
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
-        order = Order(case, relation)
-        if self._best is None and self._refusals.excludes(case):
+        if self._refusals.excludes(case):
             return
-        verdict = self._verdict(order)
-        if not verdict.passed and self._is_followed(verdict):
-            self._keep(order, verdict)
-            raise FoundError(verdict.message)
+        order = Order(case, relation)
+        self.learn()
+        self._lives.resume(self._seconds_left())
+        before = tuple(self._last) if self._lives.may_follow else ()
+        answer = self.judge(order, "search")
+        if not answer.verdict.passed:
+            self._lives.meet(order, answer, before)
 
-    def _verdict(self, order: Order) -> Verdict:
-        """Return the verdict on an order; while shrinking, an order seen before is not launched again."""
-        encoded = msgspec.json.encode(order)
-        known = self._answers.get(encoded)
-        if known is not None:
-            return known
-        if not self._has_budget():
+    def learn(self) -> None:
+        """Learn what other shards have found."""
+        self._lives.learn(self.news())
+
+    def renew(self) -> None:
+        """Let the next case be judged by a process that has judged none."""
+        self.worker.renew()
+        self._last.clear()
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        """Return the answer to an order; raises :class:`BudgetSpentInterrupt` when the time is up."""
+        deadline = self._deadline
+        if phase == "confirm" and deadline is not None:
+            deadline += GRACE_SECONDS
+        elif not self._has_time():
             raise BudgetSpentInterrupt
-        self._journal.write(msgspec.json.encode(self._signed(order, UNFINISHED)))
-        verdict = self._judge(order)
-        if self._best is not None or not verdict.passed:
-            self._answers[encoded] = verdict
-        return verdict
-
-    def _judge(self, order: Order) -> Verdict:
-        phase: Phase = "search" if self._best is None else "shrink"
-        self.cases += phase == "search"
+        self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started = self.worker.deaths, time.monotonic()
         try:
-            answer = self.worker.judge(order, deadline=self._deadline)
+            answer = self.worker.judge(order, deadline=deadline)
         except OutOfTimeError:
             self._unfinished = True
-            self.cases -= phase == "search"
             self.emit(CaseUnfinished(self.plan.shard, order, time.monotonic() - started))
             raise BudgetSpentInterrupt from None
+        self.cases += phase == "search"
+        self._last.append(order)
         self._introduce()
         if self.worker.deaths > deaths:
+            self._last.clear()
             self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
@@ -211,16 +241,15 @@ class Campaign:
         if answer.judged:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
-        return answer.verdict
+        return answer
 
     def _refuse(self, order: Order, phase: Phase, refusal: Refusal) -> None:
         """Emit that a case is refused; a case of the search also shows what else is."""
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            rule = self._refusals.refused(order.case, refusal, self._probe)
-            if rule is not None:
-                self.emit(RefusalReduced(self.plan.shard, refusal, rule.words(self._refusals.full)))
+            for rule in self._refusals.refused(order.case, refusal, self._probe):
+                self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
 
     def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
@@ -238,25 +267,7 @@ class Campaign:
             self.plan.shard, phase, order, verdicts, seconds, answer.masks, answer.compiled, answer.loaded
         )
 
-    def _is_followed(self, verdict: Verdict) -> bool:
-        """Return whether a failure is of the kind that was found first; record its kind if not."""
-        if self._best is None or _kind_of_failure(verdict) == _kind_of_failure(self._best.verdict):
-            return True
-        self._also_seen.setdefault(_kind_of_failure(verdict))
-        return False
-
-    def _keep(self, order: Order, verdict: Verdict) -> None:
-        """Keep a failure if it is the smallest so far, complete, so that it can be saved at any time."""
-        found = self._signed(order, verdict)
-        if self._best is None:
-            self._best = msgspec.structs.replace(found, digest=self._digest(order))
-            self._path, self._first = self._saved(), self._best
-            seconds = time.monotonic() - self._started
-            self.emit(FailureFound(self.plan.shard, 0, self._best, str(self._path), seconds))
-        elif found.size < self._best.size:
-            self._best = msgspec.structs.replace(found, digest=self._digest(order))
-
-    def _signed(self, order: Order, verdict: Verdict) -> Counterexample:
+    def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a counterexample of an order, with its relation only where that may have caused the failure."""
         ready = self.worker.ready
         relation = verdict.property_name if verdict.property_name in RELATIONS else None
@@ -265,40 +276,14 @@ class Campaign:
         found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
         return msgspec.structs.replace(found, environment=environment_of(ready.backend, ready.shims))
 
-    def _digest(self, order: Order) -> str:
+    def digest(self, order: Order) -> str:
         """Return the digest of the case's tensors; empty where there is no time or no worker left for it."""
+        deadline = None if self._deadline is None else self._deadline + GRACE_SECONDS
         with contextlib.suppress(FuzzAttnError):
-            return self.worker.judge(Order(order.case, digest=True), deadline=self._deadline).digest
+            return self.worker.judge(Order(order.case, digest=True), deadline=deadline).digest
         return ""
-
-    def _saved(self) -> Path:
-        assert self._best is not None
-        return counterexample.save(self._best, self.plan.fixtures / self.worker.ready.slug)
-
-    def _complete(self) -> None:
-        """Save the smallest failure in place of the first, and emit that it is complete."""
-        if self._best is None:
-            return
-        first, self._path = self._path, self._saved()
-        if first is not None and first != self._path and self._is_own(first):
-            first.unlink(missing_ok=True)
-        self.emit(FailureChanged(self.plan.shard, 0, self._best, str(self._path), done=True))
-        if self._also_seen:
-            self.emit(Note(self.plan.shard, f"Other failures seen while shrinking: {', '.join(self._also_seen)}"))
-
-    def _is_own(self, path: Path) -> bool:
-        """Return whether a file holds the failure as it was found, and not a smaller one that was there before."""
-        try:
-            return counterexample.load(path) == self._first
-        except CounterexampleError:
-            return False
-
-
-def _kind_of_failure(verdict: Verdict) -> str:
-    """Return the kind of a failure, which stays the same while it is shrunk."""
-    return f"{verdict.property_name} ({verdict.kind.replace('_', ' ')})"
 
 
 def launch_limit(max_time: float | None) -> float:
     """Return after how many seconds a launch counts as a hang; a campaign of a minute must have time to see one."""
-    return LAUNCH_SECONDS if max_time is None else min(LAUNCH_SECONDS, max(max_time / 3, SHORTEST_HANG))
+    return LAUNCH_SECONDS if max_time is None else min(LAUNCH_SECONDS, max(HANG_SHARE * max_time, SHORTEST_HANG))

@@ -67,7 +67,7 @@ class CaseJudge:
     def judge(self, order: Order) -> Answer:
         """Return the answer to an order."""
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
-        from fuzz_attn.properties.check import check  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
         from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
 
@@ -77,12 +77,12 @@ class CaseJudge:
             return Answer(refusals=tuple(map(self._probe, order.probes)))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         refusal = experiment.refusal
-        verdict = Verdict("oracle") if refusal else check(experiment, order.relation)
+        verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = with_poison_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
-        return Answer(verdict, refusal=refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+        return Answer(verdict, tuple(others), refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
 
     def _probe(self, case: AttentionCase) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""

@@ -98,7 +98,8 @@ class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished
 class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
     """A failure that is none of those known so far; it is saved in ``path``.
 
-    ``seconds`` is the time since the shard began to fuzz.
+    Its status is ``open`` if it is new. A saved one that still fails is ``open`` or ``known``; a ``fixed`` one that
+    fails again is a regression. ``seconds`` is the time since the shard began to fuzz.
     """
 
     shard: int
@@ -120,6 +121,14 @@ class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed
     path: str
     done: bool = False
     same_as: str = ""
+
+
+class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
+    """A saved counterexample passes. That is unexpected of one that is not ``fixed``."""
+
+    shard: int
+    counterexample: Counterexample
+    path: str
 
 
 class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
@@ -161,6 +170,7 @@ Event: TypeAlias = (
     | CaseUnfinished
     | FailureFound
     | FailureChanged
+    | SavedPassed
     | FailureSeenAgain
     | WorkerLost
     | Note

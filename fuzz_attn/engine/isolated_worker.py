@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections import Counter
@@ -12,13 +13,15 @@ from typing import Final, Self, TypeAlias, get_args
 import msgspec
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.engine.messages import Answer, Died, HarnessFailed, Order, Ready, Refused, Setup, Unsupported
+from fuzz_attn.engine.messages import Answer, Died, HarnessFailed, Order, Ready, Refused, Renew, Setup, Unsupported
 from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
 START_SECONDS: Final = 180.0
 """A worker has to import torch, Triton and the target within this time."""
+RENEW_SECONDS: Final = 10.0
+"""A process that is to be replaced has to end within this time."""
 LAUNCH_SECONDS: Final = 120.0
 """A launch that takes longer counts as a hang."""
 
@@ -83,6 +86,17 @@ class IsolatedWorker:
             self._end()  # a late reply must not be taken for the answer to the next order
             raise
 
+    def renew(self) -> None:
+        """Let a process that has judged no case answer the next order."""
+        if self.process is None:
+            return
+        try:
+            reply = self._request(Renew(), time.monotonic() + RENEW_SECONDS)
+        except TimeoutError:
+            reply = None
+        if not isinstance(reply, Died):
+            self._end()  # this worker answers from the process that is set up, so that another has to start
+
     def _judge(self, order: Order, deadline: float | None, *, again: bool = False) -> Answer:
         if self.process is None:
             self.ready = self._start(deadline)
@@ -104,7 +118,14 @@ class IsolatedWorker:
                 return self._after_harness_failure(order, deadline, reply, again=again)
             case Refused():
                 raise FuzzAttnError(reply.reason)
-        return _failed("crash", self._death(reply))
+        return self._died(reply)
+
+    def _died(self, reply: Reply | None) -> Answer:
+        """Return the answer where the process that was to give it has died."""
+        assert self.process is not None
+        code = reply.code if isinstance(reply, Died) else self.process.exit_code()
+        answer = _failed("crash", self._death(reply))
+        return msgspec.structs.replace(answer, killed=-code in (signal.SIGKILL, signal.SIGTERM))
 
     def _after_harness_failure(
         self, order: Order, deadline: float | None, failed: HarnessFailed, *, again: bool

@@ -8,6 +8,8 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 
+RENEWED = 117
+"""Exit status of a process that ends itself to be replaced by a fresh one."""
 DEVICE_LOST = 114
 """Exit status of a process that ends itself because a launch broke its device."""
 HARNESS_FAILED = 115
@@ -70,6 +72,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     that judged the case in its place, and without one there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
+    ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     """
 
     verdict: Verdict = Verdict("oracle")
@@ -82,11 +85,16 @@ class Answer(Plain, frozen=True, tag="answer"):
     masks: tuple[Mask, ...] = ()
     compiled: int = 0
     loaded: int = 0
+    killed: bool = False
 
     @property
     def judged(self) -> bool:
         """Whether there is a verdict."""
         return self.refusal is None and (not self.unsupported or bool(self.instead))
+
+
+class Renew(Plain, frozen=True, tag="renew"):
+    """Asks a worker to answer from a process that has judged no case; it answers with :class:`Died`."""
 
 
 class Died(Plain, frozen=True, tag="died"):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.events import Phase
+from fuzz_attn.engine.failures.saved import played
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -35,23 +37,41 @@ class Replayed:
     def status(self) -> str:
         """``FAILED`` while the case fails, ``FIXED`` once it passes, ``REFUSED`` once the target refuses it.
 
-        ``UNSEEN`` where only sanitizers saw the failure and the backend of the replay has none: the failure may remain.
-        Writes outside a tensor are different, because guard bands see them on every backend.
+        ``KNOWN`` and ``REGRESSED`` fail too, but the file says that the bug is known, or that it was fixed. ``PASSES``
+        is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or only
+        sanitizers saw it and the backend of the replay has none. Writes outside a tensor are different, because guard
+        bands see them on every backend.
         """
         if self.refused:
             return "REFUSED"
         if self.unsupported:
             return "UNSEEN"
         if not self.verdict.passed:
-            return "FAILED"
+            return {"open": "FAILED", "known": "KNOWN", "fixed": "REGRESSED"}[self.found.status]
         found = self.found.verdict
         seen = self.sanitizers or found.property_name != "sanitizers" or found.kind == "written_outside"
-        return "FIXED" if seen else "UNSEEN"
+        if not seen or self.found.confirmation == "flaky":
+            return "UNSEEN"
+        return "PASSES" if self.found.status == "known" else "FIXED"
 
     @property
     def still_fails(self) -> bool:
         """Whether a reader must act: the case fails, or it is unseen here and its file is not marked fixed."""
-        return self.status == "FAILED" or (self.status == "UNSEEN" and self.found.status == "open")
+        return self.status in ("FAILED", "REGRESSED") or (self.status == "UNSEEN" and self.found.status == "open")
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """The launches of one worker; a target in this process cannot be renewed."""
+
+    worker: IsolatedWorker | InProcess
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        return self.worker.judge(order)
+
+    def renew(self) -> None:
+        if isinstance(self.worker, IsolatedWorker):
+            self.worker.renew()
 
 
 def replay(
@@ -59,6 +79,7 @@ def replay(
 ) -> Iterator[Replayed]:
     """Yield each file, replayed on its own target or on another; each target has one worker process.
 
+    A failure that depends on earlier cases is replayed after them, and a flaky one several times, until it fails.
     With ``in_process`` the targets run in this process, and failures are not explained, which takes more launches.
 
     All files are read before the first one runs, so that a bad file is reported at once. Raises
@@ -77,7 +98,7 @@ def replay(
                 workers[name] = worker
             digest = workers[name].judge(Order(found.case, digest=True)).digest
             order = Order(found.case, found.relation)
-            answer = workers[name].judge(order)
+            answer = played(found, _Launches(workers[name]), "confirm")
             verdict = answer.verdict
             if not in_process:
                 verdict = explained(workers[name], order, verdict)

@@ -1,8 +1,7 @@
 """Schedule: the rounds of cases that a campaign draws.
 
-Each round has its own seed and its own sample of compile keys. As long as no case fails, a round depends only on the
-domain and the seed, so other callers can go through the same cases as a campaign. A case that fails is shrunk
-(:mod:`fuzz_attn.engine.shrinking`).
+Each round has its own seed and its own sample of compile keys. As long as no case is skipped, a round depends only on
+the domain and the seed, so other callers can go through the same cases as a campaign.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
-from fuzz_attn.engine.shrinking import shrink
-from fuzz_attn.errors import FoundError
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
@@ -51,7 +48,11 @@ limit cuts off has compiled most of its kernels and judged few of its cases.
 """
 
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
-"""Called with each case and its relation; raises :class:`FoundError` for a case that fails."""
+"""Called with each case and its relation."""
+Skips: TypeAlias = Callable[[AttentionCase, str | None], bool]
+"""Returns whether to draw another case instead of this one."""
+MOST_DRAWS: Final = 40
+"""After so many draws the round goes on without a case: those that remain are too rare."""
 
 ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 """Returns whether a campaign does not want any case of a compile key."""
@@ -68,11 +69,12 @@ def play_round(
     attempt: Attempt,
     size: RoundSize = ON_CPU,
     excludes: ExcludesKey | None = None,
+    skips: Skips | None = None,
 ) -> None:
-    """Draw the cases of one round and call ``attempt`` with each; shrink the first that fails, and raise its error.
+    """Draw the cases of one round and call ``attempt`` with each; an exception of it ends the round.
 
-    An exception of ``attempt`` other than :class:`FoundError` ends the round. Compile keys that ``excludes`` are not
-    drawn, unless it excludes all of them.
+    Compile keys that ``excludes`` are not drawn, unless it excludes all of them. A case that ``skips`` is true for is
+    drawn again.
     """
     keys, layouts = (
         keys_of_round(domain, round_seed, size.keys, excludes),
@@ -81,19 +83,13 @@ def play_round(
     relations = relations_of_round(round_seed, size.compiling)
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
     random = Random(round_seed)  # noqa: S311 - nothing secret
-
-    def with_relation(drawn: tuple[AttentionCase, int | None]) -> tuple[AttentionCase, str | None]:
-        case, choice = drawn
-        return case, None if choice is None else chosen_relation(choice, case, domain, relations)
-
     for _ in range(number_of_cases):
-        sample = Sample(random)
-        order = with_relation(sample.draw(strategy))
-        try:
-            attempt(*order)
-        except FoundError:
-            shrink(strategy, sample.choices, lambda drawn: attempt(*with_relation(drawn)))
-            raise
+        for _ in range(MOST_DRAWS):
+            case, choice = Sample(random).draw(strategy)
+            relation = None if choice is None else chosen_relation(choice, case, domain, relations)
+            if skips is None or not skips(case, relation):
+                attempt(case, relation)
+                break
 
 
 def keys_of_round(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Final, TypeAlias
+from typing import Final
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties import absent_features, bounded_relations, exact_relations, launch_properties
@@ -16,17 +17,8 @@ from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import RELATIONS, RelationKind
 from fuzz_attn.properties.value_range import value_range
 
-Property: TypeAlias = Callable[[Experiment], Verdict]
-
-LAUNCH_PROPERTIES: Final[dict[str, Property]] = {
-    "sanitizers": launch_properties.sanitizers,
-    "inputs_unchanged": launch_properties.inputs_unchanged,
-    "oracle": launch_properties.oracle,
-    "value_range": value_range,
-    "nothing_else_written": launch_properties.nothing_else_written,
-}
-"""Properties of the first launch, in the order of checking. Changed inputs come before the oracle, because the oracle
-reads the inputs as the launch left them."""
+LAUNCH_PROPERTIES: Final = ("sanitizers", "inputs_unchanged", "oracle", "value_range", "nothing_else_written")
+"""The properties of the first launch, in the order of checking."""
 
 MODULES: Final[dict[RelationKind, ModuleType]] = {
     "exact": exact_relations,
@@ -39,21 +31,52 @@ MODULES: Final[dict[RelationKind, ModuleType]] = {
 def check(experiment: Experiment, relation: str | None = None) -> Verdict:
     """Return the first failed verdict of the launch properties and one relation, else the oracle's.
 
-    An exception of the target fails the oracle. Raises :class:`FuzzAttnError` for a relation that is unknown or does
-    not hold for the case.
+    Raises :class:`FuzzAttnError` for a relation that is unknown or does not hold for the case.
     """
+    return next(_verdicts(experiment, relation))
+
+
+def all_failures(experiment: Experiment, relation: str | None = None) -> tuple[Verdict, ...]:
+    """Return every failed verdict of the launch properties and one relation, else only the oracle's.
+
+    Judging goes on after a sanitizer's finding, because the simulator skips a wrong access. It ends where a later
+    verdict would follow from an earlier one: after an exception, a hang or a changed input, and after a wrong output
+    only writes outside of the output are checked. Raises as :func:`check` does.
+    """
+    return tuple(_verdicts(experiment, relation))
+
+
+def _verdicts(experiment: Experiment, relation: str | None) -> Iterator[Verdict]:
     if relation:
         _require_holding(relation, experiment.case)
-    if experiment.first.error:
-        return Verdict("oracle", "exception", f"the target {experiment.first.error}")
-    passed = {}
-    for name, property_ in LAUNCH_PROPERTIES.items():
-        passed[name] = verdict = property_(experiment)
-        if not verdict.passed:
-            return verdict
-    if relation and not (verdict := check_relation(relation, experiment)).passed:
-        return verdict
-    return passed["oracle"]
+    first = experiment.first
+    if first.error:
+        yield Verdict("oracle", "exception", f"the target {first.error}", site=first.error_site)
+    findings = launch_properties.findings(experiment)
+    yield from findings
+    if first.error or any(finding.kind in ("timeout", "exception") for finding in findings):
+        return
+    changed = launch_properties.inputs_unchanged(experiment)
+    if not changed.passed:
+        yield changed  # the oracle reads the inputs as the launch left them
+        return
+    judged = list(_of_output(experiment, relation))
+    failed = [verdict for verdict in judged if not verdict.passed]
+    if failed or not findings:
+        yield from failed or judged[:1]
+
+
+def _of_output(experiment: Experiment, relation: str | None) -> Iterator[Verdict]:
+    """Yield the oracle's verdict, then others on the output and its memory."""
+    verdict = launch_properties.oracle(experiment)
+    yield verdict
+    if verdict.passed:
+        verdict = value_range(experiment)
+        yield verdict
+    outside = launch_properties.nothing_else_written(experiment)
+    yield outside
+    if relation and verdict.passed and outside.passed:
+        yield check_relation(relation, experiment)
 
 
 def check_relation(name: str, experiment: Experiment) -> Verdict:
@@ -71,6 +94,6 @@ def _require_holding(relation: str, case: AttentionCase) -> None:
     """Refuse a relation that does not hold for a case on any target."""
     if relation not in RELATIONS:
         raise FuzzAttnError(f"relation={relation!r} must be one of: {', '.join(RELATIONS)}")
-    everything = Domain(family=case.family, paths=("auto", "2d", "3d"))
+    everything = Domain(family=case.family, paths=FAMILIES[case.family].paths)
     if not RELATIONS[relation].holds(case, everything):
         raise FuzzAttnError(f"relation={relation!r} does not hold for the case")

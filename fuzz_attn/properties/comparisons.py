@@ -62,17 +62,18 @@ Comparison: TypeAlias = SameBits | WithinBound
 def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdict:
     """Return the verdict of the relation ``name`` on its second launch.
 
-    A launch that raised, or in which a sanitizer found something, fails whatever its output is. A launch of another
-    shape that is refused can show nothing, so it passes.
+    A launch that raised, or in which a sanitizer found something that it did not find in the first launch, fails
+    whatever its output is. A launch of another shape that is refused can show nothing, so it passes.
     """
     launch, change = comparison.launch, comparison.change
     if launch.refusal and (launch.refusal.stage == "compile" or shape_of(launch) != shape_of(experiment.first)):
         return Verdict(name)
     if launch.error:
-        return Verdict(name, "exception", f"only {change} {launch.error}")
-    if launch.observations:
-        kind, message = launch.observations[0]
-        return Verdict(name, kind, f"only {change}: {message}", wrong=len(launch.observations))
+        return Verdict(name, "exception", f"only {change} {launch.error}", site=launch.error_site)
+    before = {(observation.kind, observation.site) for observation in experiment.first.observations}
+    new = [observation for observation in launch.observations if (observation.kind, observation.site) not in before]
+    if new:
+        return Verdict(name, new[0].kind, f"only {change}: {new[0].message}", wrong=len(new), site=new[0].site)
     if isinstance(comparison, SameBits):
         return _same_bits(comparison, experiment, name)
     return _within_bound(comparison, experiment, name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import traceback
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -21,6 +23,9 @@ from fuzz_attn.properties.exceptions import refusal_by, with_other_data
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 
+LIBRARIES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy"))
+"""Folders whose lines are no lines of a target."""
+HARNESS: Final = Path(__file__).parents[1]
 SHOWN_CHARACTERS: Final = 4000
 """Characters of an exception's text that a verdict keeps: a compiler may print the whole kernel."""
 
@@ -33,6 +38,8 @@ class Launch:
     output_before: torch.Tensor
     error: str = ""
     """``raised`` and the exception's type, text and innermost line, or which tensor was resized; else empty."""
+    error_site: str = ""
+    """``file:line`` of the target's innermost line that the exception passed."""
     refusal: Refusal | None = None
     """What the exception refuses, None where it is a failure."""
     observations: tuple[Observation, ...] = ()
@@ -113,7 +120,7 @@ class Experiment:
     def launch_tensors(self, tensors: AttentionTensors) -> Launch:
         """Return the launch of the target on tensors, which it then owns; the target writes their output."""
         output = storage_bytes(tensors.output).clone()
-        error, refusal, watch = "", None, Watch()
+        error, site, refusal, watch = "", "", None, Watch()
         layouts = _layouts(tensors)
         try:
             with self.backend.running() as watch:
@@ -121,13 +128,13 @@ class Experiment:
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt):
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
-            error = _described(raised)
+            error, site = _described(raised), _site_of(raised)
             if not self.strict:
                 launched = watch.launches > 0 or not output.equal(storage_bytes(tensors.output))
                 refusal = refusal_by(raised, _text(raised), launched=launched)
         else:
             error = _resized(layouts, _layouts(tensors))
-        return Launch(tensors, output, error, refusal, tuple(watch.observations))
+        return Launch(tensors, output, error, site, refusal, tuple(watch.observations))
 
 
 def _layouts(tensors: AttentionTensors) -> dict[str, tuple[object, ...]]:
@@ -154,6 +161,17 @@ def _described(raised: BaseException) -> str:
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = _text(raised) or (frames[-1].line or "" if frames else "")
     return f"raised {type(raised).__name__}: {text}{place}"
+
+
+def _site_of(raised: BaseException) -> str:
+    """Return ``file:line`` of the target's innermost line, not of a library that it calls; empty without any."""
+    own = [frame for frame in traceback.extract_tb(raised.__traceback__) if _is_of_target(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _is_of_target(file: str) -> bool:
+    ours = Path(file).is_relative_to(HARNESS) and not Path(file).is_relative_to(HARNESS / "kernels")
+    return not ours and not file.startswith("<") and not any(library in file for library in LIBRARIES)
 
 
 def _text(raised: BaseException) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
@@ -16,17 +19,21 @@ def oracle(experiment: Experiment) -> Verdict:
     return judge(experiment.first.tensors, experiment.reference)
 
 
-def sanitizers(experiment: Experiment) -> Verdict:
-    """No access leaves its tensor, no unwritten memory is read, no programs race and no index overflows.
+def findings(experiment: Experiment) -> tuple[Verdict, ...]:
+    """Return a failed verdict for each line where the sanitizers of the backend found something.
 
-    Always passes on a backend without sanitizers.
+    No access leaves its tensor, no unwritten memory is read, no programs race and no index overflows.
     """
-    observations = experiment.first.observations
-    if not observations:
-        return Verdict("sanitizers")
-    kind, message = observations[0]
-    more = f" (and {len(observations) - 1} more findings)" if len(observations) > 1 else ""
-    return Verdict("sanitizers", kind, f"{message}{more}", wrong=len(observations))
+    sites: dict[str, list[Observation]] = {}
+    for observation in experiment.first.observations:
+        sites.setdefault(observation.site or observation.kind, []).append(observation)
+    return tuple(_finding(observations) for observations in sites.values())
+
+
+def _finding(observations: Sequence[Observation]) -> Verdict:
+    first, more = observations[0], len(observations) - 1
+    message = first.message + (f" (and {more} more findings there)" if more else "")
+    return Verdict("sanitizers", first.kind, message, wrong=len(observations), site=first.site)
 
 
 def nothing_else_written(experiment: Experiment) -> Verdict:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.case.recipes import LevelScores, SinkRecipe
+from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.counterexamples.counterexample import (
     SCHEMA,
     Counterexample,
@@ -25,6 +25,8 @@ from fuzz_attn.counterexamples.counterexample import (
     environment_of,
     files_in,
     load,
+    overwrite,
+    rename,
     save,
     signed,
 )
@@ -90,7 +92,16 @@ GOLDEN = """{
   "versions": {
    "torch": "2.13.0"
   }
- }
+ },
+ "reference": "",
+ "because": "",
+ "confirmation": "unconfirmed",
+ "failed": 0,
+ "tries": 0,
+ "sequence": [],
+ "shrunk": false,
+ "trigger": [],
+ "also": []
 }
 """
 """Schema version 2."""
@@ -137,36 +148,38 @@ def test_environment_names_the_versions_that_matter() -> None:
     assert all(environment.versions.values())
 
 
-SMALLER = {
-    "sequences": (CASE, replace(CASE, sequences=(Sequence(1), Sequence(1)))),
-    "keys": (CASE, replace(CASE, sequences=(Sequence(2, 4),))),
-    "text": (CASE, replace(CASE, scores=LevelScores())),
-}
+def test_another_failure_of_the_same_signature_is_another_file(tmp_path: Path) -> None:
+    first, second = save(FOUND, tmp_path), save(found_in(replace(CASE, seed=6)), tmp_path)
+    assert (load(first), load(second).case.seed) == (FOUND, 6)
+    assert second.name == f"{FOUND.signature}-2.json"
 
 
-@pytest.mark.parametrize("by", SMALLER)
-def test_smaller_counterexample_replaces_a_larger_one(tmp_path: Path, by: str) -> None:
-    small, large = (found_in(case) for case in SMALLER[by])
-    path = save(large, tmp_path)
-    assert save(small, tmp_path) == path
-    assert load(path) == small
-    assert save(large, tmp_path) == path
-    assert load(path) == small
+def test_a_smaller_case_replaces_the_file(tmp_path: Path) -> None:
+    path = save(FOUND, tmp_path)
+    smaller = found_in(replace(CASE, sequences=(Sequence(1),)))
+    overwrite(smaller, path)
+    assert load(path) == smaller
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_equally_small_counterexample_changes_nothing(tmp_path: Path) -> None:
-    path = save(FOUND, tmp_path)
-    save(found_in(replace(CASE, seed=6)), tmp_path)
-    assert load(path) == FOUND
+def test_a_file_is_renamed_to_its_signature(tmp_path: Path) -> None:
+    path, other = save(FOUND, tmp_path), msgspec.structs.replace(FOUND, signature="oracle-nan-auto-plain")
+    overwrite(other, path)
+    renamed = rename(path, other)
+    assert (renamed.name, load(renamed)) == ("oracle-nan-auto-plain.json", other)
+    assert list(tmp_path.iterdir()) == [renamed]
+    assert rename(renamed, other) == renamed
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 1}', '{"schema": 2}', "nonsense"])
-def test_broken_file_is_replaced(tmp_path: Path, text: str) -> None:
-    path = tmp_path / f"{FOUND.signature}.json"
-    path.write_text(text)
-    assert save(FOUND, tmp_path) == path
-    assert load(path) == FOUND
+def test_a_known_failure_needs_a_reference_and_a_reason(tmp_path: Path) -> None:
+    for missing in ("reference", "because"):
+        fields = {"status": "known", "reference": "#12", "because": "fixed upstream"} | {missing: " "}
+        with pytest.raises(CounterexampleError, match=f"{missing}='' must not be empty for status='known'"):
+            msgspec.structs.replace(FOUND, **fields)
+    path = tmp_path / "known.json"
+    path.write_text(edited(status="known", reference="#12"))
+    with pytest.raises(CounterexampleError, match="because='' must not be empty"):
+        load(path)
 
 
 def test_another_signature_is_another_file(tmp_path: Path) -> None:
@@ -191,16 +204,15 @@ def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-def save_many(folder: Path, first: int) -> None:
-    for size in range(first, 0, -2):
-        save(found_in(replace(CASE, sequences=(Sequence(size, 3),))), folder)
+def save_many(folder: Path) -> list[Path]:
+    return [save(FOUND, folder) for _ in range(30)]
 
 
-def test_concurrent_saves_leave_one_whole_file(tmp_path: Path) -> None:
+def test_concurrent_saves_never_share_a_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as savers:
-        list(savers.map(save_many, (tmp_path, tmp_path), (60, 61)))
-    (path,) = tmp_path.iterdir()
-    assert load(path).case.total_keys <= 5
+        one, two = savers.map(save_many, (tmp_path, tmp_path))
+    assert len({*one, *two}) == 60 == len(list(tmp_path.iterdir()))
+    assert all(load(path) == FOUND for path in (*one, *two))
 
 
 def edited(**changes: object) -> str:
@@ -330,12 +342,3 @@ def test_files_in_folders_and_by_name(tmp_path: Path) -> None:
 def test_place_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CounterexampleError, match=r"nowhere: does not exist$"):
         list(files_in((tmp_path, tmp_path / "nowhere")))
-
-
-def test_fixed_file_is_kept_beside_a_new_failure(tmp_path: Path) -> None:
-    fixed = msgspec.structs.replace(FOUND, status="fixed")
-    kept = save(fixed, tmp_path)
-    again = save(FOUND, tmp_path)
-    assert (load(kept).status, load(again).status) == ("fixed", "open")
-    assert again.name == f"{FOUND.signature}-2.json"
-    assert save(FOUND, tmp_path) == again

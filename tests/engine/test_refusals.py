@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
@@ -18,7 +19,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import Probe, Rule
-from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE, Refusals
+from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, Refusals
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.report.summary import render
@@ -130,6 +131,7 @@ def _probe(*checks: Refusing) -> Probe:
     return probe
 
 
+HALF = DTypes("float16", "float16", "float16")
 COMPLEX = AttentionCase(
     sequences=(Tokens(5, 40), Tokens(1, 3), Tokens(0, 2)),
     heads=HeadLayout(2, 3, 80),
@@ -167,8 +169,7 @@ COMPLEX = AttentionCase(
 )
 def test_a_refusal_is_reduced_to_the_smallest_combination(refuses: Refusing, words: tuple[str, ...] | None) -> None:
     refusals = Refusals(DOMAIN)
-    rule = refusals.refused(COMPLEX, _refusal(0), _probe(refuses))
-    assert rule is not None
+    (rule,) = refusals.refused(COMPLEX, _refusal(0), _probe(refuses))
     if words is not None:
         assert rule.words(DOMAIN) == words
     assert refusals.excludes(COMPLEX) == bool(rule.conditions)
@@ -179,14 +180,13 @@ def test_a_check_that_another_hides_is_reduced_too() -> None:
     probe = _probe(lambda case: case.heads.head_size not in (64, 128), lambda case: case.dtypes.q != "float16")
     refusals = Refusals(DOMAIN)
     refusals.refused(SHORT, _refusal(0), probe)
-    rule = refusals.refused(LARGE, _refusal(1), probe)
-    assert rule is not None
+    (rule,) = refusals.refused(LARGE, _refusal(1), probe)
     assert [condition.name for condition in rule.conditions] == ["type"], "no other head size is accepted at all"
     assert refusals.domain.head_sizes == (64, 64, 128)
     assert refusals.domain.dtypes == ("float16",)
 
 
-def _rule(refusals: Refusals, case: AttentionCase, *checks: Refusing) -> Rule | None:
+def _rule(refusals: Refusals, case: AttentionCase, *checks: Refusing) -> tuple[Rule, ...]:
     return refusals.refused(case, _refusal(0), _probe(*checks))
 
 
@@ -207,13 +207,36 @@ def test_a_few_excluded_cases_are_drawn_nevertheless() -> None:
     assert [refusals.excludes(COMPLEX) for _ in range(6)] == [False] * 4 + [True] * 2
 
 
+def test_some_rounds_draw_from_the_whole_domain() -> None:
+    refusals = Refusals(DOMAIN)
+    assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
+    full = [domain == DOMAIN and excludes is None for domain, excludes in map(refusals.drawing, range(2 * FULL_ROUND))]
+    assert full == 2 * ([False] * (FULL_ROUND - 1) + [True])
+
+
 def test_judged_cases_show_that_more_is_needed() -> None:
     """The rule holds for the simplest sizes only, so the judged case tells which attribute is missing."""
     refusals = Refusals(DOMAIN)
     many = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(num_kv_heads=2), sinks=SinkRecipe())
     refusals.judged(many)
-    rule = _rule(refusals, COMPLEX, lambda case: case.sinks is not None and case.heads.num_kv_heads == 1)
-    assert rule is None or not rule.matches(many)
+    single = msgspec.structs.replace(COMPLEX, heads=HeadLayout(1, 3, 80))
+    rules = _rule(refusals, single, lambda case: case.sinks is not None and case.heads.num_kv_heads == 1)
+    assert not any(rule.matches(many) for rule in rules)
+    assert not refusals.excludes(many)
+
+
+def test_a_later_rule_makes_an_earlier_one_simpler() -> None:
+    probe = _probe(lambda case: case.heads.head_size not in (64, 128), lambda case: case.dtypes != HALF)
+    refusals = Refusals(DOMAIN)
+    (before,) = refusals.refused(LARGE, _refusal(1), probe)
+    assert before.words(DOMAIN) == ("head size 64 or 128", "type other than float16")
+    rules = refusals.refused(SHORT, _refusal(0), probe)
+    assert [rule.words(DOMAIN) for rule in rules] == [("type other than float16",), ("head size other than 64 or 128",)]
+
+
+def test_a_combination_that_contains_another_is_not_listed() -> None:
+    larger = counted((), _refusal(1), combination=("sinks", "head size 8"))
+    assert counted(larger, _refusal(1), combination=("sinks",))[0].combinations == (("sinks",),)
 
 
 def test_counts_of_shards_are_merged_by_place() -> None:

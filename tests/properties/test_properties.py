@@ -74,7 +74,7 @@ class Sanitizing(InterpreterBackend):
         yield Watch(list(self.observations))
 
 
-@pytest.mark.parametrize(("seen", "more"), [(1, ""), (3, " (and 2 more findings)")])
+@pytest.mark.parametrize(("seen", "more"), [(1, ""), (3, " (and 2 more findings there)")])
 def test_finding_of_a_sanitizer_fails(seen: int, more: str, case: AttentionCase, spec: Callable[[str], str]) -> None:
     backend = Sanitizing(*[Observation("race", "two programs wrote one element")] * seen)
     verdict = check(Experiment(case, load_target(spec("unified_attention")), backend))

@@ -1,17 +1,18 @@
-"""Draws without Hypothesis: the same choices give the same values, so that Hypothesis can shrink what they find."""
+"""Draws without Hypothesis: the same choices give the same values as in Hypothesis."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import Phase, find, settings
 from hypothesis import strategies as st
+from hypothesis.database import ExampleDatabase, choices_to_bytes
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.engine.shrinking import shrink
-from fuzz_attn.errors import FoundError
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.memory_layouts import layout_pool
@@ -19,14 +20,26 @@ from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 
 
+class OneDraw(ExampleDatabase):
+    """A database with the choices of one draw, which Hypothesis repeats."""
+
+    def __init__(self, choices: list[int]) -> None:
+        super().__init__()
+        self._choices = choices_to_bytes(choices)
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        return (self._choices,) if key == b"draw" else ()
+
+    def save(self, key: bytes, value: bytes) -> None:
+        """Store nothing."""
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        """Store nothing."""
+
+
 def hypothesis_makes(strategy: st.SearchStrategy[Any], choices: list[int]) -> object:
-    made = []
-
-    def attempt(value: object) -> None:
-        made.append(value)
-
-    shrink(strategy, choices, attempt)
-    return made[0]
+    chosen = settings(database=OneDraw(choices), deadline=None, phases=(Phase.reuse,), max_examples=1)
+    return find(strategy, lambda value: True, settings=chosen, database_key=b"draw")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,24 +51,6 @@ def test_hypothesis_makes_the_same_cases_from_the_same_choices(family: Family) -
         for _ in range(30):
             sample = Sample(random)
             assert sample.draw(strategy) == hypothesis_makes(strategy, sample.choices)
-
-
-def test_a_failing_sample_is_shrunk() -> None:
-    strategy, random = cases(), Random(0)
-    while True:
-        sample = Sample(random)
-        if sample.draw(strategy).num_tokens > 20:
-            break
-    failing: list[int] = []
-
-    def attempt(case: Any) -> None:
-        if case.num_tokens > 2:
-            failing.append(case.num_tokens)
-            raise FoundError("more than two tokens")
-
-    shrink(strategy, sample.choices, attempt)
-    assert failing[0] > 20
-    assert failing[-1] == 3
 
 
 def test_hypothesis_repeats_a_single_choice() -> None:

@@ -24,15 +24,18 @@ from fuzz_attn.engine.messages import (
     CONNECTION_LOST,
     DEVICE_LOST,
     HARNESS_FAILED,
+    RENEWED,
     HarnessFailed,
     Ready,
     Refused,
+    Renew,
     Unsupported,
 )
 from fuzz_attn.errors import BackendError, DeviceLostError, FuzzAttnError, UnsupportedByBackendError
 
 _CANNOT_START: Final = 112
 """Exit status of a fork that cannot start the device."""
+_RENEW: Final = msgspec.json.encode(Renew())
 
 Send: TypeAlias = Callable[[msgspec.Struct], None]
 
@@ -164,6 +167,8 @@ class _Server:
     def _answer(self, service: Service) -> None:
         self._process = os.getpid()
         while (message := self._receive()) is not None:
+            if message == _RENEW:
+                os._exit(RENEWED)
             try:
                 service.answer(message, self._send)
             except UnsupportedByBackendError as error:

@@ -34,8 +34,15 @@ def merged(refusals: Iterable[CountedRefusal]) -> tuple[CountedRefusal, ...]:
     by_site: dict[tuple[str, str, str], CountedRefusal] = {}
     for each in refusals:
         known = by_site.get(each.refusal.site, CountedRefusal(each.refusal))
-        combinations = tuple(dict.fromkeys((*known.combinations, *each.combinations)))
+        combinations = _smallest(dict.fromkeys((*known.combinations, *each.combinations)))
         by_site[each.refusal.site] = msgspec.structs.replace(
             known, cases=known.cases + each.cases, combinations=combinations
         )
     return tuple(sorted(by_site.values(), key=lambda each: -each.cases))
+
+
+def _smallest(combinations: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return the combinations that contain no other; an empty one, of a reduction without a result, comes last."""
+    every = list(combinations)
+    smallest = [each for each in every if not any(set(other) < set(each) for other in every if other)]
+    return tuple(sorted(smallest, key=lambda each: not each))

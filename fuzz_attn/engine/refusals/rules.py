@@ -17,6 +17,7 @@ from fuzz_attn.case.families import Feature
 from fuzz_attn.case.parts import DTypes
 from fuzz_attn.engine.refusals.attributes import BY_NAME, Value, values_of
 from fuzz_attn.engine.refusals.reduction import Condition, Probe, Reduction, Rule
+from fuzz_attn.engine.schedule import ExcludesKey
 from fuzz_attn.errors import DomainError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
@@ -28,6 +29,8 @@ JUDGED_FOR_ONE: Final = 25
 MOST_JUDGED: Final = 2000
 MOST_REDUCTIONS: Final = 12
 """Reductions of the refusals of one place; after that they are only counted."""
+FULL_ROUND: Final = 6
+"""Every so many rounds, cases are drawn from the whole domain."""
 FRUITLESS_ROUNDS: Final = 3
 """After so many rounds in which everything was refused, a campaign ends."""
 PROBE_SECONDS: Final = 5.0
@@ -64,19 +67,23 @@ class Refusals:
             self.rules = [rule for rule in self.rules if rule not in wrong]
             self.domain = self._narrowed()
 
-    def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> Rule | None:
-        """Count a refused case; return the rule that it leads to, None if one is known or cannot be found."""
+    def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> tuple[Rule, ...]:
+        """Count a refused case; return the rule that it leads to, and those that this makes simpler.
+
+        There is none if a rule is known for the case, or if none can be found.
+        """
         self.refused_cases += 1
         if any(rule.matches(case) for rule in self.rules) or self._reductions[refusal.site] >= MOST_REDUCTIONS:
-            return None
+            return ()
         self._reductions[refusal.site] += 1
         newest_first = list(reversed(self._judged.values()))
-        rule = self._without_vacuous(Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule())
+        rule = Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule()
         if any(rule.matches(judged) for judged in newest_first):
-            return None
-        self.rules.append(rule)
+            return ()
+        before, self.rules = self.rules, [*self.rules, rule]
+        self.rules = [self._without_vacuous(each) for each in self.rules]
         self.domain = self._narrowed()
-        return rule
+        return tuple(each for each in self.rules if each not in before)
 
     def _without_vacuous(self, rule: Rule) -> Rule:
         """Return a rule without conditions that other rules leave no choice in: what they accept is refused here."""
@@ -87,6 +94,8 @@ class Refusals:
         """Return whether there is a value beside a condition's that no rule of one condition excludes."""
         single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
         values = BY_NAME[condition.name].values(self.full)
+        if len(values) == 1:  # not a table of all values
+            return True
         return any(not condition.holds(value) for value in _left(single, condition.name, values))
 
     def excludes(self, case: AttentionCase) -> bool:
@@ -101,6 +110,12 @@ class Refusals:
     def excludes_key(self, key: CompileKey) -> bool:
         """Return whether a rule says that every case of a compile key is refused."""
         return any(rule.matches_key(key) for rule in self.rules)
+
+    def drawing(self, number: int) -> tuple[Domain, ExcludesKey | None]:
+        """Return the domain of a round and what it leaves out; now and then everything, to check the rules."""
+        if number % FULL_ROUND == FULL_ROUND - 1:
+            return self.full, None
+        return self.domain, self.excludes_key
 
     def hopeless(self, rounds: int) -> bool:
         """Return whether no case was judged in some rounds, so that more of them would be a waste."""

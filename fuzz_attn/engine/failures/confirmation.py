@@ -1,0 +1,99 @@
+"""Confirmation: runs a failing case again, in a fresh process, after the cases before it, and several times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, TypeAlias
+
+from fuzz_attn.engine.events import Phase
+from fuzz_attn.engine.failures.triage import class_of, failures_of
+from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.oracle.verdict import Verdict
+
+LAST_CASES: Final = (16, 256)
+"""How many of the worker's last cases are replayed before the failing one, few first."""
+TRIES: Final = 10
+"""How often a case runs that fails only sometimes."""
+
+
+class Launches(Protocol):
+    """What judges cases: a campaign, or a worker on its own."""
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        """Return the answer to an order; may raise when the time is up."""
+
+    def renew(self) -> None:
+        """Let the next order be judged by a process that has judged none."""
+
+
+Wanted: TypeAlias = Callable[[Verdict], bool]
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """What a failure depends on; the fields are those of a counterexample."""
+
+    confirmation: Literal["state", "flaky"]
+    sequence: tuple[Order, ...] = ()
+    failed: int = 0
+    tries: int = 0
+
+
+def dependent(order: Order, failure_class: str, launches: Launches, before: Sequence[Order]) -> Dependent:
+    """Return what a failure depends on that does not recur in a fresh process: earlier cases, or chance."""
+    sequence = sequence_before(order, failure_class, launches, before)
+    if sequence:
+        return Dependent("state", sequence)
+    failed = 1 + repeated(order, failure_class, launches)
+    return Dependent("flaky", failed=failed, tries=TRIES + 2)  # the first time, and the one alone
+
+
+def repeated(order: Order, failure_class: str, launches: Launches) -> int:
+    """Return how often an order fails of ``TRIES`` times."""
+    return sum(shows(launches.judge(order, "confirm"), failure_class) for _ in range(TRIES))
+
+
+def alone(order: Order, launches: Launches) -> Answer:
+    """Return the answer to an order in a fresh process."""
+    launches.renew()
+    return launches.judge(order, "confirm")
+
+
+def shows(answer: Answer, failure_class: str) -> bool:
+    """Return whether an answer has a failure of a class."""
+    return any(class_of(verdict) == failure_class for verdict in failures_of(answer))
+
+
+def sequence_before(order: Order, failure_class: str, launches: Launches, before: Sequence[Order]) -> tuple[Order, ...]:
+    """Return the last cases before an order after which it fails again, nothing if it passes."""
+    for count in LAST_CASES:
+        sequence = tuple(before[-count:])
+        if sequence and after(sequence, order, failure_class, launches):
+            return sequence
+        if count >= len(before):
+            break
+    return ()
+
+
+def after(sequence: Sequence[Order], order: Order, failure_class: str, launches: Launches) -> bool:
+    """Return whether an order fails after a sequence in a fresh process."""
+    launches.renew()
+    for earlier in sequence:
+        launches.judge(earlier, "confirm")
+    return shows(launches.judge(order, "confirm"), failure_class)
+
+
+def shortened(sequence: tuple[Order, ...], fails: Callable[[tuple[Order, ...]], bool]) -> tuple[Order, ...]:
+    """Return a sequence without the cases that the failure does not need; ``fails`` may raise to end the search."""
+    size = len(sequence) // 2
+    while size:
+        start = 0
+        while start < len(sequence):
+            shorter = sequence[:start] + sequence[start + size :]
+            if shorter and fails(shorter):
+                sequence = shorter
+            else:
+                start += size
+        size //= 2
+    return sequence

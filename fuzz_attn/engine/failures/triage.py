@@ -1,0 +1,181 @@
+"""Triage: whether two failures are one bug.
+
+Each failure has a *class*: what went wrong, and for an exception or a sanitizer's finding where. A failure is the same
+bug as a known one if its class is the same and its case has the known one's trigger. An exception or a finding at the
+same line is the same bug whatever the trigger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from fuzz_attn.case.traits import core, traits_of
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.oracle.verdict import Verdict
+
+OUTPUT: Final = "output"
+"""The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
+_OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))
+_SANITIZER_KINDS: Final = frozenset(("out_of_bounds", "uninitialised", "race", "overflow"))
+_WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
+"""Classes that leave the output judged; others of the same case follow only if they are in ``also``."""
+
+
+def failures_of(answer: Answer) -> tuple[Verdict, ...]:
+    """Return the failed verdicts of an answer, the first of each class."""
+    verdicts = (verdict for verdict in (answer.verdict, *answer.others) if not verdict.passed)
+    by_class: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        by_class.setdefault(class_of(verdict), verdict)
+    return tuple(by_class.values())
+
+
+def class_of(verdict: Verdict) -> str:
+    """Return the class of a failure, which stays the same while it is shrunk."""
+    if verdict.kind in _OUTPUT_KINDS:
+        return OUTPUT
+    if verdict.kind in _SANITIZER_KINDS:
+        return f"sanitizer {verdict.site or verdict.kind}"
+    if verdict.kind == "exception":
+        raised = re.search(r"raised (\w+)", verdict.message)
+        return f"exception {raised.group(1) if raised else ''} {verdict.site}".rstrip()
+    return verdict.kind
+
+
+def has_place(failure_class: str) -> bool:
+    """Return whether the class names a line, so that it needs no trigger to be one bug."""
+    return ":" in failure_class
+
+
+@dataclass(eq=False)
+class KnownFailure:
+    """A failure that this shard knows: its own, another shard's, or a saved one.
+
+    ``trigger`` is None while it is unknown, as for a failure that depends on earlier cases. A failure that was shrunk
+    only in part is not ``complete``. ``number`` counts the failures of its shard. A ``saved`` one has an older file.
+    """
+
+    shard: int
+    number: int
+    found: Counterexample
+    path: str
+    trigger: frozenset[str] | None = None
+    complete: bool = True
+    saved: bool = False
+
+    @property
+    def failure_class(self) -> str:
+        """The class of its verdict."""
+        return class_of(self.found.verdict)
+
+    @property
+    def is_avoided(self) -> bool:
+        """Whether its cases show little else, so that most of them need not run."""
+        harmless = self.failure_class.startswith(_WITHOUT_EFFECT) and not self.found.also
+        return bool(self.trigger) and not harmless
+
+    def widen(self, same: KnownFailure) -> None:
+        """Need no longer what another case of the same bug does without."""
+        if self.trigger is not None and same.trigger is not None and core(self.trigger):
+            self.trigger &= _traits(same) | core(self.trigger)
+
+    def shown_by(self, failure_class: str, traits: frozenset[str]) -> bool:
+        """Return whether a failure of a class, of a case with these traits, is this one."""
+        if failure_class != self.failure_class:
+            return False
+        return has_place(failure_class) or (self.trigger is not None and self.trigger <= traits)
+
+
+class KnownFailures:
+    """All failures that a shard knows."""
+
+    def __init__(self) -> None:
+        self._known: list[KnownFailure] = []
+
+    def __iter__(self) -> Iterator[KnownFailure]:
+        return iter(tuple(self._known))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, known: KnownFailure) -> None:
+        """Add a failure."""
+        self._known.append(known)
+
+    def remove(self, known: KnownFailure) -> None:
+        """Remove a failure that turned out to be another."""
+        self._known = [other for other in self._known if other is not known]
+
+    def matching(self, order: Order, verdict: Verdict) -> KnownFailure | None:
+        """Return the known failure that a verdict on an order shows; of several the one that needs most."""
+        traits = frozenset(traits_of(order.case, order.relation))
+        failure_class = class_of(verdict)
+        shown = [known for known in self._known if known.shown_by(failure_class, traits)]
+        return max(shown, key=lambda known: len(known.trigger or ()), default=None)
+
+    def of_confirmation(self, failure_class: str, *confirmations: str) -> KnownFailure | None:
+        """Return a failure of a class that was confirmed in one of some ways."""
+        for known in self._known:
+            if known.failure_class == failure_class and known.found.confirmation in confirmations:
+                return known
+        return None
+
+    def avoids(self, order: Order) -> bool:
+        """Return whether an order has the trigger of a failure whose cases show little else."""
+        avoided = [known.trigger for known in self._known if known.is_avoided]
+        if not avoided:
+            return False
+        traits = frozenset(traits_of(order.case, order.relation))
+        return any(trigger is not None and trigger <= traits for trigger in avoided)
+
+    def same_as(self, new: KnownFailure) -> KnownFailure | None:
+        """Return the known failure that a shrunk one is the same bug as."""
+        return next((known for known in self._known if known is not new and is_same(known, new)), None)
+
+
+def is_same(known: KnownFailure, new: KnownFailure) -> bool:
+    """Return whether a shrunk failure is the same bug as a known one.
+
+    It is if it has the known one's trigger, if both need the same apart from nuances and from how long or large their
+    cases are, or if the known one could not be shrunk in full and has the new one's trigger.
+    """
+    if known.failure_class != new.failure_class:
+        return False
+    if has_place(new.failure_class):
+        return True
+    if known.trigger is None or new.trigger is None:
+        return known.trigger is new.trigger
+    if known.trigger <= _traits(new) or core(known.trigger) == core(new.trigger) != frozenset():
+        return True
+    return not known.complete and new.trigger <= _traits(known)
+
+
+def _traits(known: KnownFailure) -> frozenset[str]:
+    return frozenset(traits_of(known.found.case, known.found.relation))
+
+
+def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:
+    """Return for each file of a failure that is the same bug as an earlier one the file of that one.
+
+    For shards that could not tell each other what they found.
+    """
+    kept, same = KnownFailures(), {}
+    for number, (path, counterexample) in enumerate(found):
+        new = KnownFailure(0, number, counterexample, path, trigger_in(counterexample))
+        earlier = kept.same_as(new)
+        if earlier is None:
+            kept.add(new)
+        else:
+            same[path] = earlier.path
+    return same
+
+
+def trigger_in(found: Counterexample) -> frozenset[str] | None:
+    """Return the trigger of a counterexample, None where it is unknown."""
+    if found.confirmation != "confirmed":
+        return None
+    return frozenset(found.trigger)

@@ -1,0 +1,262 @@
+"""All distinct failures of a run: found, told apart, shrunk, confirmed and classified, with made-up verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSeenAgain, Note, SavedPassed
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.oracle.verdict import Verdict
+
+Bug = Callable[[AttentionCase], Verdict | None]
+READY = Ready(
+    "fake", "fake", "unified", "simulator", domain=Domain(paths=("auto", "2d", "3d"), tile_hint=True), sanitizers=True
+)
+
+
+def wrong(shows: Callable[[AttentionCase], object]) -> Bug:
+    return lambda case: Verdict("oracle", "mismatch", "wrong", ratio=7.0) if shows(case) else None
+
+
+def out_of_bounds(line: int, shows: Callable[[AttentionCase], object]) -> Bug:
+    site = f"/kernel.py:{line}"
+    return lambda case: Verdict("sanitizers", "out_of_bounds", "loads", site=site) if shows(case) else None
+
+
+def raised(shows: Callable[[AttentionCase], object]) -> Bug:
+    verdict = Verdict("oracle", "exception", "the target raised ValueError: no", site="/kernel.py:70")
+    return lambda case: verdict if shows(case) else None
+
+
+def unwritten(shows: Callable[[AttentionCase], object]) -> Bug:
+    return lambda case: Verdict("oracle", "unwritten", "1 of 16 elements wrong") if shows(case) else None
+
+
+class FakeWorker(IsolatedWorker):
+    """A worker without a process whose target has some bugs; ``judged`` are its orders since it was renewed."""
+
+    def __init__(self, *bugs: Bug) -> None:
+        super().__init__(Setup("fake"))
+        self.ready = READY
+        self.bugs = bugs
+        self.judged: list[Order] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def renew(self) -> None:
+        self.judged.clear()
+
+    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+        if order.digest:
+            return Answer(digest="0" * 16)
+        answer = self.answer(order)
+        self.judged.append(order)
+        return answer
+
+    def answer(self, order: Order) -> Answer:
+        by_kind: dict[str, Verdict] = {}
+        for bug in self.bugs:
+            if verdict := bug(order.case):
+                by_kind.setdefault(f"{verdict.kind} {verdict.site}", verdict)
+        verdicts = sorted(by_kind.values(), key=lambda verdict: verdict.property_name != "sanitizers")
+        return Answer(verdicts[0], tuple(verdicts[1:])) if verdicts else Answer(Verdict("oracle", ratio=0.5))
+
+
+class Run:
+    """The events of a campaign on a fake worker."""
+
+    def __init__(self, folder: Path, worker: FakeWorker, cases: int, seed: int = 1) -> None:
+        self.events: list[Event] = []
+        self.folder = folder / "saved" / "fake"
+        plan = Plan(Setup("fake"), 0, 1, seed, None, cases, folder / "run", folder / "saved")
+        Campaign(plan, self.events.append, worker).run()
+
+    @property
+    def failures(self) -> list[Counterexample]:
+        """The failures that no other one is the same as."""
+        ended = [event for event in self.events if isinstance(event, FailureChanged) and event.done]
+        last = {event.failure: event for event in ended}
+        return [event.counterexample for event in last.values() if not event.same_as]
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.json"))
+
+    def count(self, kind: type[Event]) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+
+def triggers(run: Run) -> set[tuple[str, ...]]:
+    return {found.trigger for found in run.failures}
+
+
+FIVE = {
+    "frequent read outside": (
+        out_of_bounds(10, lambda case: case.max_seq_len > 1),
+        wrong(lambda case: case.num_tokens and case.max_seq_len > 20),
+        wrong(lambda case: case.window and case.max_seq_len > case.window and case.num_tokens),
+        wrong(lambda case: case.alibi is not None and case.heads.num_kv_heads > 2),
+        raised(lambda case: case.softcap and case.sinks is not None and case.heads.num_query_heads > 1),
+    ),
+    "one that simple cases show": (
+        wrong(
+            lambda case: (
+                case.num_tokens
+                and any(s.seq_len % case.pages.block_size for s in case.sequences)
+                and case.poison.values in ("nan", "inf")
+            )
+        ),
+        wrong(lambda case: case.window and case.max_seq_len > case.window and case.num_tokens),
+        wrong(lambda case: case.num_tokens and case.max_seq_len > case.pages.block_size),
+        wrong(lambda case: case.scales.k != case.scales.v and case.num_tokens),
+        unwritten(lambda case: len(case.sequences) > 1 and any(not s.query_len for s in case.sequences)),
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("bugs", FIVE)
+def test_five_bugs_are_five_failures(bugs: str, seed: int, tmp_path: Path) -> None:
+    run = Run(tmp_path, FakeWorker(*FIVE[bugs]), cases=1800, seed=seed)
+    assert len(run.failures) == len(run.files) == 5, triggers(run)
+    for bug in FIVE[bugs]:
+        assert any(bug(found.case) for found in run.failures)
+    assert run.count(FailureSeenAgain) > 20
+    assert {found.confirmation for found in run.failures} == {"confirmed"}
+
+
+def test_a_failure_is_reduced_to_what_it_needs(tmp_path: Path) -> None:
+    bug = wrong(lambda case: case.window and case.max_seq_len > max(40, case.window) and case.num_tokens)
+    (found,) = Run(tmp_path, FakeWorker(bug), cases=800).failures
+    assert found.trigger == ("sliding window", "more than 16 keys")
+    assert found.case == AttentionCase((Sequence(1, 40),), window=1, softmax_scale=0.25)
+
+
+def test_lengths_do_not_stay_in_a_local_minimum(tmp_path: Path) -> None:
+    bug = wrong(lambda case: case.num_tokens and (case.max_seq_len == 34 or case.max_seq_len > 96))
+    (found,) = Run(tmp_path, FakeWorker(bug), cases=600).failures
+    assert [sequence.seq_len for sequence in found.case.sequences] == [34]
+
+
+def test_no_case_is_launched_twice_while_shrinking(tmp_path: Path) -> None:
+    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.max_seq_len > 20)), cases=300)
+    judged = [event.order for event in run.events if isinstance(event, CaseJudged) and event.phase == "shrink"]
+    assert len(judged) == len(set(judged)) > 10
+
+
+def test_a_new_failure_is_saved_at_once(tmp_path: Path) -> None:
+    class Interrupted(FakeWorker):
+        def answer(self, order: Order) -> Answer:
+            answer = super().answer(order)
+            if any(tmp_path.rglob("saved/*/*.json")):
+                raise KeyboardInterrupt
+            return answer
+
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, Interrupted(wrong(lambda case: case.max_seq_len > 20)), cases=300)
+    (path,) = tmp_path.rglob("saved/*/*.json")
+    assert counterexample.load(path).confirmation == "unconfirmed"
+
+
+class Counting(FakeWorker):
+    """A target that fails from the case on that follows a soft cap in the same process."""
+
+    def answer(self, order: Order) -> Answer:
+        if any(earlier.case.softcap for earlier in self.judged) and order.case.max_seq_len > 8:
+            return Answer(Verdict("oracle", "mismatch", "wrong", ratio=7.0))
+        return Answer(Verdict("oracle", ratio=0.5))
+
+
+def test_a_failure_after_earlier_cases_keeps_their_sequence(tmp_path: Path) -> None:
+    run = Run(tmp_path, Counting(), cases=200)
+    (found,) = run.failures
+    assert found.confirmation == "state"
+    assert len(found.sequence) == 1
+    assert found.sequence[0].case.softcap
+    assert counterexample.load(run.files[0]) == found
+
+
+class Flaky(FakeWorker):
+    """A target that fails in every 23rd launch."""
+
+    launches = 0
+
+    def answer(self, order: Order) -> Answer:
+        self.launches += 1
+        if self.launches % 23:
+            return Answer(Verdict("oracle", ratio=0.5))
+        return Answer(Verdict("oracle", "mismatch", "wrong", ratio=7.0))
+
+
+def test_a_flaky_failure_says_how_often_it_failed(tmp_path: Path) -> None:
+    run = Run(tmp_path, Flaky(), cases=200)
+    (found,) = run.failures
+    assert found.confirmation in ("flaky", "state")
+    assert found.confirmation == "state" or 0 < found.failed < found.tries
+    assert len(run.files) == 1
+
+
+class KilledOnce(FakeWorker):
+    """A worker that something outside ends once."""
+
+    launches = 0
+
+    def answer(self, order: Order) -> Answer:
+        self.launches += 1
+        if self.launches == 20:
+            return Answer(Verdict("oracle", "crash", "died of SIGKILL"), killed=True)
+        return Answer(Verdict("oracle", ratio=0.5))
+
+
+def test_a_worker_that_was_killed_from_outside_is_a_note(tmp_path: Path) -> None:
+    run = Run(tmp_path, KilledOnce(), cases=50)
+    assert not run.failures
+    assert not run.files
+    (note,) = [event.text for event in run.events if isinstance(event, Note)]
+    assert note == "a worker was ended from outside, and the case that it was running passes in another"
+
+
+def marked(path: Path, **fields: str) -> None:
+    counterexample.overwrite(msgspec.structs.replace(counterexample.load(path), **fields), path)
+
+
+def test_a_saved_failure_is_played_first_and_found_once(tmp_path: Path) -> None:
+    worker = FakeWorker(wrong(lambda case: case.max_seq_len > 20))
+    (path,) = Run(tmp_path, worker, cases=200).files
+    marked(path, status="known", reference="#7", because="waits for a release")
+    again = Run(tmp_path, worker, cases=200, seed=2)
+    (found,) = again.failures
+    assert (found.status, again.files) == ("known", [path])
+    first = next(event for event in again.events if isinstance(event, CaseJudged))
+    assert (first.phase, first.order.case) == ("saved", found.case)
+    assert counterexample.load(path).status == "known"
+
+
+def test_a_known_failure_that_passes_is_reported(tmp_path: Path) -> None:
+    (path,) = Run(tmp_path, FakeWorker(wrong(lambda case: case.max_seq_len > 20)), cases=200).files
+    marked(path, status="known", reference="#7", because="waits for a release")
+    mended = Run(tmp_path, FakeWorker(), cases=20)
+    assert not mended.failures
+    (passed,) = [event for event in mended.events if isinstance(event, SavedPassed)]
+    assert (passed.path, passed.counterexample.status) == (str(path), "known")
+
+
+def test_a_fixed_failure_that_fails_again_is_a_failure(tmp_path: Path) -> None:
+    worker = FakeWorker(wrong(lambda case: case.max_seq_len > 20))
+    (path,) = Run(tmp_path, worker, cases=200).files
+    marked(path, status="fixed")
+    (found,) = Run(tmp_path, worker, cases=50).failures
+    assert found.status == "fixed"
