@@ -33,7 +33,7 @@ MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
 MOST_KV_HEADS = 8
 RARITY = 4
-"""How often each allowed number of KV heads is in the table that has the largest one once."""
+"""How often each usual number of KV heads is in the table that has the largest one once."""
 
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
@@ -70,8 +70,10 @@ def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.Sear
 def _head_layouts(group: int, head_size: int) -> st.SearchStrategy[HeadLayout]:
     most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
     counts = [count for count in KV_HEADS if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
+    # Repeated for large groups too: an index must mean the same when shrinking simplifies the group.
+    counts = sorted(counts * RARITY)
     if MOST_KV_HEADS * group <= MAX_QUERY_HEADS:
-        counts = [*sorted(counts * RARITY), MOST_KV_HEADS]
+        counts.append(MOST_KV_HEADS)
     return sampled_from(
         [HeadLayout(num_kv_heads=count, num_queries_per_kv=group, head_size=head_size) for count in counts]
     )
