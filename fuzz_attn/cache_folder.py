@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from fuzz_attn.errors import TargetError
+from fuzz_attn.simulator.disk_cache import obstacle_to
 
 
 def cache_folder() -> Path:
@@ -19,14 +19,10 @@ def cache_folder() -> Path:
 def private_folder(name: str) -> Path:
     """Return a folder of the cache whose files this process may execute, because only its owner can write to it.
 
-    Raises :class:`TargetError` for a folder that belongs to somebody else, or that others may write to.
+    Raises :class:`TargetError` where there is none.
     """
     folder = cache_folder() / name
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise TargetError(f"cache folder {folder} cannot be used: {error.strerror}; set FUZZ_ATTN_CACHE") from error
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise TargetError(f"cache folder {folder} is not used: other users may write to it; set FUZZ_ATTN_CACHE")
+    obstacle = obstacle_to(folder)
+    if obstacle:
+        raise TargetError(f"the cache cannot be used: {obstacle}; set FUZZ_ATTN_CACHE to another folder")
     return folder

@@ -120,7 +120,7 @@ def fuzz_attn_shard(request: pytest.FixtureRequest) -> Callable[[], None]:
 
 
 def _failure(plan: Plan) -> str:
-    """Run a shard; return its failures as text, or nothing."""
+    """Run a shard; return its failures but the known ones as text, or nothing."""
     from fuzz_attn.engine.campaign import Campaign  # noqa: PLC0415 - loads Hypothesis
     from fuzz_attn.engine.events import Started, all_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import EventLog  # noqa: PLC0415 - loads msgspec
@@ -135,7 +135,7 @@ def _failure(plan: Plan) -> str:
             Campaign(plan, emit).run()
     except FuzzAttnError as error:
         return str(error)
-    texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures]
+    texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures if not found.known]
     return "\n\n".join(texts) or results.report().reason
 
 
@@ -185,17 +185,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     from fuzz_attn.coverage import mask_coverage  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.engine.listeners.results import merged_reports  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.report.plain_text import text_of  # noqa: PLC0415 - loads rich
+    from fuzz_attn.engine.listeners.results import merged_reports, one_for_each_bug  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.report.plain_text import safe, text_of  # noqa: PLC0415 - loads rich
     from fuzz_attn.report.summary import failures_table, render  # noqa: PLC0415 - loads rich
 
     shards = [report_of(log) for log in logs_in(folder)]
     covered = []
     for target in sorted({shard.target for shard in shards}):
-        report = merged_reports(shard for shard in shards if shard.target == target)
-        if report is not None:
+        merged = merged_reports(shard for shard in shards if shard.target == target)
+        if merged is not None:
+            report = one_for_each_bug(merged)
             terminalreporter.write_line(text_of(render(report.statistics)))
             covered.append(report.statistics.coverage)
+            for note in report.notes:
+                terminalreporter.write_line(safe(f"Note: {note}"))
             if report.failures:
                 terminalreporter.write_line(text_of(failures_table(report)))
     if covered:

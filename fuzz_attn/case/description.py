@@ -33,7 +33,7 @@ _ORDERS: Final = {
     "one_column": "one column for all",
 }
 _FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache")
-_SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number"}
+_SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number", "zero": "0"}
 POISONED: Final = {"keys": "dead keys", "values": "dead values", "table": "dead table entries"}
 """The parts of the input that hold poison which no kernel may read, and their words."""
 _ENTRIES: Final = {"zero": "0", "negative": "-1", "one_past": "num_blocks", "huge": "2**31 - 1"}

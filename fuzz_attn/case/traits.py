@@ -14,10 +14,12 @@ import msgspec
 from fuzz_attn.case.attention_case import AttentionCase, replace, replace_layout
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.case.parts import DTypes, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, NormalValues, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
+FP8_OUTPUT: Final = "fp8 output"
 SIMPLEST_SIZE: Final = 16
 """The simplest size of a head and of a page: one block of a dot product."""
 
@@ -139,8 +141,8 @@ _WORDS: Final = {feature.name: feature.words for feature in CASE_FEATURES}
 _PRESENT: Final = {feature.name: feature.present for feature in CASE_FEATURES}
 
 
-def _feature(name: str, without: Callable[[AttentionCase], AttentionCase]) -> Trait:
-    return Trait(_WORDS[name], _PRESENT[name], without)  # type: ignore[index]  # a name of a feature
+def _feature(name: Feature, without: Callable[[AttentionCase], AttentionCase]) -> Trait:
+    return Trait(_WORDS[name], _PRESENT[name], without)
 
 
 FEATURES: Final = (
@@ -154,7 +156,7 @@ FEATURES: Final = (
     Trait("unusual sinks", lambda case: case.sinks not in (None, SinkRecipe()), _set(sinks=SinkRecipe())),
     Trait("fp8 queries", lambda case: is_fp8(case.dtypes.q), _without_fp8_queries),
     Trait("fp8 cache", lambda case: is_fp8(case.dtypes.kv), _without_fp8_cache),
-    Trait("fp8 output", lambda case: is_fp8(case.dtypes.out), _without_fp8_output),
+    Trait(FP8_OUTPUT, lambda case: is_fp8(case.dtypes.out), _without_fp8_output),
     Trait(
         "fp8 of type e5m2",
         lambda case: "float8_e5m2" in (case.dtypes.q, case.dtypes.kv, case.dtypes.out),
@@ -201,6 +203,12 @@ FEATURES: Final = (
     ),
 )
 """Features and oddities, in the order in which a report names them."""
+_WITHOUT: Final = {trait.name: trait.without for trait in FEATURES}
+
+
+def without_feature(case: AttentionCase, name: Feature) -> AttentionCase:
+    """Return the case without a feature; raises :class:`fuzz_attn.errors.CaseError` where the rest of it needs that."""
+    return _WITHOUT[_WORDS[name]](case)
 
 
 def _resized(part: str, field: str, size: int) -> Callable[[AttentionCase], AttentionCase]:

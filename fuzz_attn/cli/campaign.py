@@ -62,7 +62,7 @@ def run_campaigns(request: Request) -> int:
             break
     if len(request.targets) > 1:
         show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
-    for error in (error for report in reports for error in (*report.errors, report.reason) if error):
+    for error in (error for report in reports for error in report.errors or (report.reason,) if error):
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
     status = exit_status(reports)
     if request.json:
@@ -127,8 +127,13 @@ def _plan(request: Request, folder: Path) -> RunPlan:
 
 def _print_results(report: RunReport, printer: Console) -> None:
     for found in report.failures:
-        show(printer, failure.render(found.counterexample, Path(found.path) if found.path else None))
-        show(printer, "")
+        if not found.known:
+            path, headline = Path(found.path) if found.path else None, failure.run_headline(found.counterexample)
+            show(printer, failure.render(found.counterexample, path, headline))
+            show(printer, "")
+    for found in report.failures:
+        if found.known:
+            show(printer, failure.known_line(found.counterexample, found.path))
     show(printer, summary.render(report.statistics))
     for note in report.notes:
         show(printer, f"Note: {note}")

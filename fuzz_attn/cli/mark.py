@@ -27,6 +27,8 @@ def mark(*, file: Path, status: Literal["known", "fixed", "open"], because: str,
     a regression, which does.
     """
     found = counterexample.load(file)
+    if status == "known" and not (because.strip() and reference.strip()):
+        raise click.UsageError("the status known needs --reference '#12' and --because 'waits for the next release'")
     if status != "known" and (because or reference):
         raise click.UsageError(f"--because and --reference belong to the status known, not to {status}")
     marked = msgspec.structs.replace(found, status=status, because=because, reference=reference)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.text import Text
 
-from fuzz_attn.cli.options import FILE, backend_option, exits, target_option
+from fuzz_attn.cli.options import FILE, Memory, backend_option, exits, target_option
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.engine.replay import replay as replay_files
-from fuzz_attn.report.plain_text import show, whole
+from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.report.plain_text import console, safe, show, whole
 
 FOLDER: Final = Path("tests") / "counterexamples"
 COLOURS: Final = {
@@ -23,39 +26,64 @@ COLOURS: Final = {
     "REGRESSED": "bold red",
     "KNOWN": "bold yellow",
     "UNSEEN": "bold yellow",
+    "REFUSED": "bold yellow",
 }
 
 
 @click.command()
 @click.argument("places", nargs=-1, metavar="[FILE_OR_DIR ...]", type=FILE)
 @target_option("the target named in the file")
+@click.option("--trust", is_flag=True, help="Run targets that the files name, also outside of installed packages.")
 @backend_option
+@click.option(
+    "--memory", type=Memory(), metavar="SIZE", default="4G", show_default=True, help="Memory limit of a worker."
+)
 @click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
 @exits
-def replay(*, places: tuple[Path, ...], target: str | None, backend: str, in_process: bool) -> int:
+def replay(
+    *, places: tuple[Path, ...], target: str | None, trust: bool, backend: str, memory: int, in_process: bool
+) -> int:
     """Replay saved counterexamples.
 
     Print FAILED or FIXED for each and exit with 1 if any fails. The default is all of tests/counterexamples. KNOWN
     fails as its file says and is no failure of the replay, PASSES is a known one that passes now, and REGRESSED is a
-    fixed one that fails again. UNSEEN means that the failure is flaky, or that only sanitizers can see it and the
-    backend has none; it counts as a failure while the file's status is open.
+    fixed one that fails again. REFUSED means that the target or the compiler refuses the case now. UNSEEN means that
+    the failure is flaky, or that only sanitizers can see it and the backend has none; it counts as a failure while the
+    file's status is open. If none fails and a file cannot be replayed, the exit status is 2. A file that names a target
+    outside of the installed packages needs --target or --trust, because importing a target runs its code.
     """
-    if not places and not FOLDER.is_dir():
-        click.echo(f"no counterexamples: {FOLDER} does not exist")
+    if not places and not any(FOLDER.rglob("*.json")):
+        click.echo(f"no counterexamples: {FOLDER} {'holds none' if FOLDER.is_dir() else 'does not exist'}")
         return 0
-    console, failed, unseen = Console(), 0, 0
     paths = tuple(counterexample.files_in(places or (FOLDER,)))
-    for replayed in replay_files(paths, target=target, backend=backend, in_process=in_process):
-        show(console, _result(replayed))
-        failed += replayed.still_fails
-        unseen += replayed.status == "UNSEEN"
-    show(console, f"{len(paths)} replayed, {failed} failed" + f", {unseen} unseen" * bool(unseen))
-    return 1 if failed else 0
+    printer, counts = console(), Counter[str]()
+
+    def report(path: Path, error: FuzzAttnError) -> None:
+        named = str(error).startswith(f"{path}: ")
+        click.echo(f"fuzz-attn: {safe(str(error) if named else f'{path}: {error}')}", err=True)
+        counts["not replayed"] += 1
+
+    for replayed in replay_files(
+        paths, target=target, backend=backend, memory=memory, in_process=in_process, trust=trust, on_error=report
+    ):
+        show(printer, _result(replayed))
+        counts["failed"] += replayed.still_fails
+        counts["unseen"] += replayed.status == "UNSEEN"
+    if len(paths) > counts["not replayed"]:
+        show(printer, _total(len(paths) - counts["not replayed"], counts))
+    return 1 if counts["failed"] else 2 if counts["not replayed"] else 0
+
+
+def _total(replayed: int, counts: Counter[str]) -> str:
+    more = [f"{counts[what]} {what}" for what in ("unseen", "not replayed") if counts[what]]
+    return ", ".join([f"{replayed} replayed", f"{counts['failed']} failed", *more])
 
 
 def _unseen(replayed: Replayed) -> str:
     """Return why a failure that was not seen may remain."""
     found = replayed.found
+    if replayed.unsupported:
+        return "this backend cannot run the case"
     if found.confirmation == "flaky":
         return f"the failure is flaky: it failed {found.failed} times of {found.tries} when it was found, and not now"
     return "only sanitizers can see this failure, and this backend has none"
@@ -66,9 +94,10 @@ def _result(replayed: Replayed) -> RenderableType:
     line = whole("").append(f"{replayed.status:6}", COLOURS[replayed.status])
     notes = [replayed.verdict.message] * (not replayed.verdict.passed)
     notes += [_unseen(replayed)] * (replayed.status == "UNSEEN")
+    notes += ["the target or the compiler refuses the case"] * replayed.refused
     if replayed.found.status == "known":
         notes.append(f"known: {replayed.found.because} ({replayed.found.reference})")
     if replayed.status == "PASSES":
         notes.append("an unexpected pass: mark it as fixed if the bug is")
     notes += ["the tensors differ from those that the case was saved with"] * replayed.drifted
-    return Group(line.append(f"  {replayed.path}"), *(Padding(note, (0, 0, 0, 8)) for note in notes))
+    return Group(line.append(f"  {replayed.path}"), *(Padding(Text(note), (0, 0, 0, 8)) for note in notes))

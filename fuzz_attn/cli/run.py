@@ -65,8 +65,8 @@ def run(
     all of it is saved in that directory. The table [tool.fuzz_attn] of the nearest pyproject.toml can hold other
     defaults, with the names of the options. Of the folders in reports/runs only the newest 20 are kept.
 
-    Exit status: 0 no case fails, 1 a case fails, 2 no case was judged or something is wrong, 128 and the number of a
-    signal that ended the run before it found a failure.
+    Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged or something is wrong, 128 and
+    the number of a signal that ended the run before it found a failure.
     """
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME

@@ -1,1 +1,4 @@
-"""Counterexamples: ``counterexample`` saves and loads failures as files, ``signature`` names their bugs."""
+"""Counterexamples: failures as files.
+
+``counterexample`` saves and loads them, ``signature`` names their bugs, ``trust`` says whose targets a replay imports.
+"""

@@ -1,10 +1,11 @@
-"""Counterexample: one failure as one JSON file, which replays years later without Hypothesis and its database."""
+"""Counterexample: one failure as one JSON file, which replays years later."""
 
 from __future__ import annotations
 
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,10 @@ from fuzz_attn.oracle.verdict import Verdict
 
 SCHEMA: Final = 2
 """The only version that is read. It goes up when an old file would mean something else, also by changed defaults."""
+
+
+LARGEST_BYTES: Final = 16 * 2**20
+"""No counterexample is larger; a file that is may be a model, a log or a core dump."""
 
 
 class Environment(Plain, frozen=True, omit_defaults=False):
@@ -109,10 +114,7 @@ def load(path: Path) -> Counterexample:
     Raises :class:`CounterexampleError`, in one line that names the file, when it does not exist, is cut off, has
     another schema version, or holds an impossible case.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise CounterexampleError(f"{path}: cannot be read: {error.strerror}") from error
+    text = _text_of(path)
     try:
         schema = msgspec.json.decode(text, type=_Header).schema
         if schema != SCHEMA:
@@ -123,6 +125,20 @@ def load(path: Path) -> Counterexample:
         raise CounterexampleError(f"{path}: is not a counterexample: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CounterexampleError(f"{path}: is cut off or not JSON: {error}") from error
+
+
+def _text_of(path: Path) -> bytes:
+    """Return the bytes of a file; raises :class:`CounterexampleError` for a device, a pipe and a huge file."""
+    try:
+        status = path.stat()
+        text = path.read_bytes() if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_BYTES else b""
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise CounterexampleError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CounterexampleError(f"{path}: is no file")
+    if status.st_size > LARGEST_BYTES:
+        raise CounterexampleError(f"{path}: size={status.st_size} must be at most {LARGEST_BYTES} bytes")
+    return text
 
 
 def save(found: Counterexample, folder: Path) -> Path:
@@ -205,11 +221,14 @@ def signed(target: str, family: Family, relation: str | None, case: AttentionCas
 def files_in(places: tuple[Path, ...]) -> Iterator[Path]:
     """Yield each given file, and every ``.json`` file below each given folder, in order.
 
-    Raises :class:`CounterexampleError` for a place that does not exist.
+    Raises :class:`CounterexampleError` for a place that does not exist and for a folder without such files.
     """
     for place in places:
         if place.is_dir():
-            yield from sorted(place.rglob("*.json"))
+            found = sorted(place.rglob("*.json"))
+            if not found:
+                raise CounterexampleError(f"{place}: holds no .json file")
+            yield from found
         elif place.exists():
             yield place
         else:

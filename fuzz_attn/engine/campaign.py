@@ -42,7 +42,7 @@ from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
-from fuzz_attn.engine.journal import Journal
+from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
@@ -225,7 +225,7 @@ class Campaign:
         try:
             answer = self.worker.judge(order, deadline=deadline)
         except OutOfTimeError:
-            self._unfinished = True
+            self._unfinished = time.monotonic() - started >= POSSIBLE_HANG
             self.emit(CaseUnfinished(self.plan.shard, order, time.monotonic() - started))
             raise BudgetSpentInterrupt from None
         self.cases += phase == "search"

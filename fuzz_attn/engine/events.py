@@ -99,7 +99,8 @@ class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
     """A failure that is none of those known so far; it is saved in ``path``.
 
     Its status is ``open`` if it is new. A saved one that still fails is ``open`` or ``known``; a ``fixed`` one that
-    fails again is a regression. ``seconds`` is the time since the shard began to fuzz.
+    fails again is a regression. A ``saved`` one has a file from before the run. ``seconds`` is the time since the shard
+    began to fuzz.
     """
 
     shard: int
@@ -107,6 +108,7 @@ class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
     counterexample: Counterexample
     path: str
     seconds: float = 0.0
+    saved: bool = False
 
 
 class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):

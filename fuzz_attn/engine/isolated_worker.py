@@ -123,9 +123,9 @@ class IsolatedWorker:
     def _died(self, reply: Reply | None) -> Answer:
         """Return the answer where the process that was to give it has died."""
         assert self.process is not None
-        code = reply.code if isinstance(reply, Died) else self.process.exit_code()
-        answer = _failed("crash", self._death(reply))
-        return msgspec.structs.replace(answer, killed=-code in (signal.SIGKILL, signal.SIGTERM))
+        died = self._end_of(reply)
+        killed = not died.reason and -died.code in (signal.SIGKILL, signal.SIGTERM)
+        return msgspec.structs.replace(_failed("crash", self._death(died)), killed=killed)
 
     def _after_harness_failure(
         self, order: Order, deadline: float | None, failed: HarnessFailed, *, again: bool
@@ -179,7 +179,7 @@ class IsolatedWorker:
             return reply
         if isinstance(reply, Refused):
             raise FuzzAttnError(reply.reason)
-        raise TargetError(f"target={self.setup.target!r} {self._death(reply)} while it was loaded")
+        raise TargetError(f"target={self.setup.target!r} {self._death(self._end_of(reply))} while it was loaded")
 
     def _request(self, message: msgspec.Struct, limit: float) -> Reply | None:
         """Return the child's reply to a message, None at its end; raises TimeoutError when the limit passes."""
@@ -187,14 +187,18 @@ class IsolatedWorker:
         self.process.send(message)
         return self.process.receive(limit)
 
-    def _death(self, reply: Reply | None) -> str:
-        """Return how the process that was to answer died; the whole child ends if it was no fork."""
+    def _end_of(self, reply: Reply | None) -> Died:
+        """Return how the process that was to answer died: a fork, which is reported, or the whole child."""
+        assert self.process is not None
+        return reply if isinstance(reply, Died) else Died(self.process.exit_code(), whole=True)
+
+    def _death(self, died: Died) -> str:
+        """Return in words how a process died; the child ends if it was the whole of it."""
         assert self.process is not None
         self.deaths += 1
-        if isinstance(reply, Died):
-            return self.process.death(reply.code, reply.reason)
-        how = self.process.death(self.process.exit_code())
-        self._end()
+        how = self.process.death(died.code, died.reason)
+        if died.whole:
+            self._end()
         return how
 
     def _end(self) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
+
+POSSIBLE_HANG: Final = 1.0
+"""A launch that has run for so many seconds when the time limit ends it may be a hang: its journal is kept."""
 
 
 class Journal:

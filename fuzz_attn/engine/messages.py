@@ -100,11 +100,12 @@ class Renew(Plain, frozen=True, tag="renew"):
 class Died(Plain, frozen=True, tag="died"):
     """The process that was to answer has died: its exit status, or minus the number of the signal that killed it.
 
-    ``reason`` says why the worker killed it, if so.
+    ``reason`` says why the worker killed it, if so. ``whole`` is true for the whole worker and false for a fork of it.
     """
 
     code: int
     reason: str = ""
+    whole: bool = False
 
 
 class HarnessFailed(Plain, frozen=True, tag="harness_failed"):

@@ -1,20 +1,24 @@
-"""Replay: runs saved counterexamples again, without Hypothesis, and reports whether each still fails."""
+"""Replay: runs saved counterexamples again, and reports whether each still fails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.saved import played
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.errors import CounterexampleError, FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -74,34 +78,82 @@ class _Launches:
             self.worker.renew()
 
 
+def _raise(path: Path, error: FuzzAttnError) -> None:
+    raise error
+
+
 def replay(
-    paths: tuple[Path, ...], *, target: str | None = None, backend: str = "auto", in_process: bool = False
+    paths: tuple[Path, ...],
+    *,
+    target: str | None = None,
+    backend: str = "auto",
+    memory: int = 0,
+    in_process: bool = False,
+    trust: bool = True,
+    on_error: Callable[[Path, FuzzAttnError], None] = _raise,
 ) -> Iterator[Replayed]:
     """Yield each file, replayed on its own target or on another; each target has one worker process.
 
     A failure that depends on earlier cases is replayed after them, and a flaky one several times, until it fails.
     With ``in_process`` the targets run in this process, and failures are not explained, which takes more launches.
-
-    All files are read before the first one runs, so that a bad file is reported at once. Raises
-    :class:`fuzz_attn.errors.CounterexampleError` for a bad file and :class:`fuzz_attn.errors.TargetError` for a bad
-    target.
+    Without ``trust`` only targets of installed packages are imported, apart from ``target``. ``on_error`` is called
+    with a file that cannot be replayed, because it is no counterexample or its target does not load; the rest goes on.
     """
-    loaded = [(path, counterexample.load(path)) for path in paths]
-    workers: dict[str, IsolatedWorker | InProcess] = {}
     with ExitStack() as stack:
-        for path, found in loaded:
-            name = target or found.target
-            if name not in workers:
-                setup = Setup(name, found.family, backend)
-                worker: IsolatedWorker | InProcess = InProcess(setup) if in_process else IsolatedWorker(setup)
-                stack.enter_context(worker)
-                workers[name] = worker
-            digest = workers[name].judge(Order(found.case, digest=True)).digest
-            order = Order(found.case, found.relation)
-            answer = played(found, _Launches(workers[name]), "confirm")
-            verdict = answer.verdict
-            if not in_process:
-                verdict = explained(workers[name], order, verdict)
-            drifted = bool(found.digest) and digest != found.digest
-            refused, unsupported = answer.refusal is not None, bool(answer.unsupported) and not answer.judged
-            yield Replayed(path, found, verdict, drifted, workers[name].ready.sanitizers, refused, unsupported)
+        workers = _Workers(stack, backend, memory, in_process=in_process)
+        for path in paths:
+            try:
+                found = counterexample.load(path)
+                yield _replayed(path, found, workers.on(_name(path, found, target, trust=trust), found.family))
+            except FuzzAttnError as error:
+                on_error(path, error)
+
+
+def _name(path: Path, found: Counterexample, target: str | None, *, trust: bool) -> str:
+    if target is None and not trust and not is_installed(found.target):
+        raise CounterexampleError(
+            f"{path}: names target={found.target!r}, which is no installed package: replay it with --target T, or with "
+            "--trust to run the code of that target"
+        )
+    return target or found.target
+
+
+Worker: TypeAlias = IsolatedWorker | InProcess
+
+
+class _Workers:
+    """The worker of each target, started when it is needed first; one that does not start is not tried again."""
+
+    def __init__(self, stack: ExitStack, backend: str, memory: int, *, in_process: bool) -> None:
+        self._stack = stack
+        self._backend = backend
+        self._memory = memory
+        self._in_process = in_process
+        self._found: dict[str, Worker | FuzzAttnError] = {}
+
+    def on(self, name: str, family: Family) -> Worker:
+        """Return the worker of a target; raises :class:`FuzzAttnError` if it does not load."""
+        if name not in self._found:
+            setup = Setup(name, family, self._backend, memory=self._memory)
+            worker = InProcess(setup) if self._in_process else IsolatedWorker(setup)
+            try:
+                self._stack.enter_context(worker)
+                self._found[name] = worker
+            except FuzzAttnError as error:
+                self._found[name] = error
+        found = self._found[name]
+        if isinstance(found, FuzzAttnError):
+            raise found
+        return found
+
+
+def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
+    digest = worker.judge(Order(found.case, digest=True)).digest
+    order = Order(found.case, found.relation)
+    answer = played(found, _Launches(worker), "confirm")
+    verdict = answer.verdict
+    if isinstance(worker, IsolatedWorker):
+        verdict = explained(worker.judge, order, verdict)
+    drifted = bool(found.digest) and digest != found.digest
+    refused, unsupported = answer.refusal is not None, bool(answer.unsupported) and not answer.judged
+    return Replayed(path, found, verdict, drifted, worker.ready.sanitizers, refused, unsupported)

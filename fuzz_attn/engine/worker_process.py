@@ -1,8 +1,8 @@
 """WorkerProcess: the parent's end of a worker. Starts the process, exchanges messages, reports its death.
 
 The two ends share a socket pair (``multiprocessing.connection``), whose number is the worker's last argument; each
-message is one JSON document. Standard input is empty and everything printed goes to a file, so a target can disturb
-neither.
+message is one JSON document. Standard input is empty and everything printed goes through a pipe of its own, so a target
+can disturb neither.
 
 Why no ready-made pool: one message in each direction, a time limit on the wait and a process group to kill are all
 that is needed. ``multiprocessing.Process`` imports the parent's main module again, and a pool such as pebble's starts
@@ -18,23 +18,20 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import IO, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from fuzz_attn.backends.gpus import gpu_environment
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
+from fuzz_attn.engine.printed_output import PrintedOutput
 
 SHOWN_CHARACTERS: Final = 1500
 """How much of the last output of a dead worker is shown."""
-KEPT_BYTES: Final = 2**20
-"""How much of the output of a living worker is kept."""
-
 LONGEST_MESSAGE: Final = 2**28
 """Bytes; what a target writes to the connection may look like the length of a longer one."""
 END_SECONDS: Final = 5.0
@@ -61,14 +58,14 @@ class WorkerProcess(Generic[Reply]):
 
     def __init__(self, command: Sequence[str], decoder: msgspec.json.Decoder[Reply], index: int = 0) -> None:
         self._decoder = decoder
-        self._printed = _output_file()
+        self.printed = PrintedOutput()
         self.connection, others = Pipe()
-        with others:
+        with others, self.printed.writer:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 [*command, str(others.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=self._printed,
-                stderr=self._printed,
+                stdout=self.printed.writer,
+                stderr=self.printed.writer,
                 pass_fds=[others.fileno()],
                 env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", **gpu_environment(index)},
                 process_group=0,  # the parent handles an interrupt from the keyboard
@@ -79,15 +76,8 @@ class WorkerProcess(Generic[Reply]):
         """The number of the process and of its process group."""
         return self._process.pid
 
-    @property
-    def printed_bytes(self) -> int:
-        """How much of the worker's output is kept at the moment."""
-        return os.fstat(self._printed.fileno()).st_size
-
     def send(self, message: msgspec.Struct) -> None:
         """Send a message. Sending to a dead worker does nothing; the next receive reports the death."""
-        if self.printed_bytes > KEPT_BYTES:
-            self._forget_output()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(msgspec.json.encode(message))
 
@@ -116,19 +106,13 @@ class WorkerProcess(Generic[Reply]):
     def death(self, code: int, reason: str = "") -> str:
         """Return in words how the process, or a fork of it, died, with the end of what it printed."""
         printed = self.last_output()
-        self._forget_output()
         how = f"died of {_signal_name(-code)}" if code < 0 else f"ended its process with status {code}"
         how = reason or _DEATHS.get(code, how)
         return f"{how}; it last printed:\n{printed}" if printed else how
 
     def last_output(self) -> str:
-        """Return the end of what the worker printed."""
-        self._printed.seek(0)
-        return _without_noise(self._printed.read().decode(errors="replace"))[-SHOWN_CHARACTERS:]
-
-    def _forget_output(self) -> None:
-        self._printed.seek(0)  # moves the worker's position too: both ends share one open file
-        self._printed.truncate()
+        """Return the end of what the worker printed since the last call."""
+        return _without_noise(self.printed.take())[-SHOWN_CHARACTERS:]
 
     def kill(self) -> None:
         """Kill the process with its forks; messages that it has sent can still be received."""
@@ -140,14 +124,7 @@ class WorkerProcess(Generic[Reply]):
         """Kill the process with its forks and release everything."""
         self.kill()
         self.connection.close()
-        self._printed.close()
-
-
-def _output_file() -> IO[bytes]:
-    """Return a new file for what the worker prints: in memory where the system can, so that no full disk matters."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("fuzz_attn_output"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
+        self.printed.close()
 
 
 def _signal_name(number: int) -> str:

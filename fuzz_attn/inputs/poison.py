@@ -10,11 +10,11 @@ from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.recipes import BiasDType, SlotPoison, TablePoison
 
 _SLOTS: Final[dict[DTypeName, dict[SlotPoison, int]]] = {
-    "float32": {"nan": 0x7FC00000, "inf": 0x7F800000, "negative_inf": 0xFF800000, "huge": 0x7F7FFFFF},
-    "float16": {"nan": 0x7E00, "inf": 0x7C00, "negative_inf": 0xFC00, "huge": 0x7BFF},
-    "bfloat16": {"nan": 0x7FC0, "inf": 0x7F80, "negative_inf": 0xFF80, "huge": 0x7F7F},
-    "float8_e4m3fn": {"nan": 0x7F, "inf": 0x7F, "negative_inf": 0xFF, "huge": 0x7E},
-    "float8_e5m2": {"nan": 0x7E, "inf": 0x7C, "negative_inf": 0xFC, "huge": 0x7B},
+    "float32": {"nan": 0x7FC00000, "inf": 0x7F800000, "negative_inf": 0xFF800000, "huge": 0x7F7FFFFF, "zero": 0},
+    "float16": {"nan": 0x7E00, "inf": 0x7C00, "negative_inf": 0xFC00, "huge": 0x7BFF, "zero": 0},
+    "bfloat16": {"nan": 0x7FC0, "inf": 0x7F80, "negative_inf": 0xFF80, "huge": 0x7F7F, "zero": 0},
+    "float8_e4m3fn": {"nan": 0x7F, "inf": 0x7F, "negative_inf": 0xFF, "huge": 0x7E, "zero": 0},
+    "float8_e5m2": {"nan": 0x7E, "inf": 0x7C, "negative_inf": 0xFC, "huge": 0x7B, "zero": 0},
 }
 
 _OUTPUTS: Final[dict[DTypeName, tuple[int, int]]] = {

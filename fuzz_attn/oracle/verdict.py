@@ -70,7 +70,8 @@ class Verdict(Plain, frozen=True):
 
     ``ratio`` is the largest ``|error| / bound``, None if nothing was measured. ``wrong`` of ``elements`` elements are
     wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
-    sanitizer reports, or of the line that raised; empty for other failures.
+    sanitizer reports, or of the line that raised; empty for other failures. ``poison`` names the parts of the poison
+    that reach the output, once they were looked for.
     """
 
     property_name: str
@@ -82,6 +83,7 @@ class Verdict(Plain, frozen=True):
     elements: int = 0
     worst: tuple[Element, ...] = ()
     site: str = ""
+    poison: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

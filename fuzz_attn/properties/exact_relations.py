@@ -24,6 +24,7 @@ _OTHER_SLOT: Final[dict[SlotPoison, SlotPoison]] = {
     "inf": "nan",
     "negative_inf": "nan",
     "huge": "negative_inf",
+    "zero": "nan",
 }
 _OTHER_ENTRY: Final[dict[TablePoison, TablePoison]] = {
     "zero": "one_past",

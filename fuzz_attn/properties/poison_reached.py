@@ -15,18 +15,20 @@ from fuzz_attn.properties.comparisons import SameBits, compared
 from fuzz_attn.properties.exact_relations import with_other_poison
 from fuzz_attn.properties.experiment import Experiment
 
-_OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "poison_dependent")
+_OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "unwritten", "poison_dependent")
+"""An fp8 NaN counts as unwritten: it has the same bits."""
 
 
 def with_poison_named(verdict: Verdict, experiment: Experiment) -> Verdict:
     """Return a failure whose message also names the poison that reaches the output, if some does."""
     if verdict.kind not in _OF_THE_OUTPUT or experiment.first.error:
         return verdict
-    reached = [poison_in_words(experiment.case.poison, part) for part in POISONED if _depends_on(part, experiment)]
+    reached = tuple(part for part in POISONED if _depends_on(part, experiment))
     if not reached or not _repeats(experiment):
         return verdict
-    message = f"{verdict.message}; poison reaches the output: {', '.join(reached)}"
-    return msgspec.structs.replace(verdict, message=message)
+    words = ", ".join(poison_in_words(experiment.case.poison, part) for part in reached)
+    message = f"{verdict.message}; poison reaches the output: {words}"
+    return msgspec.structs.replace(verdict, message=message, poison=reached)
 
 
 def with_other(case: AttentionCase, part: str) -> AttentionCase:
@@ -36,8 +38,10 @@ def with_other(case: AttentionCase, part: str) -> AttentionCase:
 
 
 def _depends_on(part: str, experiment: Experiment) -> bool:
-    """Return whether the output has other bits with other poison in one part."""
-    return not _same(experiment, with_other(experiment.case, part))
+    """Return whether the output has other bits with other poison in one part, or with harmless zeros."""
+    harmless: PoisonRecipe = msgspec.structs.replace(experiment.case.poison, **{part: "zero"})
+    others = with_other(experiment.case, part), replace(experiment.case, poison=harmless)
+    return not all(_same(experiment, other) for other in others)
 
 
 def _repeats(experiment: Experiment) -> bool:

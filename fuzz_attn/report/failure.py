@@ -14,32 +14,57 @@ from rich.text import Text
 
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.oracle.verdict import Element
 from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report.bias_values import bias_values
-from fuzz_attn.report.plain_text import text_of, whole
+from fuzz_attn.report.plain_text import count, text_of, whole
 
 
-def render(found: Counterexample, path: Path | None = None, also_seen: tuple[str, ...] = ()) -> RenderableType:
+def render(found: Counterexample, path: Path | None = None, headline: str = "FAILED") -> RenderableType:
     """Return the report of a failure, for rich to print."""
-    parts: list[RenderableType] = [reason(found), case_table(found)]
+    parts: list[RenderableType] = [reason(found, headline), Text(certainty(found))]
+    if found.trigger and found.shrunk:
+        parts.append(Text(f"Needs: {', '.join(found.trigger)}"))
+    parts.append(case_table(found))
     if found.verdict.worst:
         parts.append(elements_table(found.verdict.worst))
-    if also_seen:
-        parts.append(Text(f"Other failures seen while shrinking: {', '.join(also_seen)}"))
     if path is not None:
-        parts += [Text("Replay it"), whole(f" {replay_command(path)}", style="bold")]
+        parts += [Text("Replay it"), whole(f" {replay_command(path, found.target)}", style="bold")]
     return Group(*parts)
 
 
-def plain_text(found: Counterexample, path: Path | None = None, also_seen: tuple[str, ...] = ()) -> str:
-    """Return the report of a failure as text without colours, wrapped to 110 columns."""
-    return text_of(render(found, path, also_seen))
+def plain_text(found: Counterexample, path: Path | None = None) -> str:
+    """Return the report of a failure of a run as text without colours, wrapped to 110 columns."""
+    return text_of(render(found, path, run_headline(found)))
 
 
-def replay_command(path: Path) -> str:
-    """Return the command that replays the failure, for the current folder."""
-    return f"{program()} replay {shlex.quote(str(path))}"
+def run_headline(found: Counterexample) -> str:
+    """Return what a failure of a run is: a file that was marked as fixed has regressed."""
+    return "REGRESSED" if found.status == "fixed" else "FAILED"
+
+
+def known_line(found: Counterexample, path: str) -> Text:
+    """Return one line for a known failure: its file, what fails, and why that is accepted."""
+    why = f"{found.because} ({found.reference})"
+    return whole("KNOWN ", "bold yellow").append(f"{path}: {found.verdict.what}: {why}", "default not bold")
+
+
+def certainty(found: Counterexample) -> str:
+    """Return how the failure was confirmed."""
+    if found.confirmation == "state":
+        cases = count(len(found.sequence), "case")
+        return f"State: it fails only after {cases} before it in the same process, which the file contains"
+    if found.confirmation == "flaky":
+        return f"Flaky: it failed {found.failed} times of {found.tries}"
+    if found.confirmation == "unconfirmed":
+        return "Unconfirmed: the time was up before it ran again"
+    return "Confirmed in a fresh process" + ", not shrunk fully" * (not found.shrunk)
+
+
+def replay_command(path: Path, target: str) -> str:
+    """Return the command that replays the failure on its target, for the current folder."""
+    return f"{program()} replay {shlex.quote(str(path))}" + " --trust" * (not is_installed(target))
 
 
 def program() -> str:
@@ -53,11 +78,11 @@ def program() -> str:
     return f"{shlex.quote(sys.executable)} -m fuzz_attn.cli.main"
 
 
-def reason(found: Counterexample) -> RenderableType:
-    """Return the target and the backend, then the property that failed and its message."""
+def reason(found: Counterexample, status: str = "FAILED") -> RenderableType:
+    """Return the status, the target and the backend, then the property that failed and its message."""
     verdict = found.verdict
     headline = whole("")
-    headline.append("FAILED ", "bold red").append(found.target, "bold")
+    headline.append(f"{status} ", "bold red").append(found.target, "bold")
     headline.append(f" on {found.environment.backend}" if found.environment.backend else "")
     message = Text(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}")
     if verdict.where:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 
-from fuzz_attn.report.plain_text import WIDTH
+from fuzz_attn.report.plain_text import WIDTH, safe, show, text_of
 
 
 def save_picture(renderable: RenderableType, path: Path, *, title: str) -> None:
     """Write the report to a file as rich draws it on a terminal, with a title bar."""
-    console = Console(file=io.StringIO(), record=True, width=WIDTH, force_terminal=True)
-    console.print(Group(renderable), highlight=False)
-    path.write_text(console.export_svg(title=title), encoding="utf-8")
+    width = max(WIDTH, *map(len, text_of(renderable).splitlines()))  # a path or a command is not wrapped
+    console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
+    show(console, renderable)
+    path.write_text(console.export_svg(title=safe(title)), encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,13 +11,11 @@ from rich.text import Text
 
 from fuzz_attn.case.features import features_of
 from fuzz_attn.coverage import explanations
+from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.report import refusals
 from fuzz_attn.report.plain_text import count, safe, whole
-
-POSSIBLE_HANG: Final = 1.0
-"""A launch that has run for so many seconds when the time limit ends it may be a hang, so the summary lists it."""
 
 Row: TypeAlias = tuple[str, str | Text]
 
@@ -74,9 +72,16 @@ def smallest_case(found: FoundFailure) -> str:
 
 
 def status_of(found: FoundFailure) -> str:
-    """Return the status of a failure's file, and whether the run ended while it was shrunk."""
-    status = found.counterexample.status if found.path else "not saved"
-    return status if found.done else f"{status}, not shrunk fully"
+    """Return the status of a failure's file, and how sure the failure is."""
+    counterexample = found.counterexample
+    status = "regressed" if counterexample.status == "fixed" else counterexample.status
+    doubt = {
+        "confirmed": "" if found.done and counterexample.shrunk else "not shrunk fully",
+        "state": "state",
+        "flaky": f"flaky ({counterexample.failed} of {counterexample.tries})",
+        "unconfirmed": "unconfirmed",
+    }[counterexample.confirmation]
+    return ", ".join(filter(None, (status if found.path else "not saved", doubt)))
 
 
 def render(statistics: Statistics) -> RenderableType:
@@ -111,7 +116,8 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     if statistics.unfinished_seconds >= POSSIBLE_HANG:
         yield "unfinished", _unfinished(statistics)
     failures = len(statistics.counterexamples)
-    yield "failures", Text(str(failures), style="bold red" if failures else "bold green")
+    known = f", and {len(statistics.known)} known" if statistics.known else ""
+    yield "failures", Text(f"{failures}{known}", style="bold red" if failures else "bold green")
 
 
 def _kernels(statistics: Statistics) -> str:
@@ -158,6 +164,6 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
         yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"
     yield "mask coverage", _covered(statistics)
-    if not statistics.counterexamples:
+    if not statistics.counterexamples and not statistics.known:
         limit = f"at most {3 / statistics.cases:.2g} failures per case with 95% confidence (3/n)"
         yield "no failure in", f"{count(statistics.cases, 'case')}: {limit}"

@@ -10,13 +10,14 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, Started, WorkerReady
+from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, SavedPassed, Started, WorkerReady
+from fuzz_attn.engine.listeners.results import pass_in_words
 from fuzz_attn.engine.listeners.statistics import Tally
 from fuzz_attn.report.plain_text import PIPE_SECONDS, count, safe, show, whole
 from fuzz_attn.report.summary import features_line, progress_line
 
 FRAME_SECONDS: Final = 0.25
-STYLES: Final = {"found": "bold red", "shrunk": "red", "same": "dim", "note": "yellow"}
+STYLES: Final = {"found": "bold red", "known": "yellow", "shrunk": "red", "same": "dim", "note": "yellow"}
 
 
 class Terminal:
@@ -30,6 +31,7 @@ class Terminal:
         self._tally = Tally()
         self._max_time: float | None = None
         self._began: float | None = None
+        self._headline = ""
         self._shown = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -49,18 +51,29 @@ class Terminal:
             case Started():
                 self._max_time = event.max_time
                 with_seed = f"with seed {event.seed}, {count(event.workers, 'worker')}"
-                show(self._console, whole(f"Fuzzing {event.target} {with_seed}"))
+                self._headline = f"Fuzzing {event.target} {with_seed}"
             case WorkerReady():
+                self._show_headline()
                 self._began = self._began or time.monotonic()
+            case FailureFound() if event.counterexample.status == "known":
+                self._row("known", event.path)
             case FailureFound():
                 verdict = event.counterexample.verdict
                 self._row("found", f"{verdict.what}: {verdict.message}")
             case FailureChanged(same_as=same_as) if same_as:
                 self._row("same", f"it is the failure in {same_as}")
-            case FailureChanged(done=True):
+            case FailureChanged(done=True) if event.counterexample.status != "known":
                 self._row("shrunk", event.path or event.counterexample.signature)
+            case SavedPassed() if event.counterexample.status != "fixed":
+                self._row("note", pass_in_words(event))
             case Note():
                 self._row("note", event.text)
+
+    def _show_headline(self) -> None:
+        """Print what is fuzzed, once a worker is ready or takes long: the error of a bad target is the only line."""
+        if self._headline:
+            show(self._console, whole(self._headline))
+            self._headline = ""
 
     def _row(self, what: str, words: str) -> None:
         """Print a row: seconds since the start, what happened, and the first line of the words."""
@@ -75,6 +88,8 @@ class Terminal:
         if now - self._shown < (PIPE_SECONDS if self._live is None else FRAME_SECONDS):
             return
         self._shown = now
+        if self._live is None or self._began is not None:
+            self._show_headline()
         if self._live is None:
             show(self._console, whole(self._progress()))
         else:

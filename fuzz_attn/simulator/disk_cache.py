@@ -107,8 +107,8 @@ def _decode(data: bytes) -> Program:
     )
 
 
-def _obstacle(folder: Path) -> str:
-    """Make a folder that only this user may write, and return why it cannot be used, if so."""
+def obstacle_to(folder: Path) -> str:
+    """Make a folder whose code may be executed, because only this user can write to it; return why it cannot, if so."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -140,7 +140,7 @@ class DiskCache:
     @functools.cached_property
     def obstacle(self) -> str:
         """Why the folder is not used: empty if it is. The first call makes the folder."""
-        return _obstacle(self._folder)
+        return obstacle_to(self._folder)
 
     def get(self, key: str) -> Program | None:
         """Return the program stored under `key`, or None; it counts as used now."""

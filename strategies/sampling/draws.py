@@ -1,8 +1,8 @@
 """Draws: the two kinds of strategy that all others consist of, which can be sampled without Hypothesis.
 
-Hypothesis takes about 40 microseconds for each choice, since it records what a shrinker may need. A campaign runs
-thousands of cases before one fails. So it samples them with the same functions and keeps only the choices of the
-current case. Hypothesis can repeat those choices and shrink a failing case.
+Hypothesis takes about 40 microseconds for each choice, since it records what a shrinker may need. A campaign shrinks
+failing cases as data and needs none of that, so it samples the same functions directly. Tests use them with
+Hypothesis, which can repeat the choices of a sample.
 """
 
 from __future__ import annotations

@@ -8,10 +8,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fuzz_attn import pytest_plugin
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.engine import campaign
+from fuzz_attn.engine.campaign import Plan
+from fuzz_attn.engine.events import Emit, FailureFound, Finished
 from fuzz_attn.engine.listeners.event_log import logs_in, report_of
 from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.oracle.verdict import Verdict
 
 TORCH = Path(__file__).parents[1] / "sample_targets" / "torch_attention.py"
 
@@ -200,3 +210,22 @@ def test_plugin_imports_little(folder: Path) -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "[]\n"
+
+
+@pytest.mark.parametrize("status", ["known", "open"])
+def test_only_a_known_failure_passes_the_test(status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = signed("mine.py:attend", "unified", None, AttentionCase((Sequence(1),)), Verdict("oracle", "nan", "NaN"))
+    found = msgspec.structs.replace(found, status=status, reference="#7", because="waits for a release")
+
+    class Found:
+        def __init__(self, plan: Plan, emit: Emit) -> None:
+            self.emit = emit
+
+        def run(self) -> None:
+            self.emit(FailureFound(0, 0, found, "a.json"))
+            self.emit(Finished(0, 1.0))
+
+    monkeypatch.setattr(campaign, "Campaign", Found)
+    reason = pytest_plugin._failure(Plan(Setup("mine.py:attend"), 0, 1, 0, None, 1, tmp_path, tmp_path))
+    assert ("FAILED mine.py:attend" in reason) == (status == "open")
+    assert bool(reason) == (status == "open")

@@ -34,7 +34,7 @@ def test_prints_and_breakpoints_work(backend: str, tmp_path: Path, case: Attenti
     wrong = msgspec.convert({"property_name": "oracle", "kind": "unwritten", "message": ""}, Verdict)
     path = counterexample.save(counterexample.signed("debugged.py:debugged", "unified", None, case, wrong), tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [SCRIPT, "replay", path.name, "--in-process", "--backend", backend]
+    command = [SCRIPT, "replay", path.name, "--trust", "--in-process", "--backend", backend]
     done = subprocess.run(
         command,
         cwd=tmp_path,

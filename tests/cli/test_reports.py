@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -13,9 +14,11 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, merged
+from fuzz_attn.engine.refusals.counts import CountedRefusal
 from fuzz_attn.oracle.verdict import Element, Verdict
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report import failure, summary
 from fuzz_attn.report.bias_values import bias_values
 from fuzz_attn.report.plain_text import count, show, text_of, whole
@@ -45,6 +48,7 @@ WRONG = Verdict(
 REPORT = """\
 FAILED some.package.attention:unified_attention
 oracle (mismatch): 2 of 8 elements wrong, worst 12.3 times the bound [tail rows]
+Unconfirmed: the time was up before it ran again
 The case
  sequence 0  2 query tokens, 3 in the cache before
  heads       1 query head on 1 KV head (group of 1), head size 4
@@ -59,9 +63,8 @@ Worst elements
  sequence  query  head  column    actual      expected     bound
         0      1     0       2       nan  -0.181808084  1.52e-07
         0      1     0       3  0.546875   0.541697741    0.0005
-Other failures seen while shrinking: oracle (nan)
 Replay it
- {program} replay 'tests/counter examples/x.json'"""
+ {program} replay 'tests/counter examples/x.json' --trust"""
 
 
 @pytest.fixture
@@ -70,8 +73,36 @@ def found() -> Counterexample:
 
 
 def test_failure_report(found: Counterexample) -> None:
-    text = failure.plain_text(found, Path("tests/counter examples/x.json"), ("oracle (nan)",))
+    text = failure.plain_text(found, Path("tests/counter examples/x.json"))
     assert text == REPORT.format(program=failure.program())
+
+
+@pytest.mark.parametrize(
+    ("fields", "lines"),
+    [
+        ({"confirmation": "confirmed"}, ["Confirmed in a fresh process, not shrunk fully"]),
+        (
+            {"confirmation": "confirmed", "shrunk": True, "trigger": ("window", "more than 2 keys")},
+            ["Confirmed in a fresh process", "Needs: window, more than 2 keys"],
+        ),
+        (
+            {"confirmation": "state", "sequence": (Step(SMALL), Step(SMALL))},
+            ["State: it fails only after 2 cases before it in the same process, which the file contains"],
+        ),
+        ({"confirmation": "flaky", "failed": 3, "tries": 12}, ["Flaky: it failed 3 times of 12"]),
+    ],
+)
+def test_the_report_says_how_a_failure_was_confirmed(
+    found: Counterexample, fields: dict[str, object], lines: list[str]
+) -> None:
+    text = failure.plain_text(msgspec.structs.replace(found, **fields)).splitlines()
+    assert text[2 : text.index("The case")] == lines
+
+
+def test_the_summary_counts_known_failures_apart() -> None:
+    text = text_of(summary.render(shard(known=("a.json",))))
+    assert " failures             0, and 1 known" in text.splitlines()
+    assert "confidence" not in text
 
 
 def test_few_slopes_biases_and_sinks_are_listed() -> None:
@@ -97,7 +128,7 @@ def test_few_slopes_biases_and_sinks_are_listed() -> None:
 def test_paths_and_commands_are_never_wrapped(width: int, found: Counterexample) -> None:
     path = Path("/".join(["a-rather-long-folder-name"] * 8)) / "x.json"
     lines = text_of(failure.render(found, path), width).splitlines()
-    assert f" {failure.program()} replay {path}" in lines
+    assert f" {failure.program()} replay {path} --trust" in lines
     assert "FAILED some.package.attention:unified_attention" in lines
     assert all(len(line) <= width or "replay" in line or "FAILED" in line for line in lines)
 
@@ -196,7 +227,12 @@ def test_summary_of_no_cases() -> None:
         (Statistics("unified"), 60.0, "loading the target"),
         (shard(seconds=5.0), None, "100 cases, 20.0 cases/s, 2 compile keys, 0 failures"),
         (
-            shard(cases=1, seconds=1.0, compile_keys={5: 1}, refused=2),
+            shard(
+                cases=1,
+                seconds=1.0,
+                compile_keys={5: 1},
+                refusals=(CountedRefusal(Refusal("host", "ValueError", "no"), 2),),
+            ),
             3.4,
             "1 case, 1.0 cases/s, 1 compile key, 0 failures, 2 refused, 3 s left",
         ),

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -18,17 +19,18 @@ from fuzz_attn.engine.events import (
     FailureSeenAgain,
     Finished,
     Note,
+    SavedPassed,
     Started,
     WorkerReady,
 )
-from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report import terminal as terminal_module
 from fuzz_attn.report.junit import save_junit
 from fuzz_attn.report.plain_text import safe, text_of
-from fuzz_attn.report.summary import failures_table
+from fuzz_attn.report.summary import failures_table, status_of
 from fuzz_attn.report.terminal import Terminal
 
 HOSTILE = "[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \r\x9b31m"
@@ -40,13 +42,17 @@ def failure(message: str = "2 of 8 elements wrong") -> Counterexample:
     return signed("mine.py:attend", "unified", None, CASE, Verdict("oracle", "mismatch", message, where="tail_rows"))
 
 
+def shrunk(found: Counterexample) -> Counterexample:
+    return msgspec.structs.replace(found, confirmation="confirmed", shrunk=True)
+
+
 def events(message: str = "2 of 8 elements wrong") -> list[Event]:
     return [
         Started("mine.py:attend", 9, 1, 0.0, max_time=60.0),
         WorkerReady(0, Ready("mine.py:attend", "mine", "unified", "simulator")),
         CaseJudged(0, "search", Order(CASE), (Verdict("oracle", ratio=0.5),), 0.01),
         FailureFound(0, 0, failure(message), "saved/a.json", 1.25),
-        FailureChanged(0, 0, failure(message), "saved/b.json", done=True),
+        FailureChanged(0, 0, shrunk(failure(message)), "saved/b.json", done=True),
         FailureSeenAgain(0, "saved/b.json"),
         FailureFound(0, 1, failure(message), "saved/c.json", 2.5),
         Note(0, message),
@@ -109,8 +115,68 @@ def test_the_table_of_failures() -> None:
         "Failures of mine.py:attend",
         f" {'failure':{len(same)}}  cases  {'smallest case':{len(case)}}  first seen  status",
         f" {same}      2  {case}       1.2 s  open",
-        f" {same}      1  {case}       2.5 s  open, not shrunk fully",
+        f" {same}      1  {case}       2.5 s  open, unconfirmed",
     ]
+
+
+KNOWN = {"status": "known", "reference": "#7", "because": "waits for a release"}
+
+
+def known_failure() -> Counterexample:
+    return msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, **KNOWN)
+
+
+def report_after(*later: Event) -> RunReport:
+    results = Results()
+    for event in (*events()[:3], *later, Finished(0, 10.0)):
+        results(event)
+    return results.report()
+
+
+def test_a_known_failure_does_not_fail_a_run(tmp_path: Path) -> None:
+    known = (
+        FailureFound(0, 0, known_failure(), "saved/a.json"),
+        FailureChanged(0, 0, known_failure(), "saved/a.json", True),
+    )
+    report = report_after(*known, FailureSeenAgain(0, "saved/a.json"))
+    assert (report.exit_status, report.ok, [found.cases for found in report.failures]) == (0, True, [2])
+    assert (report.statistics.counterexamples, report.statistics.known) == ((), ("saved/a.json",))
+    assert text_of(failures_table(report), 130).endswith("  known")
+    save_junit([report], tmp_path / "junit.xml")
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["1", "0", "1"]
+    worse = report_after(*known, FailureFound(0, 1, failure(), "saved/b.json"))
+    assert worse.exit_status == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "notes"),
+    [
+        (known_failure(), ("an unexpected pass: the known failure a.json (#7) does not fail any more",)),
+        (failure(), ("an unexpected pass: a.json does not fail any more",)),
+        (msgspec.structs.replace(failure(), status="fixed"), ()),
+    ],
+)
+def test_a_saved_failure_that_passes_is_a_note(found: Counterexample, notes: tuple[str, ...]) -> None:
+    report = report_after(SavedPassed(0, found, "a.json"))
+    assert report.notes == tuple(f"{note}; mark it as fixed if the bug is" for note in notes)
+    assert report.exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "done", "status"),
+    [
+        ({"status": "fixed", "confirmation": "confirmed", "shrunk": True}, True, "regressed"),
+        ({"confirmation": "confirmed", "shrunk": True}, True, "open"),
+        ({"confirmation": "confirmed", "shrunk": False}, True, "open, not shrunk fully"),
+        ({"confirmation": "confirmed", "shrunk": True}, False, "open, not shrunk fully"),
+        ({"confirmation": "state"}, True, "open, state"),
+        ({"confirmation": "flaky", "failed": 3, "tries": 12}, True, "open, flaky (3 of 12)"),
+    ],
+)
+def test_the_status_says_how_sure_a_failure_is(fields: dict[str, object], done: bool, status: str) -> None:
+    found = msgspec.structs.replace(failure(), **fields)
+    assert status_of(FoundFailure(found, "a.json", 1.0, done=done)) == status
 
 
 def test_control_characters_are_shown() -> None:
@@ -133,3 +199,15 @@ def test_junit_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file/junit\.xml: cannot be written: "):
         save_junit([], tmp_path / "file" / "junit.xml")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_one_bug_in_two_files_keeps_those_from_before_the_run(saved: bool, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path in paths:
+        path.write_text("{}")
+    found = msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, trigger=("window",))
+    twice = (FailureFound(0, number, found, str(path), saved=saved) for number, path in enumerate(paths))
+    report = one_for_each_bug(report_after(*twice))
+    assert [path.exists() for path in paths] == [True, saved]
+    assert [Path(found.path) for found in report.failures] == (paths if saved else paths[:1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.counterexamples.counterexample import (
+    LARGEST_BYTES,
     SCHEMA,
     Counterexample,
     Environment,
@@ -260,6 +263,18 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
     (edited_case(dtypes={"q": "float16"}), r"dtypes.kv='float32' must be .* - at `\$\.case`"),
     (edited_case(heads={"num_kv_heads": 2**20}, padded_tokens=2**20), r"query of the case would hold \d+ elements"),
     (edited(verdict={}), r"Object missing required field `property_name` - at `\$\.verdict`"),
+    ("", r"is cut off or not JSON: Input data was truncated"),
+    ("\ufeff" + GOLDEN, r"is cut off or not JSON: JSON is malformed"),
+    (GOLDEN.encode("utf-16"), r"is cut off or not JSON: JSON is malformed"),
+    (GOLDEN + GOLDEN, r"is cut off or not JSON: JSON is malformed: trailing characters"),
+    (edited_case(seed=float("inf")), r"is cut off or not JSON: JSON is malformed"),
+    (edited_case(seed=-1), r"is not a counterexample: Expected `int` >= 0 - at `\$\.case\.seed`"),
+    (edited_case(seed=2**200), r"is not a counterexample: "),
+    (edited_case(sequences=[{"query_len": 1, "context_len": 2**62}]), r"is not a counterexample: "),
+    (edited_case(sequences=[{"query_len": True}]), r"Expected `int`, got `bool` - at "),
+    (edited(relation=[]), r"Expected `str \| null`, got `array` - at `\$\.relation`"),
+    (edited(target={"module": "os"}), r"Expected `str`, got `object` - at `\$\.target`"),
+    (edited(verdict={"property_name": "oracle", "kind": "[bold]"}), r"Invalid enum value '\[bold\]' - at "),
     (edited(environment={"backend": "cuda"}), r"Object missing required field `shims` - at `\$\.environment`"),
 ]
 
@@ -272,6 +287,34 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, mess
         load(path)
     assert str(raised.value).startswith(f"{path}: ")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.mkdir(), "is no file"),
+        (os.mkfifo, "is no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no file"),
+        (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
+        (lambda path: path.symlink_to("gone"), "cannot be read: No such file or directory"),
+        (lambda path: path.write_bytes(bytes(LARGEST_BYTES + 1)), "size=16777217 must be at most 16777216 bytes"),
+    ],
+    ids=["folder", "pipe", "device", "circle", "dangling link", "huge"],
+)
+def test_what_is_no_file_is_refused_in_one_line(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    make(path)
+    with pytest.raises(CounterexampleError, match=f"^{re.escape(f'{path}: {message}')}$"):
+        load(path)
+
+
+def test_a_name_with_a_null_character_is_refused_in_one_line() -> None:
+    with pytest.raises(CounterexampleError, match=r"cannot be read: embedded null byte$"):
+        load(Path("a\0b.json"))
+
+
+def test_many_bad_files_are_tried() -> None:
+    assert len(BAD_FILES) >= 40
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -315,7 +358,6 @@ def test_edited_file_is_a_counterexample_or_refused_in_one_line(tmp_path: Path, 
     ("make", "reason"),
     [
         (lambda path: None, "No such file or directory"),
-        (lambda path: path.mkdir(), "Is a directory"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     ],
 )
@@ -341,4 +383,9 @@ def test_files_in_folders_and_by_name(tmp_path: Path) -> None:
 
 def test_place_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CounterexampleError, match=r"nowhere: does not exist$"):
-        list(files_in((tmp_path, tmp_path / "nowhere")))
+        list(files_in((tmp_path / "nowhere",)))
+
+
+def test_place_without_files(tmp_path: Path) -> None:
+    with pytest.raises(CounterexampleError, match=r": holds no \.json file$"):
+        list(files_in((tmp_path,)))

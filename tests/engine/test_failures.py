@@ -260,3 +260,18 @@ def test_a_fixed_failure_that_fails_again_is_a_failure(tmp_path: Path) -> None:
     marked(path, status="fixed")
     (found,) = Run(tmp_path, worker, cases=50).failures
     assert found.status == "fixed"
+
+
+def test_a_saved_failure_names_the_poison_that_reached_the_output(tmp_path: Path) -> None:
+    class Explaining(FakeWorker):
+        def answer(self, order: Order) -> Answer:
+            answer = super().answer(order)
+            if not order.explain or answer.verdict.passed:
+                return answer
+            message = f"{answer.verdict.message}; NaN in dead values reaches the output"
+            return Answer(msgspec.structs.replace(answer.verdict, message=message))
+
+    run = Run(tmp_path, Explaining(wrong(lambda case: case.max_seq_len > 20)), cases=200)
+    (path,) = run.files
+    assert counterexample.load(path).verdict.message.endswith("; NaN in dead values reaches the output")
+    assert run.failures == [counterexample.load(path)]

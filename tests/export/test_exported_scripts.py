@@ -234,6 +234,11 @@ def test_target_of_a_declaration_needs_the_declaration(scripts: Path, kernels: P
 def test_command_writes_the_script(scripts: Path, kernels: Path) -> None:
     save(scripts, "a", f"{kernels / 'torch_attention.py'}:last_row_unwritten", CASES["unified"])
     command = [SCRIPT, "export", str(scripts / "a.json"), "--script", str(scripts / "b.py")]
+    refused = CliRunner().invoke(main, command[1:])
+    assert refused.exit_code == 2
+    assert "which is no installed package: export it with --target T, or with --trust" in refused.stderr
+    assert not (scripts / "b.py").exists()
+    command.append("--trust")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"written  {scripts / 'b.py'}\n"), done.stderr
     assert (scripts / "b.py").read_text().startswith('r"""A wrong result of last_row_unwritten of ')

@@ -20,8 +20,8 @@ FOLDERS: Final = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn.kernels", "str
 
 LAYERS: Final = (
     ("errors",),
-    ("kernels", "simulator", "cache_folder"),
-    ("case",),
+    ("kernels", "simulator"),
+    ("case", "cache_folder"),
     ("strategies", "inputs"),
     ("oracle", "coverage"),
     ("backends", "targets", "counterexamples"),

@@ -71,6 +71,10 @@ def _sleep(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, **_: Any) -> Non
         time.sleep(3600)
 
 
+def _sleep_always(**_: Any) -> None:
+    time.sleep(3600)
+
+
 def _sleep_briefly(**_: Any) -> None:
     time.sleep(0.2)
 
@@ -290,6 +294,7 @@ leaves = _around(before=_exit)
 leaves_well = _around(before=_exit_with_zero)
 quits = _around(before=_raise_system_exit)
 hangs = _around(before=_sleep)
+hangs_always = _around(before=_sleep_always)
 prints = _around(before=_print_a_message, after=_print_a_message)
 floods = _around(before=_print_much)
 raises = _around(before=_raise)

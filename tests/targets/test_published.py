@@ -39,6 +39,11 @@ FILES = {
     "sample_project/ops/attention.py": LAUNCHER,
     "sample_project/ops/broken.py": "1 / 0",
 }
+METADATA = {
+    "METADATA": "Metadata-Version: 2.1\nName: sample-project\nVersion: 1.0\n",
+    "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "RECORD": "",
+}
 MODULE = "sample_project.ops.attention"
 
 
@@ -123,6 +128,23 @@ def test_launcher_of_a_wheel_loads_without_the_network(
     assert source == str(folder / "files" / "sample_project" / "ops" / "attention.py")  # Triton reads a kernel's source
 
 
+def test_whole_wheel_is_downloaded_where_the_index_serves_no_ranges(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "sample_project-1.0-py3-none-any.whl", "w") as archive:
+        archive.write(checkout / "sample_project" / "ops" / "attention.py", "sample_project/ops/attention.py")
+        for name, text in METADATA.items():
+            archive.writestr(f"sample_project-1.0.dist-info/{name}", text)
+    wheel = Wheel("sample-project", "1.0")  # its address is a file, which no range request can read
+    path = wheel.file("sample_project/ops/attention.py")
+    assert path is not None
+    assert path.read_text() == LAUNCHER
+    assert wheel.file("sample_project/absent.py") is None
+
+
 def test_wheel_that_does_not_exist_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -135,7 +157,7 @@ def test_cache_that_others_may_write_to_is_not_used(mode: int, tmp_path: Path, m
     (tmp_path / "published").mkdir()
     (tmp_path / "published").chmod(mode)
     monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path))
-    with pytest.raises(TargetError, match="other users may write to it"):
+    with pytest.raises(TargetError, match="the cache cannot be used: other users may write to"):
         Wheel("sample-project", "1.0")
 
 
@@ -160,22 +182,26 @@ def test_imported_package_is_not_replaced(load: Callable[[str], ModuleType], mon
         load(MODULE)
 
 
-def test_own_answers_replace_those_of_stubs(checkout: Path, tmp_path: Path) -> None:
-    answers = tmp_path / "answers.toml"
-    answers.write_text('["sample_project.platforms"]\n"current_platform.fp8()" = "torch.float8_e5m2"\nHAS_GPU = true\n')
-    import_published(Folder(checkout), MODULE, answers_of("sample_project", answers))
-    platforms = sys.modules["sample_project.platforms"]
-    assert platforms.current_platform.fp8() is torch.float8_e5m2
-    assert platforms.HAS_GPU is True
-    assert platforms.HAS_TPU is False
+def test_stubs_of_vllm_have_its_answers(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "kernel.py").write_text("from vllm.platforms import current_platform\n")
+    try:
+        platform = import_published(Folder(tmp_path), "vllm.kernel", answers_of("vllm")).current_platform
+        assert platform.fp8_dtype() is torch.float8_e4m3fn
+        assert platform.is_cuda()
+        assert not platform.is_rocm()
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+            del sys.modules[name]
 
 
-@pytest.mark.parametrize("text", ["no table = 1 2", "platforms = 3"])
-def test_unreadable_answers_are_one_clear_line(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "answers.toml"
-    file.write_text(text)
-    with pytest.raises(TargetError, match=r"answers\.toml: "):
-        answers_of("sample_project", file)
+@pytest.mark.parametrize(("name", "value"), [("HAS_GPU", False), ("is_tpu", False), ("name", None)])
+def test_a_stub_answers_questions_with_no(name: str, value: object, load: Callable[[str], ModuleType]) -> None:
+    load(MODULE)
+    found = getattr(sys.modules["sample_project.platforms"], name)
+    answer = found() if name == "is_tpu" else found
+    assert not answer
+    assert value is None or answer is value
 
 
 def test_questions_about_the_gpu_are_answered() -> None:

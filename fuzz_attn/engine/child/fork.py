@@ -1,4 +1,4 @@
-"""Forks of a worker process: one does the work, while its parent watches how much memory it uses and prints.
+"""Forks of a worker process: one does the work, while its parent watches how much memory it uses.
 
 The parent kills a fork that uses more resident memory than its limit. A limit of the kernel's (``RLIMIT_AS``,
 ``RLIMIT_DATA``) would count addresses, and cases with large offsets reserve tens of gigabytes of addresses without
@@ -26,8 +26,6 @@ NO_MORE_MESSAGES: Final = 113
 
 WATCH_MILLISECONDS: Final = 50
 """A target can use this much time beyond its limit: about 100 MB at the speed of touching new memory."""
-MOST_OUTPUT: Final = 16 * 2**20
-"""Bytes that a fork may print before they are dropped, so that an endless loop that prints fills no disk."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -89,21 +87,12 @@ def _watch(child: int, memory: int) -> bool:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not poll.poll(WATCH_MILLISECONDS):
-            _drop_output()
             if memory and _resident_bytes(child) > memory:
                 os.kill(child, signal.SIGKILL)
                 return True
     finally:
         os.close(descriptor)
     return False
-
-
-def _drop_output() -> None:
-    """Drop what was printed if it is much; the fork shares this process's position in the file."""
-    with contextlib.suppress(OSError):
-        if os.fstat(1).st_size > MOST_OUTPUT:
-            os.lseek(1, 0, os.SEEK_SET)
-            os.ftruncate(1, 0)
 
 
 def _resident_bytes(process: int) -> int:

@@ -46,7 +46,7 @@ def dependent(order: Order, failure_class: str, launches: Launches, before: Sequ
     if sequence:
         return Dependent("state", sequence)
     failed = 1 + repeated(order, failure_class, launches)
-    return Dependent("flaky", failed=failed, tries=TRIES + 2)  # the first time, and the one alone
+    return Dependent("flaky", failed=failed, tries=TRIES + 2)  # with the first one, and the one in a fresh process
 
 
 def repeated(order: Order, failure_class: str, launches: Launches) -> int:
@@ -54,7 +54,7 @@ def repeated(order: Order, failure_class: str, launches: Launches) -> int:
     return sum(shows(launches.judge(order, "confirm"), failure_class) for _ in range(TRIES))
 
 
-def alone(order: Order, launches: Launches) -> Answer:
+def in_fresh_process(order: Order, launches: Launches) -> Answer:
     """Return the answer to an order in a fresh process."""
     launches.renew()
     return launches.judge(order, "confirm")

@@ -23,6 +23,8 @@ from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches
 from fuzz_attn.engine.failures.simplification import simplify
 from fuzz_attn.engine.failures.triage import (
+    OUTPUT,
+    UNWRITTEN,
     KnownFailure,
     KnownFailures,
     class_of,
@@ -32,8 +34,9 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.failures.trigger import Shown, trigger_of
+from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.messages import Answer, Order, Ready
-from fuzz_attn.errors import ShareSpentInterrupt
+from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
 SHARE: Final = 0.08
@@ -112,7 +115,7 @@ class FailureLives:
         ``before`` are the cases that ran in the same process before this one.
         """
         if answer.killed:
-            answer = confirmation.alone(order, self._shard)
+            answer = confirmation.in_fresh_process(order, self._shard)
             if answer.verdict.passed:
                 text = "a worker was ended from outside, and the case that it was running passes in another"
                 self.emit(Note(self.shard, text))
@@ -154,11 +157,11 @@ class FailureLives:
         self._open.append(failure)
         return failure
 
-    def enter(self, found: Counterexample, path: str) -> KnownFailure:
+    def enter(self, found: Counterexample, path: str, *, saved: bool = False) -> KnownFailure:
         """Report a failure of this run."""
-        failure = KnownFailure(self.shard, self._count, found, path)
+        failure = KnownFailure(self.shard, self._count, found, path, saved=saved)
         self._count += 1
-        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed()))
+        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed(), saved))
         return failure
 
     def learn(self, news: Sequence[FailureFound | FailureChanged]) -> None:
@@ -194,7 +197,7 @@ class FailureLives:
         seconds = float("inf") if self._seconds is None else self._seconds
         share = Share(time.monotonic() + seconds)
         order = order_of(failure.found)
-        answer = confirmation.alone(order, self._shard)
+        answer = confirmation.in_fresh_process(order, self._shard)
         if not confirmation.shows(answer, failure.failure_class):
             self._classify_dependent(failure, before, share)
             return
@@ -208,6 +211,7 @@ class FailureLives:
     def _settle(self, failure: KnownFailure) -> None:
         """End a failure as itself, or as the known failure that it is."""
         failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
+        self._explain(failure)
         self._shard.learn()
         earlier = self.known.same_as(failure)
         if earlier is None:
@@ -240,6 +244,7 @@ class FailureLives:
                 self._shrink(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
             self._check(failure, first)
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
+            self._explain(failure)
             earlier = self.known.same_as(failure)
             if earlier is None:
                 self._finish(failure)
@@ -333,7 +338,7 @@ class FailureLives:
         """
         order = order_of(failure.found)
         checks = 1 if failure.failure_class in ("crash", "timeout") else CHECKS
-        answers = [confirmation.alone(order, self._shard) for _ in range(checks)]
+        answers = [confirmation.in_fresh_process(order, self._shard) for _ in range(checks)]
         failed = sum(confirmation.shows(answer, failure.failure_class) for answer in answers)
         if failed == checks:
             return
@@ -343,6 +348,15 @@ class FailureLives:
             checks = confirmation.TRIES
         if failed < checks:
             self._change(failure, confirmation="flaky", failed=failed + 1, tries=checks + 1)
+
+    def _explain(self, failure: KnownFailure) -> None:
+        """Let the message name the poison that reaches the output, if some does and there is time left."""
+        found = failure.found
+        if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
+            return
+        with contextlib.suppress(BudgetSpentInterrupt):
+            verdict = explained(lambda order: self._shard.judge(order, "shrink"), order_of(found), found.verdict)
+            failure.found = msgspec.structs.replace(found, verdict=verdict)
 
     def _change(self, failure: KnownFailure, **fields: object) -> None:
         """Change the counterexample, in its file too, and report it."""

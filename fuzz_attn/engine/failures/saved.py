@@ -1,4 +1,4 @@
-"""Saved counterexamples, which every campaign plays first, as Hypothesis plays its database."""
+"""Saved counterexamples, which every run plays first."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _enter(found: Counterexample, answer: Answer, path: Path, lives: FailureLive
     verdict = failures_of(answer)[0]
     trigger = found.trigger or needed_by(found.case, found.relation)
     found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
-    failure = lives.enter(found, str(path))
-    failure.trigger, failure.saved = trigger_in(found), True
+    failure = lives.enter(found, str(path), saved=True)
+    failure.trigger = trigger_in(found)
     lives.known.add(failure)
     lives.emit(FailureChanged(lives.shard, failure.number, found, str(path), done=True))

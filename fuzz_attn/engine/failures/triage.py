@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from fuzz_attn.case.traits import core, traits_of
+from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
+UNWRITTEN: Final = "unwritten"
 _OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))
 _SANITIZER_KINDS: Final = frozenset(("out_of_bounds", "uninitialised", "race", "overflow"))
 _WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
@@ -51,6 +52,11 @@ def has_place(failure_class: str) -> bool:
     return ":" in failure_class
 
 
+def _alike(one: str, other: str, traits: frozenset[str]) -> bool:
+    """Return whether two classes are the same. An fp8 NaN has the bits of an fp8 element that was never written."""
+    return one == other or (FP8_OUTPUT in traits and {one, other} == {OUTPUT, UNWRITTEN})
+
+
 @dataclass(eq=False)
 class KnownFailure:
     """A failure that this shard knows: its own, another shard's, or a saved one.
@@ -66,6 +72,8 @@ class KnownFailure:
     trigger: frozenset[str] | None = None
     complete: bool = True
     saved: bool = False
+    other_triggers: list[frozenset[str]] = field(default_factory=list)
+    """Triggers of other cases that turned out to be the same bug."""
 
     @property
     def failure_class(self) -> str:
@@ -79,15 +87,18 @@ class KnownFailure:
         return bool(self.trigger) and not harmless
 
     def widen(self, same: KnownFailure) -> None:
-        """Need no longer what another case of the same bug does without."""
+        """Need no longer what another case of the same bug does without, and know what that case needs."""
+        if same.trigger and same.complete:
+            self.other_triggers.append(same.trigger)
         if self.trigger is not None and same.trigger is not None and core(self.trigger):
             self.trigger &= _traits(same) | core(self.trigger)
 
     def shown_by(self, failure_class: str, traits: frozenset[str]) -> bool:
         """Return whether a failure of a class, of a case with these traits, is this one."""
-        if failure_class != self.failure_class:
+        if not _alike(failure_class, self.failure_class, traits):
             return False
-        return has_place(failure_class) or (self.trigger is not None and self.trigger <= traits)
+        triggers = (self.trigger, *self.other_triggers)
+        return has_place(failure_class) or any(trigger is not None and trigger <= traits for trigger in triggers)
 
 
 class KnownFailures:
@@ -140,12 +151,13 @@ class KnownFailures:
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     """Return whether a shrunk failure is the same bug as a known one.
 
-    It is if it has the known one's trigger, if both need the same apart from nuances and from how long or large their
-    cases are, or if the known one could not be shrunk in full and has the new one's trigger.
+    It is if the same poison reaches the output, if it has the known one's trigger, if both need the same apart from
+    nuances and from how long or large their cases are, or if the known one could not be shrunk in full and has the new
+    one's trigger.
     """
-    if known.failure_class != new.failure_class:
+    if not _alike(known.failure_class, new.failure_class, _traits(known) | _traits(new)):
         return False
-    if has_place(new.failure_class):
+    if has_place(new.failure_class) or _same_poison(known, new):
         return True
     if known.trigger is None or new.trigger is None:
         return known.trigger is new.trigger
@@ -154,18 +166,24 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     return not known.complete and new.trigger <= _traits(known)
 
 
+def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
+    """Return whether poison of the same memory reaches the output in both: a kernel reads there what it must not."""
+    return not set(one.found.verdict.poison).isdisjoint(other.found.verdict.poison)
+
+
 def _traits(known: KnownFailure) -> frozenset[str]:
     return frozenset(traits_of(known.found.case, known.found.relation))
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:
-    """Return for each file of a failure that is the same bug as an earlier one the file of that one.
+    """Return for each file of a failure that is the same bug as another one the file of that one.
 
-    For shards that could not tell each other what they found.
+    For shards that could not tell each other what they found. Of two, the one that was shrunk completely is kept.
     """
     kept, same = KnownFailures(), {}
-    for number, (path, counterexample) in enumerate(found):
-        new = KnownFailure(0, number, counterexample, path, trigger_in(counterexample))
+    for number, (path, counterexample) in enumerate(sorted(found, key=lambda pair: not pair[1].shrunk)):
+        trigger = trigger_in(counterexample)
+        new = KnownFailure(0, number, counterexample, path, trigger, complete=counterexample.shrunk)
         earlier = kept.same_as(new)
         if earlier is None:
             kept.add(new)

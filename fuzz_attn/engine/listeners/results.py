@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from fuzz_attn.engine.events import (
     FailureSeenAgain,
     Finished,
     Note,
+    SavedPassed,
 )
+from fuzz_attn.engine.failures import triage
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
 from fuzz_attn.engine.refusals.counts import CountedRefusal
 
@@ -32,7 +35,7 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     """A failure of a run: its smallest case and file, how many cases showed it, and after how many seconds the first.
 
     ``path`` is empty where the file could not be written. ``done`` is false where the run ended before the failure was
-    shrunk completely.
+    shrunk completely. A ``saved`` one has a file from before the run.
     """
 
     counterexample: Counterexample
@@ -40,6 +43,7 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     first_seen: float
     cases: int = 1
     done: bool = False
+    saved: bool = False
 
     @property
     def kind(self) -> str:
@@ -50,6 +54,11 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     def message(self) -> str:
         """What is wrong, in words."""
         return self.counterexample.verdict.message
+
+    @property
+    def known(self) -> bool:
+        """Whether the file says that the failure is known, so that it does not fail the run."""
+        return self.counterexample.status == "known"
 
 
 class RunReport(Plain, frozen=True, omit_defaults=False):
@@ -88,7 +97,7 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
 
     @property
     def ok(self) -> bool:
-        """Whether cases were judged, no failure was found, and no worker ended early."""
+        """Whether cases were judged, no failure but known ones was found, and no worker ended early."""
         return self.exit_status == 0
 
     @property
@@ -110,10 +119,11 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
     def exit_status(self) -> int:
         """The exit status: 1 for a failure, else 128 and a signal, else 2 for nothing judged or an error, else 0.
 
-        A failure that could not be saved is 2.
+        A failure that could not be saved is 2. Known failures do not count.
         """
-        if self.failures:
-            return FAILED if all(found.path for found in self.failures) else BROKEN
+        unknown = [found for found in self.failures if not found.known]
+        if unknown:
+            return FAILED if all(found.path for found in unknown) else BROKEN
         if self.stopped_by:
             return INTERRUPTED + self.stopped_by
         return BROKEN if self.reason or self.errors else 0
@@ -128,9 +138,10 @@ class _Failure:
     first_seen: float
     cases: int = 1
     done: bool = False
+    saved: bool = False
 
     def found(self) -> FoundFailure:
-        return FoundFailure(self.counterexample, self.path, self.first_seen, self.cases, self.done)
+        return FoundFailure(self.counterexample, self.path, self.first_seen, self.cases, self.done, self.saved)
 
 
 class Results:
@@ -150,12 +161,14 @@ class Results:
         match event:
             case FailureFound():
                 name = event.shard, event.failure
-                self._failures[name] = _Failure(event.counterexample, event.path, event.seconds)
+                self._failures[name] = _Failure(event.counterexample, event.path, event.seconds, saved=event.saved)
                 self._names[event.path] = name
             case FailureChanged():
                 self._change(event)
             case FailureSeenAgain():
                 self._count(event.path, 1)
+            case SavedPassed() if event.counterexample.status != "fixed":
+                self.notes.append(pass_in_words(event))
             case Note():
                 self.notes.append(event.text)
             case Finished(error=error) if error:
@@ -210,6 +223,13 @@ class Results:
         )
 
 
+def pass_in_words(event: SavedPassed) -> str:
+    """Return that a saved failure passes, and what to do about it."""
+    found = event.counterexample
+    what = f"the known failure {event.path} ({found.reference})" if found.status == "known" else event.path
+    return f"an unexpected pass: {what} does not fail any more; mark it as fixed if the bug is"
+
+
 def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, ...]:
     """Return failures in the order in which they were first seen; those with one file are one, with all their cases."""
     by_path: dict[str, FoundFailure] = {}
@@ -219,6 +239,25 @@ def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, .
         cases = failure.cases + (known.cases if known else 0)
         by_path[name] = msgspec.structs.replace(known or failure, cases=cases)
     return tuple(by_path.values())
+
+
+def one_for_each_bug(report: RunReport) -> RunReport:
+    """Return a report without the failures that are the same bug as another one, and delete their files.
+
+    Shards that found a bug at the same time, shortly before the end, could not tell each other. A file from before the
+    run stays.
+    """
+    found = {failure.path: failure for failure in report.failures if failure.path}
+    merged = triage.merged((path, failure.counterexample) for path, failure in found.items())
+    same = {path: kept for path, kept in merged.items() if not found[path].saved}
+    for path, kept in same.items():
+        known, other = found[kept], found.pop(path)
+        first_seen = min(known.first_seen, other.first_seen)
+        found[kept] = msgspec.structs.replace(known, cases=known.cases + other.cases, first_seen=first_seen)
+        with contextlib.suppress(OSError):
+            Path(path).unlink(missing_ok=True)
+    failures = (found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
+    return msgspec.structs.replace(report, failures=tuple(failures))
 
 
 def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:

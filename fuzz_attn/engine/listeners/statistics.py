@@ -78,6 +78,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: dict[str, int] = msgspec.field(default_factory=dict)
     counterexamples: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     shrinking_now: int = 0
     masks: tuple[Mask, ...] = ()
 
@@ -123,6 +124,7 @@ class Tally:
     masks: tuple[Mask, ...] = ()
     _began: float | None = None
     _paths: dict[tuple[int, int], str] = field(default_factory=dict)
+    _known: set[str] = field(default_factory=set)
     _running: set[int] = field(default_factory=set)
     _open: set[tuple[int, int]] = field(default_factory=set)
 
@@ -185,6 +187,8 @@ class Tally:
 
     def _add_failure(self, event: FailureFound | FailureChanged) -> None:
         name = event.shard, event.failure
+        if event.counterexample.status == "known":
+            self._known.add(event.path)
         if isinstance(event, FailureChanged) and event.done:
             self._open.discard(name)
         else:
@@ -204,7 +208,9 @@ class Tally:
         if self._running and self._began is not None:
             values["seconds"] = time.monotonic() - self._began
         values["shrinking_now"] = len(self._open)
-        return Statistics(**values, counterexamples=tuple(sorted(set(self._paths.values()))))
+        paths = set(self._paths.values())
+        open_paths, known = tuple(sorted(paths - self._known)), tuple(sorted(paths & self._known))
+        return Statistics(**values, counterexamples=open_paths, known=known)
 
 
 def key_hash(case: AttentionCase) -> int:
@@ -239,6 +245,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         refusals=counts.merged(refused for shard in shards for refused in shard.refusals),
         unsupported=_sums(shard.unsupported for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
+        known=tuple(sorted({path for shard in shards for path in shard.known})),
         masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),
     )
 

@@ -17,6 +17,7 @@ from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.traits import without_feature
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
 from fuzz_attn.strategies.heads import group_sizes, head_sizes
 from fuzz_attn.strategies.launches import launch_paths, tile_sizes
@@ -80,11 +81,6 @@ def _launch_in_words(launch: LaunchHints) -> str:
     return f"3d with {launch.num_segments} segments" if launch.num_segments else launch.path
 
 
-def _without_empty_sequences(case: AttentionCase, value: bool) -> AttentionCase:
-    kept = tuple(sequence for sequence in case.sequences if sequence.query_len)
-    return replace(case, sequences=kept or (Sequence(1),))
-
-
 def _with_sequences(case: AttentionCase, count: int) -> AttentionCase:
     return replace(case, sequences=case.sequences[:count] or (Sequence(1),))
 
@@ -116,21 +112,12 @@ _ON: Final[dict[str, dict[str, Any]]] = {
     "sinks": {"sinks": SinkRecipe()},
 }
 """How a probe switches a feature on, for a target that requires it."""
-_OFF: Final[dict[str, dict[str, Any]]] = {
-    "window": {"window": 0},
-    "softcap": {"softcap": 0.0},
-    "alibi": {"alibi": None},
-    "qq_bias": {"qq_bias": None},
-    "sinks": {"sinks": None},
-    "filter_by_query_len": {"filter_by_query_len": False},
-    "uint8_cache": {"uint8_cache": False},
-    "stale_cache": {"stale_cache": False},
-    "padded_tokens": {"padded_tokens": 0},
-}
+_SWITCHED: Final = (*_ON, "filter_by_query_len", "uint8_cache", "stale_cache", "padded_tokens")
+"""The features that are attributes by their own name; the types are one attribute, the strides another."""
 
 
-def _switch(name: str, case: AttentionCase, on: bool) -> AttentionCase:
-    return replace(case, **(_ON if on else _OFF)[name])
+def _switch(name: Feature, case: AttentionCase, on: bool) -> AttentionCase:
+    return replace(case, **_ON[name]) if on else without_feature(case, name)
 
 
 def _values_of_feature(name: Feature, domain: Domain) -> tuple[bool, ...]:
@@ -152,7 +139,7 @@ def _features() -> tuple[Attribute, ...]:
             feature=feature.name,
         )
         for feature in CASE_FEATURES
-        if feature.name in _OFF
+        if feature.name in _SWITCHED
     )
 
 
@@ -176,7 +163,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     Attribute(
         "large offsets",
         lambda case: case.pages.first_block > 0,
-        lambda case, value: _set_part("pages", "first_block")(case, 0),
+        lambda case, value: without_feature(case, "large_offsets"),
         _off,
         feature="large_offsets",
     ),
@@ -185,7 +172,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     Attribute(
         "sequences without query tokens",
         lambda case: not case.sequences or any(not sequence.query_len for sequence in case.sequences),
-        _without_empty_sequences,
+        lambda case, value: without_feature(case, "empty_sequences"),
         _off,
         feature="empty_sequences",
     ),

@@ -51,7 +51,6 @@ class Refusals:
         """The domain without what single rules exclude."""
         self.rules: list[Rule] = []
         self.judged_cases = 0
-        self.refused_cases = 0
         self._judged: OrderedDict[tuple[Value, ...], AttentionCase] = OrderedDict()
         self._reductions: Counter[tuple[str, str, str]] = Counter()
         self._let_through = 0
@@ -68,11 +67,10 @@ class Refusals:
             self.domain = self._narrowed()
 
     def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> tuple[Rule, ...]:
-        """Count a refused case; return the rule that it leads to, and those that this makes simpler.
+        """Return the rule that a refused case leads to, and those that this makes simpler.
 
         There is none if a rule is known for the case, or if none can be found.
         """
-        self.refused_cases += 1
         if any(rule.matches(case) for rule in self.rules) or self._reductions[refusal.site] >= MOST_REDUCTIONS:
             return ()
         self._reductions[refusal.site] += 1

@@ -36,7 +36,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.isolated_worker import START_SECONDS
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
-from fuzz_attn.engine.listeners.results import Results, RunReport
+from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, shard_plans
 from fuzz_attn.engine.run_folder import check_writable, make_folder, prune
 from fuzz_attn.engine.worker_process import WorkerProcess
@@ -200,7 +200,7 @@ class FuzzRun:
 def run_and_log(plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None) -> RunReport:
     """Fuzz with a log in the run's folder and return the report; delete old run folders."""
     with EventLog(plan.run_folder / LOG_NAME) as log:
-        report = FuzzRun(plan, log, *listeners, tick=tick).run().report()
+        report = one_for_each_bug(FuzzRun(plan, log, *listeners, tick=tick).run().report())
     prune(plan.run_folder.parent)
     return msgspec.structs.replace(report, errors=(*report.errors, log.error)) if log.error else report
 

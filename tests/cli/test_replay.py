@@ -1,0 +1,202 @@
+"""``fuzz-attn replay``: files that cannot be replayed, folders without files, and targets that need trust."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.cli.main import main
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.trust import ENTRY_POINT_GROUP, is_installed
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report.picture import save_picture
+from fuzz_attn.targets import loading
+
+TARGETS = Path(__file__).parents[1] / "sample_targets"
+
+Save = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, which contains the targets."""
+    shutil.copy(TARGETS / "torch_attention.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def save(folder: Path, case: AttentionCase) -> Save:
+    """Return a function that saves a counterexample of a target."""
+
+    def saved(name: str, target: str = "torch_attention.py:unified_attention", relation: str | None = None) -> Path:
+        verdict = Verdict("oracle", "mismatch", "as it was")
+        found = counterexample.signed(target, "unified", relation, case, verdict)
+        path = counterexample.save(found, folder / "saved")
+        return path.rename(folder / "saved" / name)
+
+    return saved
+
+
+def replay(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
+
+
+def test_a_bad_file_is_named_and_the_others_are_replayed(save: Save, folder: Path) -> None:
+    save("a.json")
+    (folder / "saved" / "b.json").write_text("{")
+    save("c.json", "torch_attention.py:that_is_gone")
+    save("d.json", relation="speed")
+    save("e.json")
+    result = replay("--trust", folder / "saved")
+    assert result.exit_code == 2
+    assert result.stdout.count("FIXED") == 2
+    assert result.stdout.endswith("2 replayed, 0 failed, 3 not replayed\n")
+    cut_off, gone, speed = result.stderr.splitlines()
+    assert cut_off.startswith(f"fuzz-attn: {folder}/saved/b.json: is cut off or not JSON: ")
+    assert gone.startswith(f"fuzz-attn: {folder}/saved/c.json: target=")
+    assert gone.endswith("has no 'that_is_gone'")
+    assert speed.startswith(f"fuzz-attn: {folder}/saved/d.json: relation='speed' must be one of: ")
+
+
+def test_a_failure_counts_more_than_a_bad_file(save: Save, folder: Path) -> None:
+    save("a.json", "torch_attention.py:last_row_unwritten")
+    (folder / "saved" / "b.json").write_text("{}")
+    result = replay("--trust", folder / "saved")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert result.stdout.endswith("1 replayed, 1 failed, 1 not replayed\n")
+
+
+def test_a_case_that_the_target_refuses_now_is_no_failure(save: Save, folder: Path) -> None:
+    shutil.copy(TARGETS / "refusing.py", folder)
+    result = replay("--trust", save("a.json", "refusing.py:refuses_all"))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("REFUSED")
+    assert "the target or the compiler refuses the case" in result.stdout
+    assert result.stdout.endswith("1 replayed, 0 failed\n")
+
+
+def test_an_empty_folder_is_an_error(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "empty" / "notes.txt").write_text("")
+    result = replay("empty")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", "fuzz-attn: empty: holds no .json file\n")
+
+
+def test_a_default_folder_without_files_is_no_error(folder: Path) -> None:
+    (folder / "tests" / "counterexamples").mkdir(parents=True)
+    result = replay()
+    assert (result.exit_code, result.stdout) == (0, "no counterexamples: tests/counterexamples holds none\n")
+
+
+@pytest.mark.parametrize(
+    "target", ["marked.py:attend", "marked:attend", "./marked.py:attend", "{folder}/marked.py:attend"]
+)
+def test_the_code_of_a_foreign_target_runs_only_with_trust(target: str, save: Save, folder: Path) -> None:
+    (folder / "marked.py").write_text(
+        "from pathlib import Path\nPath('imported').touch()\nfrom torch_attention import unified_attention as attend\n"
+    )
+    target = target.format(folder=folder)
+    path = save("a.json", target)
+    result = replay(path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    reason = "which is no installed package: replay it with --target T, or with --trust to run the code of that target"
+    assert result.stderr == f"fuzz-attn: {path}: names target={target!r}, {reason}\n"
+    assert not (folder / "imported").exists()
+    assert replay(path, "--target", "unified").exit_code == 0
+    assert not (folder / "imported").exists()
+    assert replay(path, "--trust").exit_code == 0
+    assert (folder / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "installed"),
+    [
+        ("unified", True),
+        ("chunked", True),
+        ("numpy:dot", True),
+        ("fuzz_attn.kernels.unified_attention:unified_attention", True),
+        ("torch_attention:unified_attention", False),
+        ("torch_attention.py:unified_attention", False),
+        ("/usr/lib/python3/evil.py:attend", False),
+        ("../evil:attend", False),
+        ("numpy.py:dot", False),
+        ("no_such_module:attend", False),
+        ("vllm==0.11.0:vllm.attention:attend", False),
+        ("checkout::vllm.attention:attend", False),
+        ("unknown", False),
+        ("", False),
+        (":", False),
+    ],
+)
+def test_only_installed_packages_are_trusted(
+    target: str, installed: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    assert is_installed(target) is installed
+
+
+def test_a_module_of_the_current_folder_that_hides_an_installed_one_is_not_trusted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "numpy.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder))
+    assert not is_installed("numpy:dot")
+
+
+def test_an_entry_point_is_trusted_if_it_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ENTRY_POINT_GROUP == loading.ENTRY_POINT_GROUP
+    package = folder / "planted-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nplanted = numpy:dot\n")
+    monkeypatch.syspath_prepend(str(folder))
+    assert not is_installed("planted")
+
+
+def test_texts_of_a_target_are_neither_markup_nor_escape_sequences(save: Save, folder: Path) -> None:
+    text = "[bold]loud[/bold] [/nothing] :boom: \x1b[31mred\x1b]0;title\x07 \x9b2J \r\n\x08over"
+    (folder / "loud.py").write_text(
+        "from functools import wraps\nfrom torch_attention import unified_attention\n"
+        f"@wraps(unified_attention)\ndef attend(**given):\n    raise LookupError({text!r})\n"
+    )
+    path = save("[red]a[bold].json", "loud.py:attend")
+    result = replay(path, "--trust")
+    assert result.exit_code == 1, result.output
+    assert "[red]a[bold].json" in result.stdout
+    printed = " ".join(result.stdout.split())
+    assert r"[bold]loud[/bold] [/nothing] :boom: \x1b[31mred\x1b]0;title" in printed
+    assert r"\x9b2J" in printed
+    assert not [character for character in result.stdout if not character.isprintable() and character != "\n"]
+
+
+def test_an_error_of_a_target_is_printed_without_escape_sequences(save: Save, folder: Path) -> None:
+    (folder / "loud.py").write_text("raise ImportError('\\x1b[31mred\\x1b]0;title\\x07')\n")
+    result = replay(save("a.json", "loud.py:attend"), "--trust")
+    assert result.exit_code == 2
+    assert r"ImportError: \x1b[31mred\x1b]0;title\x07" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_a_picture_of_a_text_with_escape_sequences_is_valid(tmp_path: Path) -> None:
+    save_picture("\x1b[31mred [bold]\x00\x9b", tmp_path / "a.svg", title="\x1b]0;title\x07 [bold]")
+    words = " ".join("".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext()).split())
+    assert r"\x1b[31mred" in words
+    assert "[bold]" in words
+
+
+def test_the_mode_of_a_saved_file_is_that_of_the_umask(save: Save) -> None:
+    before = os.umask(0o027)
+    try:
+        assert save("a.json").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)

@@ -1,0 +1,170 @@
+"""Fault drills: runs of the command line whose processes can be found, killed and counted.
+
+`make drills` runs them and prints how many passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+from uuid import uuid4
+
+import pytest
+
+from fuzz_attn.case.families import Family
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
+
+TARGETS = Path(__file__).with_name("drill_targets.py")
+SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
+MARK = "FUZZ_ATTN_DRILL"
+PATIENCE = 240.0
+"""Seconds; longer than any drill takes on a busy machine."""
+
+SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
+"""What the command lines of a run's processes contain."""
+
+
+class Run:
+    """One ``fuzz-attn run`` in a folder. All of its processes have a mark of their own in their environment."""
+
+    def __init__(
+        self,
+        folder: Path,
+        target: str,
+        *options: str,
+        shell: str = "true",
+        **environment: str,
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.mark = uuid4().hex
+        spec = target if target in get_args(Family) else f"{TARGETS}:{target}"
+        command = [SCRIPT, "run", "--target", spec, "--workers", "1", "--seed", "1", "--out", "out"]
+        self.process = subprocess.Popen(
+            ["sh", "-c", f'{shell} && exec "$@"', "sh", *command, *options],
+            cwd=folder,
+            env={**_environment(), MARK: self.mark, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        self._lines: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self._lines.extend(self.process.stdout)
+
+    @property
+    def output(self) -> str:
+        """What was printed so far."""
+        return b"".join(self._lines).decode(errors="replace")
+
+    @property
+    def files(self) -> list[Path]:
+        """The counterexamples saved so far."""
+        return sorted((self.folder / "out" / "counterexamples").rglob("*.json"))
+
+    @property
+    def found(self) -> list[Counterexample]:
+        """The counterexamples saved so far, all of which load."""
+        return [counterexample.load(path) for path in self.files]
+
+    def processes(self, part: str = "") -> list[int]:
+        """Return the processes of this run whose command line contains a text."""
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_own(pid, part)]
+
+    def _is_own(self, pid: int, part: str) -> bool:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return f"{MARK}={self.mark}".encode() in environment and part.encode() in command
+
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        """Wait until something holds; fails if the run ends before."""
+        limit = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, f"the run has ended:\n{self.output}"
+            assert time.monotonic() < limit, self.output
+            time.sleep(0.02)
+
+    def kill(self, part: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to all processes of this run whose command line contains a text."""
+        for pid in self.processes(part):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self, *statuses: int) -> None:
+        """Wait for the end; check the exit status, that no process is left and that nothing failed unexpectedly."""
+        code = self.process.wait(PATIENCE)
+        self.assert_nothing_left()
+        self._reader.join(PATIENCE)
+        assert code in statuses, f"exit status {code}:\n{self.output}"
+        assert "Traceback" not in self.output, self.output
+
+    def assert_nothing_left(self) -> None:
+        """Check that no process is left, a moment after the end."""
+        limit = time.monotonic() + 30.0
+        while (left := self.processes()) and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+
+    def replay(self, *options: str) -> str:
+        """Return the output of a replay of all that was saved."""
+        command = [SCRIPT, "replay", "--trust", *options, *map(str, self.files)]
+        done = subprocess.run(
+            command, env=_environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+        return done.stdout + done.stderr
+
+    def close(self) -> None:
+        """Kill whatever is left."""
+        self.kill("")
+        self.process.wait()
+        self._reader.join(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Return a function that starts a run on a target; what is left of it is killed at the end."""
+    runs: list[Run] = []
+
+    def started(target: str, *options: str, folder: Path = tmp_path / "run", **changes: Any) -> Run:
+        runs.append(Run(folder, target, *options, **changes))
+        return runs[-1]
+
+    yield started
+    for run in runs:
+        run.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many drills passed."""
+    reports = [
+        (outcome, report)
+        for outcome in ("passed", "failed", "skipped", "error")
+        for report in terminalreporter.stats.get(outcome, [])
+        if "engine/drills/" in getattr(report, "nodeid", "")
+    ]
+    if reports:
+        passed = sum(outcome == "passed" for outcome, _ in reports)
+        terminalreporter.write_line(f"Fault drills: {passed} of {len(reports)} passed")

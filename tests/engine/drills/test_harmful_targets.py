@@ -1,0 +1,64 @@
+"""Fault drills: whatever a target does to its process, its failure is found, saved and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Any]
+
+BUDGET = ("--max-cases", "20", "--max-time", "100")
+
+HARM = {
+    "segfaults": ("crash", "died of SIGSEGV"),
+    "leaves": ("crash", "ended its process with status 0"),
+    "interrupts": ("exception", "the target raised KeyboardInterrupt"),
+    "exhausts_memory": ("crash", "exceeded its memory limit of 1 GiB"),
+    "corrupts_heap": ("crash", "died of SIGSEGV"),
+    "patches_torch": ("crash", "broke the harness, in a fresh process too: TypeError"),
+    "resizes_output": ("exception", "the target resized the output"),
+    "wrong": ("mismatch", ""),
+}
+"""Each target with the kind of its failure and the start of its message."""
+
+
+@pytest.mark.parametrize("target", HARM)
+def test_harm_is_found_saved_and_replayed(target: str, start: Start) -> None:
+    run = start(target, *BUDGET, "--memory", "1G")
+    run.end(1)
+    kind, message = HARM[target]
+    assert {found.verdict.kind for found in run.found} == {kind}
+    assert all(found.verdict.message.startswith(message) for found in run.found)
+    assert "FAILED" in run.replay("--memory", "1G")
+
+
+def test_a_target_that_always_hangs_is_found_within_12_seconds(start: Start) -> None:
+    run = start("hangs_always", "--max-time", "12")
+    run.end(1)
+    assert {found.verdict.kind for found in run.found} == {"timeout"}
+
+
+def test_a_lower_recursion_limit_does_no_harm(start: Start) -> None:
+    run = start("lowers_recursion_limit", *BUDGET)
+    run.end(0)
+    assert run.files == []
+
+
+def test_a_failure_that_needs_earlier_cases_says_so(start: Start) -> None:
+    run = start("keeps_state", *BUDGET)
+    run.end(1)
+    (found,) = run.found
+    assert found.confirmation == "state"
+    assert found.sequence
+    assert "FAILED" in run.replay()
+
+
+def test_a_failure_that_comes_and_goes_says_how_often(start: Start) -> None:
+    run = start("fails_sometimes", "--max-cases", "200", "--max-time", "60")
+    run.end(0, 1)
+    for found in run.found:
+        assert found.confirmation == "flaky"
+        assert found.tries > found.failed
+    assert run.files

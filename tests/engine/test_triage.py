@@ -1,0 +1,56 @@
+"""Which failures are one bug: by their class, their trigger, and the poison that reaches the output."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.failures.triage import KnownFailure, is_same, merged
+from fuzz_attn.oracle.verdict import Kind, Verdict
+
+PLAIN = AttentionCase((Sequence(1, 16),), softmax_scale=0.25)
+WINDOW = AttentionCase((Sequence(1, 16),), softmax_scale=0.25, window=4)
+FP8 = AttentionCase((Sequence(1, 16),), softmax_scale=0.25, window=4, dtypes=DTypes(out="float8_e4m3fn"))
+
+
+def failure(
+    case: AttentionCase, kind: Kind, trigger: tuple[str, ...], poison: tuple[str, ...] = (), *, complete: bool = True
+) -> KnownFailure:
+    found = counterexample.signed("t", "unified", None, case, Verdict("oracle", kind, "wrong", poison=poison))
+    return KnownFailure(0, 0, found, "", frozenset(trigger), complete)
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "same"),
+    [
+        (failure(WINDOW, "nan", ("sliding window",)), failure(WINDOW, "mismatch", ("sliding window",)), True),
+        (failure(WINDOW, "nan", ("sliding window",)), failure(PLAIN, "mismatch", ("more than 4 keys",)), False),
+        (failure(WINDOW, "nan", ("sliding window",)), failure(WINDOW, "unwritten", ("sliding window",)), False),
+        (failure(WINDOW, "nan", ("sliding window",)), failure(FP8, "unwritten", ("fp8 output",)), True),
+        (failure(PLAIN, "nan", ("a context",), ("keys",)), failure(PLAIN, "nan", ("sinks",), ("keys",)), True),
+        (failure(PLAIN, "nan", ("softcap",), ("keys",)), failure(PLAIN, "nan", ("sinks",), ("values",)), False),
+    ],
+)
+def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: bool) -> None:
+    assert is_same(known, new) is same
+
+
+def test_a_bug_is_recognised_by_each_of_its_triggers() -> None:
+    known = failure(PLAIN, "nan", ("sinks",), ("keys",))
+    assert not known.shown_by("output", frozenset({"fp8 cache", "a context"}))
+    known.widen(failure(PLAIN, "nan", ("fp8 cache",), ("keys",)))
+    assert known.shown_by("output", frozenset({"fp8 cache", "a context"}))
+    assert not known.shown_by("output", frozenset({"a context"}))
+
+
+def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:
+    shrunk, cut_off = (
+        counterexample.signed("t", "unified", None, WINDOW, Verdict("oracle", "nan", "wrong")) for _ in range(2)
+    )
+    fields = {"confirmation": "confirmed", "trigger": ("sliding window",)}
+    files = [("cut_off", cut_off, False), ("shrunk", shrunk, True)]
+    found = [(path, msgspec.structs.replace(one, shrunk=complete, **fields)) for path, one, complete in files]
+    assert merged(found) == {"cut_off": "shrunk"}
