@@ -28,8 +28,8 @@ from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladde
 
 Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "chunk", "vast"]
 """Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
-a prompt of several tiles, each fully visible to some rows and invisible to others. Very rare: hundreds of sequences, a
-chunk of hundreds of tokens, thousands of keys."""
+a prompt of several tiles, each fully visible to some rows and invisible to others. Three kinds are very rare: hundreds
+of sequences, a chunk of hundreds of tokens, thousands of keys."""
 
 _TIMES: Final[dict[Kind, int]] = {
     "crowd": 2,
@@ -50,7 +50,7 @@ LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
 VAST_KEYS = (2047, 2048, 2049, 3000, 4095, 4096, 4097, 6000, 8191, 8192, 8193)
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
 COMMON = 4
-"""How many times as likely as a very rare kind of batch another kind of the same weight is."""
+"""The weight of a usual kind counts so many times; that of a very rare kind is 1."""
 
 
 class _Step(Enum):

@@ -27,8 +27,11 @@ Values: TypeAlias = dict[str, Any]
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
 
-MIXED_KEYS, MIXED_STEP = 4, 13
-"""Keys of each mixed combination of types, few because each combination is rare, and how far apart theirs are."""
+MIXED_KEYS = 4
+"""Keys of each mixed combination of types: few, because there are many combinations."""
+
+MIXED_STEP = 13
+"""Keys between those of two consecutive mixed combinations, so that they differ in other fields too."""
 
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)

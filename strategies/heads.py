@@ -33,7 +33,7 @@ MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
 MOST_KV_HEADS = 8
 RARITY = 4
-"""How often each usual number of KV heads is in the table that has the largest one once."""
+"""How often the table repeats the usual numbers of KV heads; it has ``MOST_KV_HEADS`` once."""
 
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)

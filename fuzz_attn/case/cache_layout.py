@@ -74,24 +74,28 @@ class CacheFormat:
         """Return the layout of caches of these sizes."""
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
         if self.padded == "page":
-            piece, size, apart = strides.key_piece or self.piece(dtype), heads.head_size, _is_apart(strides)
-            shape = heads.num_kv_heads, size // piece, block_size, piece
-            inner = (strides.page_head, strides.key_chunk * apart, strides.key_slot * apart, 0)
-            keys = _padded_page(shape, inner, paddings[0])
-            inner_of_values = (strides.page_head, strides.value_dim * apart, 0)
-            values = _padded_page((heads.num_kv_heads, size, block_size), inner_of_values, paddings[1])
+            piece, (chunk, slot, dim) = strides.key_piece or self.piece(dtype), _inner_paddings(strides)
+            shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
+            keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
+            shape_of_values = heads.num_kv_heads, heads.head_size, block_size
+            values = _padded_page(shape_of_values, (strides.page_head, dim, 0), paddings[1])
         else:
             keys, values = (_page_of_rows(heads, block_size, strides, padding) for padding in paddings)
         return CacheLayout(keys, values, strides.cache)
 
 
-def _is_apart(strides: Strides) -> bool:
-    """Return whether the caches are two allocations, whose pages may differ in size."""
+def _has_two_allocations(strides: Strides) -> bool:
+    """Return whether the pages of the two caches may differ in size."""
     return strides.cache in ("separate", "heads_first")
 
 
+def _inner_paddings(strides: Strides) -> tuple[int, int, int]:
+    """Return the paddings of a chunk and a slot of the keys, and of a dimension of the values."""
+    return (strides.key_chunk, strides.key_slot, strides.value_dim) if _has_two_allocations(strides) else (0, 0, 0)
+
+
 def _value_padding(strides: Strides) -> int:
-    return strides.value_slot if _is_apart(strides) else 0
+    return strides.value_slot if _has_two_allocations(strides) else 0
 
 
 def _page_of_rows(heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:

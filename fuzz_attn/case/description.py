@@ -32,6 +32,11 @@ _ORDERS: Final = {
     "one_row": "one row for all",
     "one_column": "one column for all",
 }
+_SCALES: Final = {
+    "scalar": "scales as tensors without dimensions",
+    "expanded": "scales expanded over sequences and heads",
+    "omitted": "scales of 1 omitted",
+}
 _FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache")
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number", "zero": "0"}
 POISONED: Final = {"keys": "dead keys", "values": "dead values", "table": "dead table entries"}
@@ -150,7 +155,7 @@ def _qq_bias(recipe: QQBiasRecipe) -> str:
     columns, than = abs(recipe.extra_columns), "more" if recipe.extra_columns > 0 else "fewer"
     words += [f"{_count(columns, 'column')} {than} than the longest query"] * bool(columns)
     words += [f"a slice of a matrix {_count(recipe.row_padding, 'column')} wider"] * bool(recipe.row_padding)
-    words += [_ORDERS[recipe.order]] * (recipe.order != "rows")
+    words += [_ORDERS[recipe.order]] if recipe.order in _ORDERS else []
     words += [f"every element followed by {recipe.step - 1} others"] * (recipe.step > 1)
     words += [recipe.dtype] * (recipe.dtype != "float32")
     return ", ".join(words)
@@ -192,8 +197,8 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
         "table row": strides.block_table,
         "new key's token": strides.new_token,
         "new key's head": strides.new_head,
-        "token of new values, besides": strides.new_value_token,
-        "head of new values, besides": strides.new_value_head,
+        "new value's token, in addition": strides.new_value_token,
+        "new value's head, in addition": strides.new_value_head,
         "head of a page": strides.page_head,
         "chunk of a page's keys": strides.key_chunk,
         "slot of a page's keys": strides.key_slot,
@@ -223,10 +228,10 @@ def _poison(poison: PoisonRecipe) -> Iterator[Line]:
 
 def _form(form: CallForm) -> Iterator[Line]:
     rows = {"the table": form.extra_table_rows, "out": form.extra_output_rows, "the new keys": form.extra_new_rows}
-    words = [f"scales {form.scales}"] * (form.scales != "vector")
-    words += [f"window in its form {form.window}"] * bool(form.window)
-    words += [f"name {form.cache_name} of the cache's type"] * bool(form.cache_name)
-    words += ["starts of the queries left out"] * (not form.query_starts)
+    words = [_SCALES[form.scales]] if form.scales in _SCALES else []
+    words += [f"window in alternative form {form.window}"] * bool(form.window)
+    words += [f"cache type by alternative name {form.cache_name}"] * bool(form.cache_name)
+    words += ["query starts omitted"] * (not form.query_starts)
     words += [f"{_count(count, 'more row')} in {name}" for name, count in rows.items() if count]
     if words:
         yield "call", ", ".join(words)

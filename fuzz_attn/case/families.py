@@ -43,16 +43,16 @@ Feature: TypeAlias = Literal[
 not for a target that copies or converts whole caches.
 ``scale_signs`` are scales of 0 or below. ``mixed_dtypes`` are an output of another type than q's, or two kinds of fp8.
 ``bias_dtypes`` are slopes and biases of other types than float32. ``inner_strides`` are strides that published kernels
-take for granted: of the columns of a query-query bias, inside the pages of a split cache, of new values apart from new
-keys. ``call_forms`` are arguments in other forms with the same meaning.
+assume to be dense: of the columns of a query-query bias, inside the pages of a split cache, and of new values that
+differ from those of new keys. ``call_forms`` are arguments in other forms with the same meaning.
 """
 
-OWN_FEATURES: Final[frozenset[Feature]] = frozenset(
+UNPUBLISHED_FEATURES: Final[frozenset[Feature]] = frozenset(
     ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms")
 )
-"""What no published signature promises, so that a target has to declare it."""
+"""Features that no published signature promises: a target must declare them."""
 
-_COMMON: Final[frozenset[Feature]] = OWN_FEATURES | frozenset[Feature](
+_COMMON: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | frozenset[Feature](
     ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "large_offsets")
 )
 

@@ -1,6 +1,6 @@
 """The parts of a case: sequences, heads, types, scales, pages, strides, launch hints."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -83,11 +83,11 @@ class Strides(Plain, frozen=True):
     ``[num_blocks, 2, ...]`` (``blocks_first``), or ``[num_blocks, num_kv_heads, block_size, head_size]`` seen through a
     transpose (``heads_first``). ``cache_slot`` pads each row of the caches, or each page of a split cache. In two
     allocations ``value_slot`` adds to it in the cache of V. ``new_token`` and ``new_head`` pad the packed new keys and
-    values; ``new_value_token`` and ``new_value_head`` add to them in the packed values.
+    values; ``new_value_token`` and ``new_value_head`` add to these paddings in the packed values.
 
     In a split cache ``page_head`` pads each head of a page. In two allocations ``key_chunk`` pads each chunk of
-    pieces of a key, ``key_slot`` each piece, and ``value_dim`` each dimension of the values. ``key_piece`` elements of
-    a key lie together, 0 for 16 bytes.
+    the keys, ``key_slot`` each slot, and ``value_dim`` each dimension of the values. ``key_piece`` is the number of
+    elements of a key that are contiguous; 0 means 16 bytes.
     """
 
     q_token: Count = 0
@@ -109,14 +109,19 @@ class Strides(Plain, frozen=True):
     key_piece: Annotated[int, Meta(ge=0, le=256)] = 0
 
 
+INNER_STRIDES: Final = ("new_value_token", "new_value_head", "page_head", "key_chunk", "key_slot", "value_dim")
+"""The paddings of :class:`Strides` inside pages, and of new values in addition to new keys."""
+
+
 class CallForm(Plain, frozen=True):
     """How arguments are passed where the contract allows several forms with the same meaning.
 
-    ``scales`` of q, k and v are vectors of one element, scalars (``scalar``), expanded over sequences and heads with
-    strides of 0 (``expanded``), or left out where they are 1 (``omitted``). ``window`` is one of the forms of the
-    family: the right side of a window size, or what stands for no window. ``cache_name`` counts the names of the
-    cache's type. ``query_starts`` is False where the starts are not needed and not passed. The table has
-    ``extra_table_rows`` more rows than sequences; the output and the packed new keys and values have more rows than q.
+    ``scales`` of q, k and v are vectors of one element, tensors without dimensions (``scalar``), expanded over
+    sequences and heads with strides of 0 (``expanded``), or None where they are 1 (``omitted``). ``window`` selects a
+    form of the family: the right side of a window size, or the value that means no window. ``cache_name`` selects a
+    name of the cache's type. With ``query_starts`` False the starts are not passed where they are not needed. The block
+    table has ``extra_table_rows`` more rows than sequences. The output has ``extra_output_rows`` more rows than q, and
+    the packed new keys and values have ``extra_new_rows`` more.
     """
 
     scales: Literal["vector", "scalar", "expanded", "omitted"] = "vector"

@@ -17,8 +17,10 @@ and 7 there, but hardly anything in the simulator. With those costs few 3D cases
 
 MAX_MS = 420
 MAX_TIMES = 4
+"""How many times as much a rare case may take."""
+
 RARE_TIMES = 12
-"""How many times as much a rare case may take, and a very rare one."""
+"""The same for very rare cases."""
 
 MAX_SHARE = 0.6
 """The share of the remaining budget that one sequence may take, so that others can follow it."""

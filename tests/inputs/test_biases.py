@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.biases import alibi_slopes, qq_bias, sinks, standard_slopes
+from fuzz_attn.inputs.dtypes import BIAS_DTYPES
 from fuzz_attn.inputs.tensors import materialise
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -100,7 +103,27 @@ def test_matrix_has_its_shape_and_nan_around(recipe: QQBiasRecipe, query_len: in
     np.testing.assert_array_equal(tensor[:live].numpy(), bias)
     assert tensor[live:].isnan().all()
     assert tensor.stride(0) == bias.shape[1] + recipe.row_padding
-    assert torch.as_strided(tensor, (tensor.shape[0], recipe.row_padding), tensor.stride(), bias.shape[1]).isnan().all()
+    gap = tensor.storage_offset() + bias.shape[1]
+    assert torch.as_strided(tensor, (tensor.shape[0], recipe.row_padding), tensor.stride(), gap).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", BIAS_DTYPES)
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize(
+    ("order", "strides"), [("rows", (9, 1)), ("columns", (1, 8)), ("one_row", (0, 1)), ("one_column", (4, 0))]
+)
+def test_memory_of_a_bias(order: Any, strides: tuple[int, int], step: int, dtype: Any) -> None:
+    recipe = QQBiasRecipe("dense", 1, 2, 3, dtype=dtype, order=order, step=step)
+    case = case_of(query_len=4)
+    tensor = materialise(replace(case, qq_bias=recipe)).qq_bias
+    assert tensor is not None
+    assert tensor.shape == (5, 6)
+    assert tensor.stride() == tuple(stride * step for stride in strides)
+    assert torch.equal(tensor[:4], torch.from_numpy(qq_bias(recipe, case)).to(BIAS_DTYPES[recipe.dtype]))
+    memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    unused = torch.ones_like(memory, dtype=torch.bool)
+    unused.as_strided((4, 6), tensor.stride(), tensor.storage_offset()).fill_(False)
+    assert bool(memory[unused].isnan().all())
 
 
 @QUIET

@@ -60,9 +60,7 @@ def case_of(scores: ScoreRecipe, num_keys: int, **changes: Any) -> AttentionCase
 
 def stored(tensors: AttentionTensors, weights: Any, values: Any) -> torch.Tensor:
     """Return what a kernel stores that sums ``weights * values`` in float32, one key after the other."""
-    total = np.zeros(values.shape[-1], np.float32)
-    for weight, value in zip(weights, values, strict=True):
-        total += np.float32(weight) * value.astype(np.float32)
+    total = np.cumsum(weights.astype(np.float32)[:, None] * values.astype(np.float32), axis=0, dtype=np.float32)[-1]
     return torch.from_numpy(total / np.float32(weights.sum())).to(tensors.output.dtype).double()
 
 

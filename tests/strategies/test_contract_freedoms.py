@@ -10,7 +10,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
 from fuzz_attn.kernels.common import contract as common
 from fuzz_attn.kernels.split import contract as split
 from fuzz_attn.kernels.unified import contract as unified
@@ -107,11 +107,8 @@ def test_the_freedoms_of_all_contracts_are_known() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
-    """Published signatures do not promise them."""
-    signature_features = FAMILIES[family].features - {
-        "scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms",
-    }  # fmt: skip
-    strategy, random = cases(Domain(family=family, features=signature_features)), Random(3)
+    features = FAMILIES[family].features - UNPUBLISHED_FEATURES
+    strategy, random = cases(Domain(family=family, features=features)), Random(3)
     own = {
         "scales_of_zero", "negative_scales", "softmax_scale_of_zero", "out_dtype", "fp8_out_kind", "fp8_kinds",
         "float16_slopes", "float64_sinks", "float64_bias", "bias_column_stride", "bias_by_columns", "pieces",

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.case.families import OWN_FEATURES
+from fuzz_attn.case.families import UNPUBLISHED_FEATURES
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.binding import Binding, Parameter, passed_scale
 
@@ -85,7 +85,7 @@ PAGED: Final = Binding(
         ),
         *_COMMON,
     ),
-    undeclared=OWN_FEATURES,
+    undeclared=UNPUBLISHED_FEATURES,
 )
 """Paged decode: one query token of each sequence."""
 
@@ -107,7 +107,7 @@ CONTEXT: Final = Binding(
         Parameter("fp8_out_scale", lambda tensors: tensors.out_scale, features=("fp8_out",)),
         *_COMMON,
     ),
-    undeclared=OWN_FEATURES,
+    undeclared=UNPUBLISHED_FEATURES,
 )
 """`context_attention_fwd`: densely packed new tokens on a paged context."""
 
@@ -128,6 +128,6 @@ CHUNKED: Final = Binding(
         Parameter("output_scale", lambda tensors: tensors.out_scale, features=("fp8_out",)),
         *_COMMON,
     ),
-    undeclared=OWN_FEATURES,
+    undeclared=UNPUBLISHED_FEATURES,
 )
 """`chunked_prefill_paged_decode`: context attention, then paged decode for sequences with one query token."""

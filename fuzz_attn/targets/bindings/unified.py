@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.case.families import OWN_FEATURES
+from fuzz_attn.case.families import UNPUBLISHED_FEATURES
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.binding import Binding, Parameter, passed_scale
 
@@ -97,7 +97,7 @@ UNIFIED: Final = Binding(
         *SCRATCH,
     ),
     # Published versions differ in how they compute fp8 queries, so a target must declare them.
-    undeclared=OWN_FEATURES | {"fp8_q"},
+    undeclared=UNPUBLISHED_FEATURES | {"fp8_q"},
     path_parameters=tuple(parameter.name for parameter in SCRATCH),
 )
 """`unified_attention`: prefill and decode in one launch."""
