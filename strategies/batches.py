@@ -49,7 +49,7 @@ TYPICAL_KEYS = 130
 LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
 VAST_KEYS = (2047, 2048, 2049, 3000, 4095, 4096, 4097, 6000, 8191, 8192, 8193)
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
-COMMON = 4
+COMMON = 12
 """The weight of a usual kind counts so many times; that of a very rare kind is 1."""
 
 

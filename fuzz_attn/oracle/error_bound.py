@@ -9,6 +9,7 @@ Every term is rigorous, not first-order: a perturbed weight is bounded by ``exp(
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -137,9 +138,9 @@ def value_term(
     """Return the error of the sum ``sum_j p_j v_j``.
 
     It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to tf32 or left unrounded,
-    exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the rescalings, a
-    division of P before its cast (4 units), and products that underflow. Only significant keys are rounded; where all
-    weights are exactly 0 or 1 the cast rounds nothing, and sums on a coarse grid are exact
+    exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the rescalings, v's
+    scale on partial sums, a division of P before its cast (4 units), and products that underflow. Only significant keys
+    are rounded; where all weights are exactly 0 or 1 the cast rounds nothing, and sums on a coarse grid are exact
     (:mod:`fuzz_attn.oracle.exactness`).
     """
     probability = probability_dtype(tensors, model)
@@ -157,7 +158,7 @@ def value_term(
     flushed = (logits.rescales + 2).mul_(FLUSHED)
     share.add_(flushed).masked_fill_(block.hidden, 0.0)
     moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
-    if logits.equal_rows is not None and not value_unit(tensors, model):
+    if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
         exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
         least = flushed * block.value_sizes.sum(-2)[:, :, None, None]
         moved = torch.where(exact, least, moved)
@@ -185,6 +186,17 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
         unit += unit_roundoff(query)
     return unit
+
+
+def scales_exactly(tensors: AttentionTensors) -> bool:
+    """Return whether products of sums with v's scale are exact.
+
+    For fp8 queries a kernel may scale the partial sums of its segments before it adds them.
+    """
+    if tensors.query.dtype.itemsize > 1 or tensors.v_scale is None:
+        return True
+    mantissa, _ = math.frexp(float(tensors.v_scale))
+    return abs(mantissa) in (0.0, 0.5)
 
 
 def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:

@@ -9,7 +9,7 @@ Nothing here depends on how a case was made, only on its numbers.
   float32 sums exactly in any order.
 - Then the numerator is a sum of values. An adder that loses at most ``unit`` of its largest operand drops only bits
   below ``2 unit`` times that operand. If all values are multiples of a grid at least ``2 unit`` times the sum of their
-  magnitudes, nothing is dropped, in any order.
+  magnitudes, nothing is dropped, in any order. Partial sums stay exact when they are scaled by a power of two.
 """
 
 from __future__ import annotations

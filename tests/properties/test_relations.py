@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import UNPUBLISHED_FEATURES
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, QQBiasRecipe, SinkRecipe
 from fuzz_attn.engine.messages import Answer, Order
@@ -43,7 +44,8 @@ PLAIN = AttentionCase(
 )
 CHOICES = st.builds(lambda high, low: 64 * high + low, *[st.sampled_from(range(64))] * 2)
 FP8_CACHE = DTypes(kv="float8_e4m3fn")
-DOMAIN = Domain(features=Domain().features - {"fp8_q"}, paths=("auto", "2d", "3d"))
+DOMAIN = Domain(features=Domain().features - UNPUBLISHED_FEATURES - {"fp8_q"}, paths=("auto", "2d", "3d"))
+"""What the target in torch promises."""
 
 
 @dataclass(frozen=True)

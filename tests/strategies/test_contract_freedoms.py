@@ -1,4 +1,4 @@
-"""Everything that the contract of our kernels allows is drawn: its freedoms against 10,000 drawn cases."""
+"""Everything that the contract of our kernels allows is drawn: its freedoms against 24,000 drawn cases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.loading import load_target
 
-CASES_OF_EACH_FAMILY = 2500
+CASES_OF_EACH_FAMILY = 6000
 
 SHOWS: dict[str, Callable[[AttentionCase], object]] = {
     "dense_q": lambda c: c.strides.q_token and c.strides.q_head and c.strides.out_token and c.strides.out_head,
