@@ -76,9 +76,9 @@ def verify(
 
     ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. None leaves a choice to
     ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
-    backend ``auto``, one minute, a random seed, a worker for each core, and no limit of a worker's memory, which is a
-    text such as ``8G``. Failures are saved in tests/counterexamples and logs in reports/runs; with ``out``, both below
-    that folder. With ``strict``, a case that the target refuses is a failure.
+    backend ``auto``, one minute, a random seed, a worker for each core, and 8 GiB of memory for each worker
+    (``memory`` is a text such as ``8G``, or ``none``). Failures are saved in tests/counterexamples and logs in
+    reports/runs; with ``out``, both below that folder. With ``strict``, a case that the target refuses is a failure.
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """
@@ -92,7 +92,7 @@ def verify(
     from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run.run_plan import RunPlan  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder  # noqa: PLC0415 - as above
-    from fuzz_attn.settings import DEFAULT_MAX_TIME, bytes_of, load_settings  # noqa: PLC0415 - as above
+    from fuzz_attn.settings import DEFAULT_MAX_TIME, DEFAULT_MEMORY, bytes_of, load_settings  # noqa: PLC0415 - as above
 
     settings = load_settings()
     if max_time is None and max_cases is None:
@@ -100,7 +100,7 @@ def verify(
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
     out = settings.out if out is None else out
-    memory = settings.memory if memory is None else memory
+    memory = (settings.memory or DEFAULT_MEMORY) if memory is None else memory
     wanted = settings.workers if workers is None else workers
     plan = RunPlan(
         Setup(
@@ -108,7 +108,7 @@ def verify(
             family,  # type: ignore[arg-type] # _check has checked it
             backend or settings.backend or "auto",
             bool(settings.strict if strict is None else strict),
-            bytes_of(memory) if memory else 0,
+            bytes_of(memory),
         ),
         seed=secrets.randbelow(2**32) if seed is None else seed,
         workers=wanted if isinstance(wanted, int) else available_cores(),

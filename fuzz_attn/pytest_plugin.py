@@ -144,7 +144,12 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
     from fuzz_attn.engine.campaign import Plan  # noqa: PLC0415 - loads Hypothesis
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.run_plan import share_of  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.settings import DEFAULT_MAX_TIME, load_settings  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.settings import (  # noqa: PLC0415 - loads msgspec
+        DEFAULT_MAX_TIME,
+        DEFAULT_MEMORY,
+        bytes_of,
+        load_settings,
+    )
 
     marker = request.node.get_closest_marker(MARKER)
     if marker is None:
@@ -160,7 +165,11 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
     out = config.getoption("--fuzz-out") or settings.out
     return Plan(
         setup=Setup(
-            target=target, family=family, backend=backend or settings.backend or "auto", strict=bool(settings.strict)
+            target=target,
+            family=family,
+            backend=backend or settings.backend or "auto",
+            strict=bool(settings.strict),
+            memory=bytes_of(settings.memory or DEFAULT_MEMORY),
         ),
         shard=request.param,
         shards=shards,

@@ -16,6 +16,8 @@ from fuzz_attn.errors import SettingsError
 
 DEFAULT_MAX_TIME: Final = 60.0
 """Seconds of a run that has neither a time limit nor a case limit."""
+DEFAULT_MEMORY: Final = "8G"
+"""Memory of each worker: a target that exhausts the machine's would end other programs, too."""
 TABLE: Final = "tool.fuzz_attn"
 
 
@@ -41,10 +43,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 def bytes_of(size: str) -> int:
-    """Return the bytes of a size such as ``512M`` or ``8G``; raises :class:`SettingsError` for another text."""
+    """Return the bytes of a size such as ``512M`` or ``8G``, 0 for ``none``.
+
+    Raises :class:`SettingsError` for another text.
+    """
+    if size == "none":
+        return 0
     found = re.fullmatch(r"([1-9]\d*) ?([KMGT])(i?B)?", size, re.IGNORECASE)
     if found is None:
-        raise SettingsError(f"{size!r} must be a size with a unit, such as 512M or 8G")
+        raise SettingsError(f"{size!r} must be a size with a unit, such as 512M or 8G, or none")
     power: int = " KMGT".index(found[2].upper())
     return int(found[1]) << 10 * power
 

@@ -12,6 +12,8 @@ from typing import Any
 
 # Kernels run in Triton's interpreter. Triton reads this when the first kernel is decorated, which imports below may do.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# As in a worker: with several threads, MKL adds float64 numbers in an order that changes from call to call.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,9 +22,11 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.errors import BudgetSpentInterrupt
 
 # A slow machine must not fail a test, so Hypothesis measures no time.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,11 +99,26 @@ def case() -> AttentionCase:
     )
 
 
+class UntilFirstFailure(Results):
+    """The results of a campaign, whose budget they end when its first failure is shrunk."""
+
+    _ended = False
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if isinstance(event, FailureChanged) and event.done and not event.same_as and not self._ended:
+            self._ended = True
+            raise BudgetSpentInterrupt
+
+
 @pytest.fixture
 def campaign(tmp_path: Path) -> Callable[..., Results]:
-    """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan."""
+    """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan.
 
-    def run(name: str, *, worker: IsolatedWorker | None = None, **changes: Any) -> Results:
+    With ``until_failure`` it ends when the first failure is shrunk.
+    """
+
+    def run(name: str, *, worker: IsolatedWorker | None = None, until_failure: bool = False, **changes: Any) -> Results:
         fields: dict[str, Any] = {
             "setup": Setup(spec_of_target(name)),
             "shard": 0,
@@ -110,7 +129,7 @@ def campaign(tmp_path: Path) -> Callable[..., Results]:
             "run_folder": tmp_path / "run",
             "fixtures": tmp_path / "counterexamples",
         }
-        results = Results()
+        results = UntilFirstFailure() if until_failure else Results()
         Campaign(Plan(**(fields | changes)), results, worker).run()
         return results
 

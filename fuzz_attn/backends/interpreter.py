@@ -47,10 +47,10 @@ class InterpreterBackend:
         from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared
 
         with quiet(), shims.contained():
-            found = tuple(preflight.defects(self.device))
+            found = (*preflight.defects(self.device), *preflight.operator_defects())
             self._shims = shims.needed(found)
             with shims.applied(self._shims):
-                left = tuple(preflight.defects(self.device))
+                left = (*preflight.defects(self.device), *preflight.operator_defects())
         if left:
             raise BackendError(f"backend='interpreter' computes wrongly, and no shim fixes it: {', '.join(left)}")
         return self._shims

@@ -43,6 +43,24 @@ def _dot_kernel(a_ptr, b_ptr, target_ptr, size: tl.constexpr):
     tl.store(target_ptr + rows, product)
 
 
+@triton.jit
+def _operator_kernel(target_ptr, size: tl.constexpr):
+    offsets = tl.arange(0, size)
+    inside = (offsets > 2) and (offsets < size - 1)
+    outside = (offsets < 2) or (offsets > size - 3)
+    tl.store(target_ptr + offsets, inside.to(tl.int32) + 2 * outside + 4 * (not inside))
+
+
+def operator_defects() -> Iterator[str]:
+    """Yield a name if `and`, `or` and `not` of blocks are wrong. Compilers warn of them, so this runs no compiler."""
+    actual = torch.zeros(SIZE, dtype=torch.int32)
+    _operator_kernel[(1,)](actual, size=SIZE)
+    places = torch.arange(SIZE)
+    inside, outside = (places > 2) & (places < SIZE - 1), (places < 2) | (places > SIZE - 3)
+    if not torch.equal(actual, (inside + 2 * outside + 4 * ~inside).int()):
+        yield "operator:and"
+
+
 def defects(device: str) -> Iterator[str]:
     """Yield the name of each defect found: ``cast:float32->bfloat16``, ``add:bfloat16``, ``dot:bfloat16``."""
     for source, target in _casts():

@@ -1,20 +1,21 @@
 """Shims: named fixes for defects of Triton's interpreter, applied only if the preflight finds the defect.
 
 Up to and including Triton 3.9.0 the interpreter keeps bfloat16 as bit patterns and computes on these (Triton #11584),
-truncates float32 to bfloat16 instead of rounding it, uses the bits of an integer as those of its bfloat16, and loses
-the carry when it rounds to fp8. Nothing stays patched outside of the context.
+truncates float32 to bfloat16 instead of rounding it, uses the bits of an integer as those of its bfloat16, loses the
+carry when it rounds to fp8, and takes `a and b` of two blocks for `b`. Nothing stays patched outside of the context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import triton.language as tl
 
+from fuzz_attn.backends.boolean_operators import NAMES, BooleanOperators
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
 from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
 from fuzz_attn.simulator.triton_compat import (
@@ -25,6 +26,7 @@ from fuzz_attn.simulator.triton_compat import (
     float_conversion,
     float_conversion_replaced,
     language_patched_once,
+    syntax_replaced,
 )
 
 _NUMPY_DTYPES: Final = {DTYPES[name].triton: dtype for name, dtype in NUMPY_DTYPES.items()}
@@ -41,6 +43,7 @@ def needed(defects: tuple[str, ...]) -> tuple[str, ...]:
 _FIXES: Final[dict[str, Callable[[str], bool]]] = {
     "interpreter_float_casts": lambda defect: defect.startswith("cast:"),
     "interpreter_bfloat16_arithmetic": lambda defect: defect in ("add:bfloat16", "dot:bfloat16"),
+    "interpreter_boolean_operators": lambda defect: defect.startswith("operator:"),
 }
 
 
@@ -104,6 +107,11 @@ def _bfloat16_arithmetic() -> Iterator[None]:
         yield
 
 
+def _boolean_operators() -> AbstractContextManager[None]:
+    """Let `and`, `or` and `not` of blocks work on each element."""
+    return syntax_replaced(BooleanOperators(), BooleanOperators.functions, NAMES)
+
+
 def _is_bfloat16(handle: Any) -> bool:
     return bool(handle.dtype.scalar == tl.bfloat16)
 
@@ -126,6 +134,7 @@ def _narrowed(result: Any) -> Any:
 _SHIMS: Final = {
     "interpreter_float_casts": _float_casts,
     "interpreter_bfloat16_arithmetic": _bfloat16_arithmetic,
+    "interpreter_boolean_operators": _boolean_operators,
 }
 
 

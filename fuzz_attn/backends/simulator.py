@@ -27,6 +27,7 @@ _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.RACE: "race",
     FindingKind.INTEGER_OVERFLOW: "overflow",
     FindingKind.DEVICE_ASSERT: "exception",
+    FindingKind.GRID_TOO_LARGE: "exception",
 }
 
 

@@ -133,6 +133,10 @@ def _power_of_two(size: int) -> bool:
     return size & (size - 1) == 0
 
 
+def _next_power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
 def _halves(case: CaseFields) -> bool:
     return not {"float16", "bfloat16"}.isdisjoint((case.dtypes.q, case.dtypes.kv, case.dtypes.out))
 
@@ -211,6 +215,22 @@ def without_feature(case: AttentionCase, name: Feature) -> AttentionCase:
     return _WITHOUT[_WORDS[name]](case)
 
 
+_SIMPLEST: Final[dict[Feature, dict[str, Any]]] = {
+    "window": {"window": 8},
+    "softcap": {"softcap": 1.0},
+    "alibi": {"alibi": AlibiRecipe()},
+    "qq_bias": {"qq_bias": QQBiasRecipe()},
+    "sinks": {"sinks": SinkRecipe()},
+}
+ADDED_FEATURES: Final = frozenset(_SIMPLEST)
+"""The features that :func:`with_feature` can add."""
+
+
+def with_feature(case: AttentionCase, name: Feature) -> AttentionCase:
+    """Return the case with the simplest form of one of the ``ADDED_FEATURES``."""
+    return replace(case, **_SIMPLEST[name])
+
+
 def _resized(part: str, field: str, size: int) -> Callable[[AttentionCase], AttentionCase]:
     """Return a function that changes a size of a case; the usual softmax scale follows the head size."""
 
@@ -253,7 +273,7 @@ KINDS: Final = (
     Trait(
         "head size no power of two",
         lambda case: not _power_of_two(case.heads.head_size),
-        _resized("heads", "head_size", SIMPLEST_SIZE),
+        lambda case: with_head_size(case, _next_power_of_two(case.heads.head_size)),
     ),
     Trait(
         "small heads",
@@ -268,7 +288,7 @@ KINDS: Final = (
     Trait(
         "page size no power of two",
         lambda case: not _power_of_two(case.pages.block_size),
-        _resized("pages", "block_size", SIMPLEST_SIZE),
+        lambda case: _resized("pages", "block_size", _next_power_of_two(case.pages.block_size))(case),
     ),
     Trait(
         "small pages",
@@ -311,7 +331,7 @@ def _with_query_tokens(case: AttentionCase, most: int) -> AttentionCase:
 
 def _with_one_page(case: AttentionCase, _: int) -> AttentionCase:
     """Return the case with pages that hold a whole sequence."""
-    return _resized("pages", "block_size", 1 << (case.max_seq_len - 1).bit_length())(case)
+    return _resized("pages", "block_size", _next_power_of_two(case.max_seq_len))(case)
 
 
 SIZES: Final = (
@@ -354,9 +374,13 @@ ANY_RELATION: Final = "any relation"
 """The trait of every case that is checked for some relation."""
 
 
-def traits_of(case: CaseFields, relation: str | None = None) -> tuple[str, ...]:
-    """Return the traits of a case, in a fixed order; a case above a threshold is above all lower ones too."""
-    own = (trait.name for trait in (*FEATURES, *KINDS, *NUANCES) if trait.present(case))
+def traits_of(case: CaseFields, relation: str | None = None, adds: Feature | None = None) -> tuple[str, ...]:
+    """Return the traits of a case, in a fixed order; a case above a threshold is above all lower ones too.
+
+    ``adds`` is the feature that the second launch of its relation has beside those of the case.
+    """
+    added = _WORDS[adds] if adds else None
+    own = (trait.name for trait in (*FEATURES, *KINDS, *NUANCES) if trait.present(case) or trait.name == added)
     related = (named(relation), ANY_RELATION) if relation else ()
     sizes = (size.words.format(level) for size in SIZES for level in size.levels(case))
     return (*own, *sizes, *related)
@@ -382,10 +406,11 @@ def simplicity(case: AttentionCase, relation: str | None = None) -> tuple[float,
     """Return a key by which simpler cases come first.
 
     Few features and oddities count most, then plain types and heads, then few and short sequences, then small numbers.
+    A relation counts as two features, because its case is two launches.
     """
     heads, pages = case.heads, case.pages
     return (
-        sum(trait.present(case) for trait in FEATURES) + bool(relation),
+        sum(trait.present(case) for trait in FEATURES) + 2 * bool(relation),
         sum(trait.present(case) for trait in KINDS),
         len(case.sequences),
         case.total_keys,

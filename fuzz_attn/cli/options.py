@@ -17,7 +17,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.plain_text import safe
-from fuzz_attn.settings import bytes_of
+from fuzz_attn.settings import DEFAULT_MEMORY, bytes_of
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
@@ -83,7 +83,7 @@ class Seconds(click.ParamType[float]):
 
 
 class Memory(click.ParamType[int]):
-    """A size in bytes, with a unit: ``512M``, ``8G``."""
+    """A size in bytes, with a unit: ``512M``, ``8G``; ``none`` is no limit."""
 
     name = "size"
 
@@ -104,6 +104,14 @@ def target_option(default: str, name: str = "target", *, multiple: bool = False)
     return click.option("--target", name, metavar="T", multiple=multiple, help=words)
 
 
+memory_option: Final = click.option(
+    "--memory",
+    type=Memory(),
+    metavar="SIZE",
+    default=DEFAULT_MEMORY,
+    show_default=True,
+    help="Memory of each worker, such as 512M; none is no limit.",
+)
 family_option: Final = click.option(
     "--family",
     type=click.Choice(get_args(Family)),

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from fuzz_attn.cli.options import FILE, Memory, backend_option, exits, target_option
+from fuzz_attn.cli.options import FILE, backend_option, exits, memory_option, target_option
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.engine.replay import replay as replay_files
@@ -35,9 +35,7 @@ COLOURS: Final = {
 @target_option("the target named in the file")
 @click.option("--trust", is_flag=True, help="Run targets that the files name, also outside of installed packages.")
 @backend_option
-@click.option(
-    "--memory", type=Memory(), metavar="SIZE", default="4G", show_default=True, help="Memory limit of a worker."
-)
+@memory_option
 @click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
 @exits
 def replay(

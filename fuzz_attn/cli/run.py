@@ -12,11 +12,11 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.cli.campaign import Request, run_campaigns
 from fuzz_attn.cli.options import (
     FILE,
-    Memory,
     Seconds,
     backend_option,
     exits,
     family_option,
+    memory_option,
     out_option,
     seed_option,
     target_option,
@@ -37,9 +37,7 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @workers_option
 @click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @out_option
-@click.option(
-    "--memory", type=Memory(), metavar="SIZE", default=0, help="Memory of each worker, such as 8G. Default: no limit."
-)
+@memory_option
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
 @click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
 @exits

@@ -32,7 +32,8 @@ class Relation:
 
     ``kind`` names the module that holds the relation's function, which has the relation's name. ``claim`` is the
     sentence that a report prints. ``holds`` returns whether it does for a case on a target of a domain. ``compiles`` is
-    true if the second launch has another compile key than the case.
+    true if the second launch has another compile key than the case. ``adds`` is a feature that the second launch has
+    and the case has not.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Relation:
     claim: str
     holds: Condition
     compiles: bool = False
+    adds: Feature | None = None
 
 
 def relations_of(case: AttentionCase, domain: Domain) -> tuple[str, ...]:
@@ -160,13 +162,13 @@ def _may_have_scales(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and domain.allows("fp8_kv")
 
 
-def _lacks(feature: Feature) -> Condition:
-    """Return the condition that the target has a feature which the case does not use."""
+def _absent(name: str, feature: Feature, claim: str) -> Relation:
+    """Return the relation of a feature that is switched on without effect, where the target has it and a case not."""
 
     def lacks(case: AttentionCase, domain: Domain) -> bool:
         return case.num_tokens > 0 and domain.allows(feature) and not getattr(case, feature)
 
-    return lacks
+    return Relation(name, "absent", claim, lacks, compiles=True, adds=feature)
 
 
 RELATIONS: Final = {
@@ -233,16 +235,10 @@ RELATIONS: Final = {
             _has_another_family,
             compiles=True,
         ),
-        Relation(
-            "wide_window",
-            "absent",
-            "a window at least as long as every sequence hides nothing",
-            _lacks("window"),
-            compiles=True,
-        ),
-        Relation("zero_slopes", "absent", "ALiBi slopes of 0 change nothing", _lacks("alibi"), compiles=True),
-        Relation("zero_bias", "absent", "query-query biases of 0 change nothing", _lacks("qq_bias"), compiles=True),
-        Relation("absent_sinks", "absent", "sinks of -inf change nothing", _lacks("sinks"), compiles=True),
+        _absent("wide_window", "window", "a window at least as long as every sequence hides nothing"),
+        _absent("zero_slopes", "alibi", "ALiBi slopes of 0 change nothing"),
+        _absent("zero_bias", "qq_bias", "query-query biases of 0 change nothing"),
+        _absent("absent_sinks", "sinks", "sinks of -inf change nothing"),
         Relation("unit_scales", "absent", "scales of 1 scale nothing", _may_have_scales, compiles=True),
     )
 }

@@ -52,6 +52,7 @@ def memory_of(name: str, value: Any, shadows: Shadows) -> Memory:
     layout = _layout(tensor.shape, tensor.stride())
     element = TORCH_TYPES[tensor.dtype][1]
     memory = Memory(name, _flat(tensor, layout, element), element, layout)
+    memory.address = tensor.data_ptr()
     memory.shift = int(tensor.storage_offset())
     memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
     if shadows:

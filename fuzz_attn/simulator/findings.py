@@ -18,6 +18,7 @@ class FindingKind(StrEnum):
     RACE = "race"
     INTEGER_OVERFLOW = "integer overflow"
     DEVICE_ASSERT = "device assert"
+    GRID_TOO_LARGE = "grid too large"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from fuzz_attn.simulator.frontend.binding import Bound, grid_of
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.run import Run
 from fuzz_attn.simulator.runtime.memory import Memory
+from fuzz_attn.simulator.sanitizers.grid import grid_finding
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
-from fuzz_attn.simulator.simulator import Simulator
+from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
 
 
@@ -41,6 +42,13 @@ class Session:
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a decorated function. Raises UnsupportedOperation or another SimulatorError."""
         self.launches += 1
+        try:
+            self._launch(kernel, arguments, keywords, grid)
+        except UnsupportedOperation as error:
+            self.unsupported.append(error)
+            raise
+
+    def _launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         function = self.simulator.translations.translated(kernel)
         bound = self.simulator.bind(function, arguments, keywords)
         extents = grid_of(grid, bound.values)
@@ -52,6 +60,13 @@ class Session:
             if bound.form.key == variables.form.key:
                 raise
             program = self._program(function, bound)
+        refused = grid_finding(program.name, definition_of(function), extents)
+        if refused is None:
+            self._run(program, bound, extents)
+        else:
+            self._note(refused)
+
+    def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int]) -> None:
         run = Run(program, self.simulator.masks, extents)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)
@@ -60,7 +75,8 @@ class Session:
         try:
             run.execute(plan, passed)
         finally:
-            self._collect(run)
+            for finding in run.findings.values():
+                self._note(finding)
 
     def _passed(self, bound: Bound, numbers: list[Any]) -> list[Any]:
         """Return what the program is called with: an array for each number and a memory for each tensor."""
@@ -72,22 +88,16 @@ class Session:
 
     def _program(self, kernel: Any, bound: Bound) -> Program:
         rewrite = self.simulator.rewrite
-        try:
-            if rewrite is None:
-                return self.simulator.program(kernel, bound)
-            parsed, program = self.simulator.rewritten(kernel, bound, rewrite)
-        except UnsupportedOperation as error:
-            self.unsupported.append(error)
-            raise
+        if rewrite is None:
+            return self.simulator.program(kernel, bound)
+        parsed, program = self.simulator.rewritten(kernel, bound, rewrite)
         self.parsed.append(parsed)
         return program
 
-    def _collect(self, run: Run) -> None:
-        known = {finding.signature: index for index, finding in enumerate(self.findings)}
-        for finding in run.findings.values():
-            index = known.get(finding.signature)
-            if index is None:
-                self.findings.append(finding)
-            else:
-                old = self.findings[index]
-                self.findings[index] = replace(old, count=old.count + finding.count)
+    def _note(self, finding: Finding) -> None:
+        """Record a finding, or count it with an equal one of another launch."""
+        for index, known in enumerate(self.findings):
+            if known.signature == finding.signature:
+                self.findings[index] = replace(known, count=known.count + finding.count)
+                return
+        self.findings.append(finding)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from fuzz_attn.errors import SimulatorError
+from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.call_stack import with_room
 from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
+from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.binding import Binder, Bound, text_of
 from fuzz_attn.simulator.frontend.interpreted import Translations
 from fuzz_attn.simulator.frontend.ir import Function
@@ -159,10 +160,23 @@ class Simulator:
         return program
 
     def _generate(self, kernel: Any, bound: Bound) -> Program:
-        return with_room(lambda: generate(self._parse(kernel, bound), self.coverage, self._extension))
+        """Return a new program. Raises UnsupportedOperation whatever goes wrong with a kernel that compiles."""
+        try:
+            return with_room(lambda: generate(self._parse(kernel, bound), self.coverage, self._extension))
+        except SimulatorError:
+            raise
+        except Exception as error:
+            what = f"kernel {python_function(kernel).__name__} ({type(error).__name__}: {error})"
+            raise UnsupportedOperation(what, definition_of(kernel)) from error
 
     def _parse(self, kernel: Any, bound: Bound) -> Function:
         return parse_module(self.lowering.lower(kernel, bound.signature, bound.constants()))
+
+
+def definition_of(kernel: Any) -> Location:
+    """Return where a JITFunction is defined."""
+    code = python_function(kernel).__code__
+    return Location(code.co_filename, code.co_firstlineno)
 
 
 def _without_frames(error: SimulatorError) -> SimulatorError:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from unittest import mock
 
 import triton.language as tl
-from triton._C.libtriton import ir
+from triton._C.libtriton import ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, code_generator, make_backend
 from triton.compiler.errors import CompileTimeAssertionFailure, UnsupportedLanguageConstruct
@@ -28,6 +28,7 @@ from triton.runtime import Autotuner, InterpreterError, JITFunction, OutOfResour
 from triton.runtime.interpreter import InterpretedFunction
 
 from fuzz_attn.errors import LoweringError
+from fuzz_attn.simulator.compiled import Compiled, Launch
 
 TARGET: Final = ("cuda", 90, 32)
 """The device that kernels are lowered for; the simulator stops long before its instructions matter."""
@@ -194,15 +195,31 @@ class FrontEnd:
 
     def ttir(self, function: Any, signature: Mapping[str, Any], constants: Mapping[Any, Any], context: Any) -> str:
         """Return the text of a JITFunction's TTIR; raises whatever Triton raises for a kernel that it rejects."""
-        options, backend = self._options, self._backend
         source = ASTSource(function, signature=dict(signature), constexprs=dict(constants))
+        text = self._lowered(source, context)
+        if "tensordesc" in text or "tt.make_tensor_descriptor" in text:
+            text = self._lowered(source, context, _replace_descriptors)
+        return text
+
+    def _lowered(self, source: Any, context: Any, change: Callable[[Any, Any], None] | None = None) -> str:
+        """Return the text of a kernel's TTIR, made from its first IR after a change."""
+        options, backend = self._options, self._backend
         implementation = backend.get_codegen_implementation(options)
         module = source.make_ir(self._target, options, implementation, backend.get_module_map(), context)
+        if change is not None:
+            change(module, context)
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
-        text: str = module.str() if hasattr(module, "str") else str(module)
-        return text
+        return module.str() if hasattr(module, "str") else str(module)
+
+
+def _replace_descriptors(module: Any, context: Any) -> None:
+    """Put pointers and masks in place of tensor descriptors, as Triton does for GPUs without hardware for them."""
+    manager = ir.pass_manager(context)
+    passes.common.add_inliner(manager)
+    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+    manager.run(module, "replace_descriptors")
 
 
 # Errors of the compiler.
@@ -278,23 +295,20 @@ def _position(generator: Any) -> Position:
 
 # Launches.
 
-Launch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""What is called in place of a launch: with the kernel, its arguments by position and by name, and the grid."""
-
 
 @contextlib.contextmanager
 def launches_replaced(launch: Launch) -> Iterator[None]:
     """Call `launch` wherever Triton would launch a kernel, until the context is left.
 
-    An autotuner takes its first configuration instead of a benchmark.
+    An autotuner takes its first configuration instead of a benchmark. A warm-up runs nothing.
     """
 
-    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
-        if warmup:
-            return
-        for hook in self.pre_run_hooks:
-            hook(*arguments, **keywords)
-        launch(self, arguments, keywords, grid)
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Compiled:
+        if not warmup:
+            for hook in self.pre_run_hooks:
+                hook(*arguments, **keywords)
+            launch(self, arguments, keywords, grid)
+        return Compiled(self, keywords, launch, GPUTarget(*TARGET))
 
     replacements = [(JITFunction, run), (InterpretedFunction, run), (Autotuner, _run_first_configuration)]
     originals = [(owner, owner.__dict__["run"]) for owner, _ in replacements]
@@ -356,6 +370,9 @@ InterpreterBuilder: Final = interpreter.InterpreterBuilder
 TensorHandle: Final = interpreter.TensorHandle
 """A value of the interpreter: numpy `data` of a Triton `dtype`."""
 
+SyntaxTransformer: Final = interpreter.ASTTransformer
+"""Changes the syntax tree of each function that the interpreter runs."""
+
 LANGUAGE: Final[tuple[Any, ...]] = (
     *(tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.condition),
     tl.core.tensor_descriptor_base,
@@ -410,4 +427,21 @@ def language_patched_once() -> Iterator[None]:
         return scope
 
     with mock.patch.object(interpreter, "_patch_lang", patch):
+        yield
+
+
+@contextlib.contextmanager
+def syntax_replaced(
+    transformer: ast.NodeTransformer, functions: dict[Any, Any], names: Mapping[str, Callable[..., Any]]
+) -> Iterator[None]:
+    """Let the interpreter change each function's syntax tree with `transformer`, until the context is left.
+
+    `functions` keeps the changed functions, which may use the `names`.
+    """
+    places: list[tuple[Any, str, Any]] = [(interpreter, name, function) for name, function in names.items()]
+    places.append((interpreter.FunctionRewriter, "ast_transformer", transformer))
+    places.append((InterpretedFunction, "rewritten_fn", functions))
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in places:
+            stack.enter_context(mock.patch.object(owner, name, value, create=owner is interpreter))
         yield

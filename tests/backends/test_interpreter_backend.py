@@ -207,6 +207,64 @@ def test_dot_products_use_values_and_not_bits(dtype: torch.dtype) -> None:
     assert torch.equal(actual, (a.double() / 8 @ (b.double() / 4)).float())
 
 
+CONDITIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "and": lambda x, n: (x > 2) & (x < n),
+    "or": lambda x, n: (x < 2) | (x > n),
+    "not": lambda x, n: ~(x > n),
+    "three": lambda x, n: (x > 2) & (x < n) & (x % 2 == 0),
+    "mixed": lambda x, n: ((x > 2) & (x < n)) | ~(x < 12),
+    "constant": lambda x, n: x > 2,
+    "decided": lambda x, n: torch.ones_like(x, dtype=torch.bool),
+    "scalar": lambda x, n: (x > 2) & torch.tensor(n > 5),
+    "helper": lambda x, n: (x > 2) & (x < n),
+}
+
+
+@triton.jit
+def within(x, low, high):
+    return (x > low) and (x < high)
+
+
+@triton.jit
+def condition_kernel(target_ptr, n, CONDITION: tl.constexpr, SIZE: tl.constexpr):
+    x = tl.arange(0, SIZE)
+    if CONDITION == "and":
+        result = (x > 2) and (x < n)
+    elif CONDITION == "or":
+        result = (x < 2) or (x > n)
+    elif CONDITION == "not":
+        result = not (x > n)
+    elif CONDITION == "three":
+        result = (x > 2) and (x < n) and (x % 2 == 0)
+    elif CONDITION == "mixed":
+        result = ((x > 2) and (x < n)) or not (x < 12)
+    elif CONDITION == "constant":
+        result = (x > 2) and SIZE == 16
+    elif CONDITION == "decided":
+        result = (SIZE == 16 or (x > 2)) & (x >= 0)
+    elif CONDITION == "scalar":
+        result = (x > 2) & (n > 5 and not (n < 3))
+    else:
+        result = within(x, 2, n)
+    tl.store(target_ptr + x, result)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("n", [4, 9])
+def test_operators_between_blocks_work_on_each_element(condition: str, n: int) -> None:
+    actual = torch.zeros(16, dtype=torch.bool)
+    with corrected():
+        condition_kernel[(1,)](actual, n, CONDITION=condition, SIZE=16)
+    assert torch.equal(actual, CONDITIONS[condition](torch.arange(16), n))
+
+
+def test_the_preflight_detects_wrong_operators() -> None:
+    if tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9):
+        assert list(preflight.operator_defects()) == ["operator:and"]
+    with corrected():
+        assert not list(preflight.operator_defects())
+
+
 @pytest.fixture(autouse=True)
 def _contained() -> Iterator[None]:
     """Restore Triton's language, which launches without the backend leave patched."""
@@ -252,7 +310,7 @@ def test_nothing_stays_patched_after_an_exception() -> None:
 
 def test_the_backend_applies_the_shims_that_the_preflight_needs() -> None:
     with np.errstate(all="ignore"):
-        found = tuple(preflight.defects("cpu"))
+        found = (*preflight.defects("cpu"), *preflight.operator_defects())
     assert InterpreterBackend().preflight() == shims.needed(found)
 
 
@@ -261,6 +319,7 @@ DEFECTS = {
     ("cast:float32->bfloat16",): ("interpreter_float_casts",),
     ("add:bfloat16",): ("interpreter_bfloat16_arithmetic",),
     ("dot:bfloat16", "cast:float32->float8_e5m2"): ("interpreter_float_casts", "interpreter_bfloat16_arithmetic"),
+    ("operator:and",): ("interpreter_boolean_operators",),
     ("dot:float32",): (),
 }
 

@@ -149,7 +149,12 @@ def test_a_counterexample_from_a_cpu_replays_on_a_gpu() -> None:
 
 def test_a_counterexample_from_a_gpu_replays_on_a_cpu(campaign: Callable[..., Results]) -> None:
     outcome = campaign(
-        "", setup=Setup(spec_of("window_too_long"), "unified", "cuda"), max_time=60.0, max_cases=2000, seed=3
+        "",
+        setup=Setup(spec_of("window_too_long"), "unified", "cuda"),
+        max_time=60.0,
+        max_cases=2000,
+        seed=3,
+        until_failure=True,
     )
     assert outcome.path is not None
     assert outcome.statistics.kernels_compiled + outcome.statistics.kernels_loaded > 0

@@ -237,10 +237,13 @@ def test_run_reports_a_bad_target_in_one_line(target: str, message: str, call: C
         (["run", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "--workers", "0"], "Invalid value for '--workers': '0' must be 'auto' or a number of at least 1"),
         (["run", "--workers", "all"], "Invalid value for '--workers': 'all' must be 'auto' or a number of at least 1"),
-        (["run", "--memory", "8"], "Invalid value for '--memory': '8' must be a size with a unit, such as 512M or 8G"),
+        (
+            ["run", "--memory", "8"],
+            "Invalid value for '--memory': '8' must be a size with a unit, such as 512M or 8G, or none",
+        ),
         (
             ["run", "--memory", "0G"],
-            "Invalid value for '--memory': '0G' must be a size with a unit, such as 512M or 8G",
+            "Invalid value for '--memory': '0G' must be a size with a unit, such as 512M or 8G, or none",
         ),
         (
             ["run", "--out", "torch_attention.py"],

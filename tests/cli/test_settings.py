@@ -56,6 +56,15 @@ def test_settings_are_the_defaults_of_run(folder: Path, requests: list[Request])
     assert request.memory == 4 * 2**30
 
 
+@pytest.mark.parametrize(("arguments", "size"), [((), 8 * 2**30), (("--memory", "none"), 0)])
+def test_a_run_limits_memory_by_default(
+    arguments: tuple[str, ...], size: int, folder: Path, requests: list[Request]
+) -> None:
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 0, result.output
+    assert [request.memory for request in requests] == [size]
+
+
 def test_the_command_line_wins(folder: Path, requests: list[Request]) -> None:
     (folder / "pyproject.toml").write_text(ALL)
     (folder / "below").mkdir()

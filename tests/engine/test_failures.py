@@ -12,6 +12,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.traits import with_feature
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
@@ -19,6 +20,7 @@ from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSe
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.relations import RELATIONS
 
 Bug = Callable[[AttentionCase], Verdict | None]
 READY = Ready(
@@ -155,6 +157,36 @@ def test_no_case_is_launched_twice_while_shrinking(tmp_path: Path) -> None:
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.max_seq_len > 20)), cases=300)
     judged = [event.order for event in run.events if isinstance(event, CaseJudged) and event.phase == "shrink"]
     assert len(judged) == len(set(judged)) > 10
+
+
+class SecondLaunch(FakeWorker):
+    """A target that is also judged in the second launch of relations that switch a feature on."""
+
+    def answer(self, order: Order) -> Answer:
+        relation = RELATIONS.get(order.relation or "")
+        answer = super().answer(order)
+        if not answer.verdict.passed or relation is None or relation.adds is None:
+            return answer
+        verdict = super().answer(Order(with_feature(order.case, relation.adds))).verdict
+        return Answer(verdict if verdict.passed else msgspec.structs.replace(verdict, property_name=relation.name))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_feature_of_a_second_launch_is_a_feature_of_the_bug(seed: int, tmp_path: Path) -> None:
+    bug = wrong(lambda case: case.num_tokens and case.sinks is not None and case.qq_bias is not None)
+    run = Run(tmp_path, SecondLaunch(bug), cases=800, seed=seed)
+    (found,) = run.failures
+    assert (found.relation, set(found.trigger)) == (None, {"bias between new tokens", "sinks"})
+
+
+def test_a_bug_of_a_second_launch_only_keeps_its_relation(tmp_path: Path) -> None:
+    class OnlyThere(FakeWorker):
+        def answer(self, order: Order) -> Answer:
+            wrong = order.relation == "absent_sinks"
+            return Answer(Verdict("absent_sinks", "nan", "wrong") if wrong else Verdict("oracle", ratio=0.5))
+
+    (found,) = Run(tmp_path, OnlyThere(), cases=300).failures
+    assert (found.relation, found.trigger) == ("absent_sinks", ("relation absent_sinks",))
 
 
 def test_a_new_failure_is_saved_at_once(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.failures.triage import KnownFailure, is_same, merged
+from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same, merged
+from fuzz_attn.engine.messages import Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
 PLAIN = AttentionCase((Sequence(1, 16),), softmax_scale=0.25)
@@ -31,6 +33,8 @@ def failure(
         (failure(WINDOW, "nan", ("sliding window",)), failure(WINDOW, "unwritten", ("sliding window",)), False),
         (failure(WINDOW, "nan", ("sliding window",)), failure(FP8, "unwritten", ("fp8 output",)), True),
         (failure(PLAIN, "nan", ("a context",), ("keys",)), failure(PLAIN, "nan", ("sinks",), ("keys",)), True),
+        (failure(WINDOW, "nan", ("sliding window", "sinks")), failure(WINDOW, "nan", ("sliding window",)), True),
+        (failure(WINDOW, "nan", ("sinks",)), failure(WINDOW, "nan", ("sliding window",)), False),
         (failure(PLAIN, "nan", ("softcap",), ("keys",)), failure(PLAIN, "nan", ("sinks",), ("values",)), False),
     ],
 )
@@ -44,6 +48,18 @@ def test_a_bug_is_recognised_by_each_of_its_triggers() -> None:
     known.widen(failure(PLAIN, "nan", ("fp8 cache",), ("keys",)))
     assert known.shown_by("output", frozenset({"fp8 cache", "a context"}))
     assert not known.shown_by("output", frozenset({"a context"}))
+
+
+@pytest.mark.parametrize(
+    ("relation", "same"), [("absent_sinks", True), ("zero_bias", False), ("determinism", False), (None, False)]
+)
+def test_a_feature_that_a_relation_switches_on_counts(relation: str | None, same: bool) -> None:
+    known = failure(replace(PLAIN, sinks=SinkRecipe(), window=4), "nan", ("sliding window", "sinks"))
+    failures = KnownFailures()
+    failures.add(known)
+    found = failures.matching(Order(WINDOW, relation), Verdict(relation or "oracle", "nan", "wrong"))
+    assert found is (known if same else None)
+    assert failures.avoids(Order(WINDOW, relation)) is same
 
 
 def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:

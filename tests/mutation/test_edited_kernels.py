@@ -1,11 +1,9 @@
 """Seeded bugs in a whole campaign: found, shrunk, saved and replayed. The audit tests whether all are found."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.replay import replay
@@ -28,12 +26,10 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_is_found_shrunk_saved_and_replayed(
-    name: str, file_with_bug: Callable[[str, str], str], tmp_path: Path
+    name: str, file_with_bug: Callable[[str, str], str], campaign: Callable[..., Results]
 ) -> None:
     spec = file_with_bug(name, "unified")
-    plan = Plan(Setup(spec), 0, 1, 0, MAX_SECONDS, None, tmp_path / "run", tmp_path / "counterexamples")
-    outcome = Results()
-    Campaign(plan, outcome).run()
+    outcome = campaign("", setup=Setup(spec), seed=0, max_time=MAX_SECONDS, until_failure=True)
     assert outcome.failure is not None, f"not found in {outcome.statistics.cases} cases"
     assert outcome.path is not None
     case = outcome.failure.case

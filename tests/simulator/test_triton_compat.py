@@ -68,6 +68,12 @@ def test_a_dot_product_of_the_interpreter_takes_both_factors_first() -> None:
     assert list(inspect.signature(interpreter.InterpreterBuilder.create_dot).parameters)[:3] == ["self", "a", "b"]
 
 
+def test_the_interpreter_changes_the_syntax_tree_of_each_function() -> None:
+    assert isinstance(interpreter.FunctionRewriter.ast_transformer, triton_compat.SyntaxTransformer)
+    assert isinstance(InterpretedFunction.rewritten_fn, dict)
+    assert callable(triton_compat.SyntaxTransformer.visit_Assign)
+
+
 def test_a_tensor_handle_has_data_and_a_type() -> None:
     data = np.ones(1, np.float32)
     handle = triton_compat.TensorHandle(data, tl.float32)
@@ -121,6 +127,20 @@ def test_the_front_end_gives_the_text_of_the_first_ir() -> None:
     assert "tt.func public @probe" in text
     assert "tt.store" in text
     assert "#loc" in text, "findings name source lines"
+
+
+@triton.jit
+def described(x_ptr, SIZE: tl.constexpr):
+    descriptor = tl.make_tensor_descriptor(x_ptr, [SIZE, SIZE], [SIZE, 1], [16, 16])
+    descriptor.store([0, 0], descriptor.load([0, 0]))
+
+
+def test_the_front_end_replaces_tensor_descriptors() -> None:
+    front_end = FrontEnd()
+    signature = {"x_ptr": "*fp32", "SIZE": "constexpr"}
+    text = front_end.ttir(_compiled(described.fn), signature, {(1,): 32}, front_end.new_context())
+    assert "descriptor" not in text.partition("#loc")[0]
+    assert text.count("tt.load") == text.count("tt.store ") == 1
 
 
 def test_a_reinterpreted_tensor_has_its_tensor_and_type() -> None:

@@ -76,8 +76,11 @@ class Simplification:
         return failed
 
     def _drop_relation(self) -> None:
-        if self.best.relation:
-            self._attempt(Order(self.best.case))
+        """Drop the relation, else put the feature that its second launch has into the case."""
+        if self.best.relation and not self._attempt(Order(self.best.case)):
+            feature = RELATIONS[self.best.relation].adds
+            if feature:
+                self._attempt(changed(Order(self.best.case), partial(traits.with_feature, name=feature)))
 
     def _drop_traits(self) -> None:
         """Drop all traits at once, else each half of them, down to single ones."""

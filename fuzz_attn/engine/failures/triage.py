@@ -16,6 +16,7 @@ from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.relations import RELATIONS
 
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
@@ -91,7 +92,7 @@ class KnownFailure:
         if same.trigger and same.complete:
             self.other_triggers.append(same.trigger)
         if self.trigger is not None and same.trigger is not None and core(self.trigger):
-            self.trigger &= _traits(same) | core(self.trigger)
+            self.trigger &= _traits(same.found) | core(self.trigger)
 
     def shown_by(self, failure_class: str, traits: frozenset[str]) -> bool:
         """Return whether a failure of a class, of a case with these traits, is this one."""
@@ -123,7 +124,7 @@ class KnownFailures:
 
     def matching(self, order: Order, verdict: Verdict) -> KnownFailure | None:
         """Return the known failure that a verdict on an order shows; of several the one that needs most."""
-        traits = frozenset(traits_of(order.case, order.relation))
+        traits = _traits(order)
         failure_class = class_of(verdict)
         shown = [known for known in self._known if known.shown_by(failure_class, traits)]
         return max(shown, key=lambda known: len(known.trigger or ()), default=None)
@@ -140,7 +141,7 @@ class KnownFailures:
         avoided = [known.trigger for known in self._known if known.is_avoided]
         if not avoided:
             return False
-        traits = frozenset(traits_of(order.case, order.relation))
+        traits = _traits(order)
         return any(trigger is not None and trigger <= traits for trigger in avoided)
 
     def same_as(self, new: KnownFailure) -> KnownFailure | None:
@@ -151,19 +152,20 @@ class KnownFailures:
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     """Return whether a shrunk failure is the same bug as a known one.
 
-    It is if the same poison reaches the output, if it has the known one's trigger, if both need the same apart from
-    nuances and from how long or large their cases are, or if the known one could not be shrunk in full and has the new
-    one's trigger.
+    It is if the same poison reaches the output, if it has the known one's trigger, or if the known one has its trigger
+    and needs as much or more, apart from nuances and from how long or large the cases are. What a known one needs that
+    could not be shrunk in full is unknown.
     """
-    if not _alike(known.failure_class, new.failure_class, _traits(known) | _traits(new)):
+    if not _alike(known.failure_class, new.failure_class, _traits(known.found) | _traits(new.found)):
         return False
     if has_place(new.failure_class) or _same_poison(known, new):
         return True
     if known.trigger is None or new.trigger is None:
         return known.trigger is new.trigger
-    if known.trigger <= _traits(new) or core(known.trigger) == core(new.trigger) != frozenset():
+    if known.trigger <= _traits(new.found) or core(known.trigger) == core(new.trigger) != frozenset():
         return True
-    return not known.complete and new.trigger <= _traits(known)
+    needs_less = core(new.trigger) and core(new.trigger) <= core(known.trigger)
+    return bool(not known.complete or needs_less) and new.trigger <= _traits(known.found)
 
 
 def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
@@ -171,8 +173,10 @@ def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
     return not set(one.found.verdict.poison).isdisjoint(other.found.verdict.poison)
 
 
-def _traits(known: KnownFailure) -> frozenset[str]:
-    return frozenset(traits_of(known.found.case, known.found.relation))
+def _traits(shown: Order | Counterexample) -> frozenset[str]:
+    """Return the traits of both launches of an order or a counterexample."""
+    relation = RELATIONS.get(shown.relation or "")
+    return frozenset(traits_of(shown.case, shown.relation, relation.adds if relation else None))
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:

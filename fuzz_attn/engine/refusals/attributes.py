@@ -16,8 +16,8 @@ from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints, Scales, Sequence, Strides
-from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.case.traits import without_feature
+from fuzz_attn.case.recipes import QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.traits import ADDED_FEATURES, with_feature, without_feature
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
 from fuzz_attn.strategies.heads import group_sizes, head_sizes
 from fuzz_attn.strategies.launches import launch_paths, tile_sizes
@@ -104,24 +104,16 @@ def _with_arrangement(case: AttentionCase, cache: Any) -> AttentionCase:
     return replace_layout(case, strides=msgspec.structs.replace(case.strides, cache=cache))
 
 
-_ON: Final[dict[str, dict[str, Any]]] = {
-    "window": {"window": 8},
-    "softcap": {"softcap": 1.0},
-    "alibi": {"alibi": AlibiRecipe()},
-    "qq_bias": {"qq_bias": QQBiasRecipe()},
-    "sinks": {"sinks": SinkRecipe()},
-}
-"""How a probe switches a feature on, for a target that requires it."""
-_SWITCHED: Final = (*_ON, "filter_by_query_len", "uint8_cache", "stale_cache", "padded_tokens")
+_SWITCHED: Final = (*ADDED_FEATURES, "filter_by_query_len", "uint8_cache", "stale_cache", "padded_tokens")
 """The features that are attributes by their own name; the types are one attribute, the strides another."""
 
 
 def _switch(name: Feature, case: AttentionCase, on: bool) -> AttentionCase:
-    return replace(case, **_ON[name]) if on else without_feature(case, name)
+    return with_feature(case, name) if on else without_feature(case, name)
 
 
 def _values_of_feature(name: Feature, domain: Domain) -> tuple[bool, ...]:
-    return (False, True) if name in _ON and domain.allows(name) else (False,)
+    return (False, True) if name in ADDED_FEATURES and domain.allows(name) else (False,)
 
 
 def _feature_of_key(name: str, key: CompileKey) -> bool:

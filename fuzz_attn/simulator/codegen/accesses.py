@@ -33,7 +33,7 @@ from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
 class Access:
     """The parts of one access: where, under which mask, and how the tile is shaped."""
 
-    memory: Expression
+    memory: Name
     pointer: Val
     mask: Val | None
     sizes: tuple[int, ...]
@@ -79,6 +79,14 @@ def sum_of_offsets(emitter: Emitter, access: Access, terms: list[Term]) -> Term:
     if result.element != "i64":
         result = _widened(emitter, result)
     return emitter.cached(("ranked", result), lambda: emitter.ranked(result))
+
+
+def offset_of(emitter: Emitter, pointer: Val) -> Term:
+    """Return where a pointer points, in elements from its tensor's first one, as one 64-bit array."""
+    assert pointer.base is not None
+    sizes = pointer.type.shape
+    shape = broadcast_shape((term.shape for term in pointer.terms), len(sizes))
+    return full_offsets(emitter, Access(pointer.base, pointer, None, sizes, shape, pointer.varying))
 
 
 def _sum(emitter: Emitter, left: Term, right: Term) -> Term:

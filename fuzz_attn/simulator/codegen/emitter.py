@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fuzz_attn.errors import UnsupportedOperation
+from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.regions import Capture, Region, Scope
 from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
 from fuzz_attn.simulator.codegen.tree.expressions import (
@@ -50,6 +50,7 @@ from fuzz_attn.simulator.codegen.tree.value_ranges import (
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 
 Handler = Callable[["Emitter", Operation], None]
 
@@ -70,7 +71,10 @@ class Snapshot:
 
 
 class Emitter:
-    """Names, placement and lookup. The handlers in `operations` emit the operations themselves."""
+    """Names, placement and lookup. The handlers in `operations` emit the operations themselves.
+
+    `elements` has the element type of each tensor argument.
+    """
 
     def __init__(self, handlers: Mapping[str, Handler], tracked: set[Value], coverage: bool) -> None:
         self._handlers = handlers
@@ -78,6 +82,7 @@ class Emitter:
         self.launch = Region(None, Scope(None, EVERY), depth=LAUNCH, shared=True)
         self.region = Region(None, Scope(None, Name("lanes")))
         self.values: dict[Value, Val] = {}
+        self.elements: dict[Name, str] = {}
         self.tracked = tracked
         self.coverage = coverage
         self.sites: list[Location] = []
@@ -88,13 +93,26 @@ class Emitter:
         self._count = 0
 
     def emit(self, operations: Sequence[Operation]) -> None:
-        """Emit operations one after the other into the current region."""
+        """Emit operations one after the other into the current region.
+
+        Raises UnsupportedOperation for one that has no handler, or whose handler meets a type or attribute that it
+        does not know.
+        """
         for operation in operations:
             self.start(operation)
             handler = self._handlers.get(operation.name)
             if handler is None:
                 raise self.unsupported(operation.name)
-            handler(self, operation)
+            for result in operation.results:
+                if result.type.element not in CONTAINER:
+                    raise self.unsupported(f"{operation.name} of the type {result.type.element}")
+            try:
+                handler(self, operation)
+            except SimulatorError:
+                raise
+            except Exception as error:
+                what = f"{operation.name} ({type(error).__name__}: {error})"
+                raise UnsupportedOperation(what, operation.location) from error
 
     def start(self, operation: Operation) -> None:
         """Let the statements to come belong to an operation."""

@@ -60,6 +60,7 @@ def generate(function: Function, coverage: bool, extension: Extension = NO_EXTEN
 def _define_parameter(emitter: Emitter, parameter: Value, name: Name) -> None:
     if parameter.type.pointer:
         emitter.define(parameter, base=name)
+        emitter.elements[name] = parameter.type.element
         return
     term = Term(name, (), False, emitter.launch, parameter.type.element)
     if parameter in emitter.tracked:

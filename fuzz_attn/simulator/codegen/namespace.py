@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fuzz_attn.simulator.runtime import arithmetic, atomics, columns, float_formats, lanes, ranges, tiles
+from fuzz_attn.simulator.runtime import arithmetic, atomics, columns, float_formats, lanes, memory, ranges, tiles
 from fuzz_attn.simulator.runtime.select import select
 from fuzz_attn.simulator.sanitizers.mask_coverage import cover
 
@@ -52,6 +52,7 @@ NAMESPACE: Final[dict[str, Any]] = {
     "stack": tiles.stack,
     # addresses and memory
     "add_wide": tiles.add_wide,
+    "address_of": memory.address_of,
     "atomic": atomics.atomic,
     "columns_of": columns.columns_of,
     "prefix_length": tiles.prefix_length,

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
 
+from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.namespace import NAMESPACE
-from fuzz_attn.simulator.codegen.tree.statements import Origin
+from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Origin
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.frontend.ir import Type
 from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
@@ -96,17 +97,27 @@ class Program:
     def explaining(self) -> Iterator[None]:
         """Add a note to an error that the generated code raises: the operation, the kernel's line, the generated line.
 
-        Generated code is to be run within.
+        Generated code is to be run within. Raises UnsupportedOperation for an error that is none of the simulator's.
         """
         try:
             yield
-        except Exception as error:
-            self._explain(error)
+        except SimulatorError as error:
+            self._explain(error, self._line_of(error))
             raise
+        except Exception as error:
+            line = self._line_of(error)
+            self._explain(error, line)
+            origin = self.origins[line - 1] if line else NO_ORIGIN
+            what = f"{origin.operation or self.name} ({type(error).__name__}: {error})"
+            raise UnsupportedOperation(what, origin.location) from error
 
-    def _explain(self, error: Exception) -> None:
+    def _line_of(self, error: Exception) -> int:
+        """Return the line of the generated source that raised an error; 0 if it was none."""
         filename = self.compiled().co_filename
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == filename]
-        if lines:
-            text = self.source.splitlines()[lines[-1] - 1].strip()
-            error.add_note(f"while running {self.origins[lines[-1] - 1]} (generated line {lines[-1]}: {text})")
+        frames = traceback.walk_tb(error.__traceback__)
+        return [0, *(line for frame, line in frames if frame.f_code.co_filename == filename)][-1]
+
+    def _explain(self, error: Exception, line: int) -> None:
+        if line:
+            text = self.source.splitlines()[line - 1].strip()
+            error.add_note(f"while running {self.origins[line - 1]} (generated line {line}: {text})")

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from fuzz_attn.errors import UnsupportedOperation
 from fuzz_attn.simulator.findings import UNKNOWN_LOCATION
+from fuzz_attn.simulator.frontend.descriptors import descriptor_arguments, is_descriptor
 from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
 from fuzz_attn.simulator.triton_compat import (
     Parameter,
@@ -73,7 +74,8 @@ class Key:
 class Form:
     """What calls with the same types and the same constants have in common.
 
-    The elements of tuples count as arguments of their own, named `keys.stride` or `keys[1]`. `passed` has the name and
+    The elements of tuples count as arguments of their own, named `keys.stride` or `keys[1]`, and so do the sizes and
+    strides of tensor descriptors. `passed` has the name and
     the type of each argument that is no constant, in order; `places` are their numbers among all arguments that are no
     parameters annotated as constexpr. `constants` says where the constants are.
     """
@@ -160,7 +162,7 @@ class Binder:
 
 
 def _flattened(values: Iterable[Any]) -> tuple[list[Any], list[object]]:
-    """Return the values with each tuple replaced by its elements, and what of them selects a form."""
+    """Return the values, tuples and descriptors replaced by what they hold, and what of them selects a form."""
     leaves: list[Any] = []
     kinds: list[object] = []
     for value in values:
@@ -169,6 +171,9 @@ def _flattened(values: Iterable[Any]) -> tuple[list[Any], list[object]]:
             inner, inner_kinds = _flattened(value)
             leaves += inner
             kinds += [len(value), *inner_kinds]
+        elif is_descriptor(value):
+            leaves += [part for _, _, part in descriptor_arguments("", value)]
+            kinds += [len(value.shape), tuple(value.block_shape)]
         else:
             leaves.append(value)
             if _is_constant(value):
@@ -209,6 +214,8 @@ class _Typed:
     def _typed(self, parameter: Parameter, name: str, path: Path, value: Any) -> Signature:
         if isinstance(value, tuple):
             return self._tuple(name, path, value)
+        if is_descriptor(value):
+            return self._descriptor(parameter, name, value)
         place, self._leaves = self._leaves, self._leaves + 1
         if _is_constant(value) or (self._constant_ones and _is_one(value, parameter)):
             self.key.append((type(value), text_of(value)))
@@ -218,6 +225,17 @@ class _Typed:
         self.key.append(type_)
         self.passed.append((name, type_))
         self.places.append(place)
+        return type_
+
+    def _descriptor(self, parameter: Parameter, name: str, value: Any) -> str:
+        """Type a tensor descriptor; the IR has its base, its sizes and its strides as arguments."""
+        base = _argument_type(name, value.base, parameter)
+        type_ = f"tensordesc<{base.removeprefix('*')}{list(value.block_shape)}>"
+        self.key.append(type_)
+        for part, part_type, _ in descriptor_arguments(name, value):
+            self.passed.append((part, part_type or base))
+            self.places.append(self._leaves)
+            self._leaves += 1
         return type_
 
     def _tuple(self, name: str, path: Path, value: tuple[Any, ...]) -> Signature:

@@ -30,8 +30,7 @@ def parse_module(text: str) -> Function:
 
     Raises UnsupportedOperation for a module with functions that were not inlined.
     """
-    parser = _Parser(text)
-    functions = parser.functions()
+    functions = _Parser(text).functions()
     if len(functions) != 1:
         raise UnsupportedOperation("tt.call (noinline function)", UNKNOWN_LOCATION)
     return functions[0]
@@ -96,6 +95,20 @@ class _Parser:
             blocks.append(Block(match.group(1), arguments))
 
     def _operation(self, raw: str) -> Operation:
+        """Return the operation that starts with a line.
+
+        Raises UnsupportedOperation for text of an unknown form, whatever part of it is unknown.
+        """
+        try:
+            return self._parsed(raw)
+        except SimulatorError:
+            raise
+        except Exception as error:
+            line, location_text = _strip_locations(raw)
+            what = f"{_name_of(line)} ({type(error).__name__} while its text is parsed)"
+            raise UnsupportedOperation(what, self._location(location_text)) from error
+
+    def _parsed(self, raw: str) -> Operation:
         line, location_text = _strip_locations(raw)
         results = _RESULTS.match(line)
         names = _expand_results(results.group(1)) if results else []
@@ -179,6 +192,12 @@ class _Parser:
         return Operation(name, operands, results, rest, [blocks], location=self._location(location))
 
 
+def _name_of(line: str) -> str:
+    """Return the name of the operation in a line of any form."""
+    found = re.search(r"[a-z_]+\.\w+", line)
+    return found.group() if found else line
+
+
 def _expand_results(text: str) -> list[str]:
     """Return the names of all results: `%r:2` defines `%r#0` and `%r#1`."""
     if ":" not in text and "," not in text:
@@ -233,6 +252,8 @@ def _typed(name: str, rest: str, count: int) -> list[Type]:
         return [Type("i1", parse_type(rest.rsplit(" : ", 1)[-1]).shape)]
     if name == "tt.addptr":
         return [parse_type(_split_types(rest.rsplit(" : ", 1)[-1])[0])]
+    if name == "arith.constant" and " : " not in rest:  # a truth value is printed without its type
+        return [Type("i1")]
     types = _result_types(rest, count)
     if name == "tt.load":
         return [Type(type_.element, type_.shape) for type_ in types]

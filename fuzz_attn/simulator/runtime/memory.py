@@ -68,17 +68,24 @@ def _chosen(starts: Array, mask: Array | None) -> tuple[Array, Array | None, Arr
     return starts, mask, starts.ravel()[chosen], chosen
 
 
+def address_of(memory: Memory) -> Array:
+    """Return the address of a tensor's first element."""
+    return np.array([memory.address], np.int64)
+
+
 class Memory(Buffer):
     """A tensor argument as a running kernel accesses it, in the number format `element`.
 
     Every access takes the run to report to, the number of its source line, the programs that run (`lanes`), and where
-    it goes: arrays whose axis 0 counts these programs, or has size 1 for all of them.
+    it goes: arrays whose axis 0 counts these programs, or has size 1 for all of them. `address` is that of the tensor's
+    first element.
     """
 
     def __init__(self, name: str, flat: Array, element: str, layout: Layout) -> None:
         super().__init__(name, flat, layout)
         self.element = element
         self.container = CONTAINER[element]
+        self.address = 0
         self._windows: dict[object, Array] = {}
 
     def load(self, run: Reporter, site: int, lanes: Array, offsets: Array, mask: Array | None, other: Any) -> Array:

@@ -95,7 +95,7 @@ def concatenate(*values: Array) -> Array:
 
 def dot(left: Array, right: Array, addend: Any) -> Array:
     """Return the product of two tiles in every program plus `addend` (None for nothing), in the containers' type."""
-    product: Array = np.matmul(left, right)
+    product = _product(left, right)
     if addend is None:
         return product
     if np.shape(addend) == product.shape:
@@ -103,6 +103,20 @@ def dot(left: Array, right: Array, addend: Any) -> Array:
         return product
     result: Array = product + addend
     return result
+
+
+def _product(left: Array, right: Array) -> Array:
+    """Return the product of two tiles in every program, in which equal rows of `left` give equal bits.
+
+    A product of whole tiles would not: BLAS rounds a row by its place in the tile. So each row is a call of its own,
+    with the same shape for all rows. This takes about twice the time, some 2% of a whole case.
+    """
+    if left.dtype.kind != "f":
+        return np.matmul(left, right)  # type: ignore[no-any-return]  # a product of arrays
+    if left.strides[-1] != left.itemsize:
+        left = np.ascontiguousarray(left)  # numpy calls BLAS only then
+    rows: Array = np.matmul(left[:, :, None], right[:, None])
+    return rows[:, :, 0]
 
 
 def unit_start(columns: Array, size: int) -> int | None:

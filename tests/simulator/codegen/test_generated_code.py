@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.errors import LoopLimitError
+from fuzz_attn.errors import LoopLimitError, UnsupportedOperation
 from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.generator import Extension, generate
 from fuzz_attn.simulator.codegen.namespace import NAMESPACE
@@ -155,9 +155,11 @@ def _broken(*tiles: Any) -> Any:
 def test_an_error_in_generated_code_names_the_operation_and_the_kernels_line(kernels: Any) -> None:
     tiles = [torch.ones(16, 16) for _ in range(3)]
     simulator = Simulator(extension=Extension(namespace={"dot": _broken}))
-    with simulate(simulator), pytest.raises(ValueError, match="this is broken") as caught:
+    expected = r"tt\.dot \(ValueError: this is broken\) is not supported, at .*operation_kernels\.py:"
+    with simulate(simulator), pytest.raises(UnsupportedOperation, match=expected) as caught:
         kernels.dot_kernel[(1,)](*tiles, M=16, N=16, K=16, PRECISION="ieee")
-    (note,) = caught.value.__notes__
+    assert caught.value.__cause__ is not None
+    (note,) = caught.value.__cause__.__notes__
     line = re.escape(_line_of(kernels.dot_kernel, "tl.dot("))
     assert re.fullmatch(
         rf"while running tt\.dot at .*{line} \(generated line \d+: v\d+ = dot\(v\d+, v\d+, .*\)\)", note

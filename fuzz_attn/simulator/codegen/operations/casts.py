@@ -20,6 +20,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.frontend.attributes import parse_literal
 from fuzz_attn.simulator.frontend.ir import Operation, Type
+from fuzz_attn.simulator.runtime.float_formats import STORAGE
 
 _RESIZES = frozenset({"arith.extsi", "arith.extui", "arith.trunci"})
 _CONVERSIONS = frozenset(
@@ -114,6 +115,8 @@ def _resizing(name: str, source: Type, target: Type) -> Builder:
 def _bitcast(emitter: Emitter, operation: Operation) -> None:
     source, target = operation.operands[0].type, operation.results[0].type
     if source.pointer:
+        if STORAGE[source.element].itemsize != STORAGE[target.element].itemsize:
+            raise emitter.unsupported(f"{operation.name} of a pointer to {source.element} to one to {target.element}")
         val = emitter.val(operation.operands[0])
         emitter.define(operation.results[0], *val.terms, base=val.base, groups=val.groups)
         return

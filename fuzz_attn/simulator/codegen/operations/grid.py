@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuzz_attn.simulator.codegen.accesses import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.tracking import track_exactly
+from fuzz_attn.simulator.codegen.tracking import track_exactly, track_result
 from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     NUMPY,
     RUN,
     Attribute,
+    Binary,
     ListOf,
+    call,
     constant,
     index,
+    infix,
     method,
     numpy,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, id_range
 from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.runtime.float_formats import STORAGE
 
 _AXES: Final = {"x": 0, "y": 1, "z": 2}
 
@@ -63,9 +68,26 @@ def _add_pointer(emitter: Emitter, operation: Operation) -> None:
     emitter.define(operation.results[0], *terms, base=pointer.base, groups=groups)
 
 
+def _pointer_to_integer(emitter: Emitter, operation: Operation) -> None:
+    """Emit the address in memory that a pointer has, as on a GPU: a kernel may test how it is aligned."""
+    pointer, result = emitter.val(operation.operands[0]), operation.results[0]
+    if pointer.base is None:
+        raise emitter.unsupported(f"{operation.name} of a pointer that is not an argument plus an offset")
+    outermost = [region for region in emitter.region.outwards() if region.scope is emitter.region.scope][-1]
+    tensor = Term(pointer.base, (), False, outermost, "i64")
+    address = emitter.assign(lambda memory: call("address_of", memory), [tensor], (), "i64")
+    offset = offset_of(emitter, pointer)
+    size = constant(STORAGE[pointer.type.element].itemsize)
+    scaled = emitter.assign(lambda operand: Binary("*", operand, size), [offset], offset.shape, "i64")
+    term = emitter.assign(infix("+"), [address, scaled], offset.shape, "i64")
+    emitter.define(result, term)
+    track_result(emitter, result)
+
+
 HANDLERS: dict[str, Handler] = {
     "tt.get_program_id": _program_id,
     "tt.get_num_programs": _num_programs,
     "tt.make_range": _make_range,
     "tt.addptr": _add_pointer,
+    "tt.ptr_to_int": _pointer_to_integer,
 }

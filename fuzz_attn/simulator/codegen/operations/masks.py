@@ -7,7 +7,7 @@ from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
 from fuzz_attn.simulator.codegen.tracking import range_of, track_exactly
-from fuzz_attn.simulator.codegen.tree.expressions import dtype, function, infix
+from fuzz_attn.simulator.codegen.tree.expressions import ALL, NONE, dtype, function, index, infix
 from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
 from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
@@ -29,6 +29,13 @@ def _and(emitter: Emitter, operation: Operation) -> None:
     emitter.define(result, *by_shape.values())
 
 
+def _as_tile(emitter: Emitter, mask: Term, rank: int) -> Term:
+    """Return a mask with the axes of the tiles between which it selects; a scalar one holds for whole tiles."""
+    if len(mask.shape) == rank or not mask.varying:
+        return mask
+    return emitter.assign(lambda operand: index(operand, ALL, *[NONE] * rank), [mask], (1,) * rank, "i1")
+
+
 def _select(emitter: Emitter, operation: Operation) -> None:
     result = operation.results[0]
     if result.type.pointer:
@@ -36,7 +43,7 @@ def _select(emitter: Emitter, operation: Operation) -> None:
     mask, left, right = (emitter.operand(operation, index) for index in range(3))
     cover(emitter, "select", mask)
     shape = broadcast_shape((term.shape for term in (mask, left, right)), len(result.type.shape))
-    mask = emitter.array(mask)
+    mask = _as_tile(emitter, emitter.array(mask), len(result.type.shape))
     element = result.type.element
     term = emitter.assign(function("select", dtype(element)), [mask, left, right], shape, element)
     emitter.define(result, term)

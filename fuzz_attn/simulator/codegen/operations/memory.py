@@ -127,8 +127,16 @@ class _Load:
         emitter.add(Assign(self.name, load, effect=True))
 
 
+def _check_element(emitter: Emitter, operation: Operation, memory: Name) -> None:
+    """Raise UnsupportedOperation for a pointer to another type than its tensor's; atomics take the bits as they are."""
+    element, own = operation.operands[0].type.element, emitter.elements[memory]
+    if element != own and {element, own} != {"i1", "i8"}:
+        raise emitter.unsupported(f"{operation.name} of {element} through a pointer to {own}")
+
+
 def _load(emitter: Emitter, operation: Operation) -> None:
     access = access_of(emitter, operation, 1)
+    _check_element(emitter, operation, access.memory)
     result = operation.results[0]
     other = emitter.operand(operation, 2) if len(operation.operands) > 2 and access.mask is not None else None
     if other is not None:
@@ -143,6 +151,7 @@ def _load(emitter: Emitter, operation: Operation) -> None:
 
 def _store(emitter: Emitter, operation: Operation) -> None:
     access = access_of(emitter, operation, 2)
+    _check_element(emitter, operation, access.memory)
     values = emitter.operand(operation, 1)
     last: tuple[Expression, ...] = ()
     if values.unrounded is not None:  # only what is stored is rounded then

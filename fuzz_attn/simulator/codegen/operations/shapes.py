@@ -90,6 +90,27 @@ def _expand_dims(emitter: Emitter, operation: Operation) -> None:
     _each_term(emitter, operation, change)
 
 
+def _column_axis(source: tuple[int, ...], result: tuple[int, ...]) -> int | None:
+    """Return the axis at which a reshape leaves the only axis of its operand; None for any other reshape."""
+    places = [axis for axis, size in enumerate(result) if size != 1]
+    return places[0] if len(source) == len(places) == 1 else None
+
+
+def _place_axis(emitter: Emitter, operation: Operation, axis: int) -> None:
+    """Emit a reshape that only puts new axes of length 1 around the axis of its operand."""
+    rank = len(operation.results[0].type.shape)
+    items = [ALL, *[NONE] * axis, ALL, *[NONE] * (rank - axis - 1)]
+
+    def change(term: Term) -> Term:
+        shape = tuple(term.shape[0] if place == axis else 1 for place in range(rank))
+        placed = _with_axes(emitter, term, shape, items, term.affine)
+        if not term.bare:
+            placed.start, placed.prefix = term.start, term.prefix
+        return placed
+
+    _each_term(emitter, operation, change)
+
+
 def _broadcast(emitter: Emitter, operation: Operation) -> None:
     """Leave every term as it is: its axes are broadcast where it is used."""
     _each_term(emitter, operation, lambda term: term)
@@ -124,8 +145,12 @@ def _moved_range(moved: Term, source: ValueRange | None) -> ValueRange | None:
 
 def _reshape(emitter: Emitter, operation: Operation) -> None:
     result = operation.results[0]
-    source = emitter.operand(operation, 0)
     shape = result.type.shape
+    axis = _column_axis(operation.operands[0].type.shape, shape)
+    if axis is not None:
+        _place_axis(emitter, operation, axis)
+        return
+    source = emitter.operand(operation, 0)
     if source.literal is not None:
         emitter.define(result, emitter.literal(source.literal, shape, source.element))
         return
