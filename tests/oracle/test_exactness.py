@@ -180,7 +180,7 @@ def test_partial_sums_may_be_scaled_before_they_are_added(scale: float) -> None:
         tensors = materialise(case)
         (block,) = row_blocks(tensors)
         assert tensors.v_scale is not None
-        parts = [part.sum(0) * tensors.v_scale for part in block.values[0, 0].float().split(9)]
+        parts = [part.sum(0) * tensors.v_scale for part in torch.split(block.values[0, 0].float(), 9)]
         output = (parts[0] + parts[1] + parts[2] + parts[3]) / 34
         worst = max(worst, ratio(attend(tensors, MODEL), output.double()))
     assert worst <= 1.0
