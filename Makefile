@@ -21,7 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay nightly test drills gpu conformance bench coverage lint format wheel hooks clean
+.PHONY: help fuzz replay ledger nightly test drills gpu conformance bench coverage lint format wheel hooks clean
 
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
@@ -37,6 +37,9 @@ fuzz: $(STAMP) ## fuzz the built-in kernels for a minute; other options: ARGS="-
 
 replay: $(STAMP) ## run the saved counterexamples again; others: FILES="a.json dir/" ARGS="--backend cuda"
 	@$(BIN)/fuzz-attn replay $(FILES) $(ARGS)
+
+ledger: $(STAMP) ## replay the known defects of published kernels on every pinned version
+	@$(BIN)/fuzz-attn ledger --replay $(ARGS)
 
 nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; seconds: NIGHTLY_TIME=600
 	@$(BIN)/fuzz-attn run --backend cuda --max-time $(NIGHTLY_TIME) --out reports/nightly $(ARGS)

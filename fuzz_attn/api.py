@@ -36,6 +36,7 @@ def fuzz(
     target: str | Callable[..., object],
     *,
     family: str | None = None,
+    binding: dict[str, Any] | None = None,
     backend: str | None = None,
     max_time: float | None = None,
     max_cases: int | None = None,
@@ -43,16 +44,18 @@ def fuzz(
     """Return a pytest test that fuzzes a target.
 
     ``target`` is a value of ``fuzz-attn run --target``, or a function that its module defines by name. ``family`` None
-    is the family that fits the signature; ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit
-    the whole test, all shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace
-    these arguments.
+    is the family that fits the signature; ``binding`` says how the target is called, as a binding file does (see
+    docs/bindings.md); ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit the whole test, all
+    shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace these arguments.
     """
     import pytest  # noqa: PLC0415 - programs that only call verify need no pytest
 
     _check(family=family, backend=backend, max_time=max_time, max_cases=max_cases)
     spec = target if isinstance(target, str) else spec_of(target)
 
-    @pytest.mark.fuzz_attn(target=spec, family=family, backend=backend, max_time=max_time, max_cases=max_cases)
+    @pytest.mark.fuzz_attn(
+        target=spec, family=family, binding=binding, backend=backend, max_time=max_time, max_cases=max_cases
+    )
     def test(fuzz_attn_shard: Callable[[], None]) -> None:
         fuzz_attn_shard()
 
@@ -63,6 +66,7 @@ def verify(
     target: str | Callable[..., object],
     *,
     family: str | None = None,
+    binding: dict[str, Any] | None = None,
     backend: str | None = None,
     max_time: float | None = None,
     max_cases: int | None = None,
@@ -74,11 +78,12 @@ def verify(
 ) -> RunReport:
     """Fuzz a target in worker processes and return what was found; ``report.ok`` says whether to trust it.
 
-    ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. None leaves a choice to
-    ``[tool.fuzz_attn]`` of the nearest pyproject.toml, else to the default: the family that fits the signature, the
-    backend ``auto``, one minute, a random seed, a worker for each core, and 8 GiB of memory for each worker
-    (``memory`` is a text such as ``8G``, or ``none``). Failures are saved in tests/counterexamples and logs in
-    reports/runs; with ``out``, both below that folder. With ``strict``, a case that the target refuses is a failure.
+    ``target`` is a value of ``fuzz-attn run --target``, or a function that a file defines. ``binding`` says how it is
+    called, with the keys of a binding file (docs/bindings.md). None leaves a choice to ``[tool.fuzz_attn]`` of the
+    nearest pyproject.toml, else to the default: the family that fits the signature, the backend ``auto``, one minute, a
+    random seed, a worker for each core, and 8 GiB of memory for each worker (``memory`` is a text such as ``8G``, or
+    ``none``). Failures are saved in tests/counterexamples and logs in reports/runs; with ``out``, both below that
+    folder. With ``strict``, a case that the target refuses is a failure.
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """
@@ -87,6 +92,7 @@ def verify(
         raise TargetError(
             "verify() was called while a worker imported the target's file: call it under `if __name__ == '__main__':`"
         )
+    from fuzz_attn.bindings.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run.cores import available_cores  # noqa: PLC0415 - loads msgspec, as below
     from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
@@ -109,6 +115,7 @@ def verify(
             backend or settings.backend or "auto",
             bool(settings.strict if strict is None else strict),
             bytes_of(memory),
+            binding_of(binding),
         ),
         seed=secrets.randbelow(2**32) if seed is None else seed,
         workers=wanted if isinstance(wanted, int) else available_cores(),

@@ -27,12 +27,20 @@ class SettingsError(FuzzAttnError):
     """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
 
 
+class LedgerError(FuzzAttnError):
+    """A ledger that cannot be read, or a row that contradicts itself or does not exist."""
+
+
 class TargetError(FuzzAttnError):
     """A target that does not load, or whose signature fits no family."""
 
 
 class BindingError(FuzzAttnError):
-    """A binding that could not compute the arguments of a target: a defect of the binding, not of the target."""
+    """A binding that does not fit a target, or that could not compute its arguments: no defect of the target."""
+
+
+class ReturnedOutputError(FuzzAttnError):
+    """A target that returned no output, or one of another shape or type: a failure of the target."""
 
 
 class BackendError(FuzzAttnError):

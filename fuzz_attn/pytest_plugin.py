@@ -141,6 +141,7 @@ def _failure(plan: Plan) -> str:
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:
     """Return the plan of a shard: the marker's arguments, replaced by the options of the command line."""
+    from fuzz_attn.bindings.binding import binding_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.campaign import Plan  # noqa: PLC0415 - loads Hypothesis
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.run_plan import share_of  # noqa: PLC0415 - loads msgspec
@@ -169,6 +170,7 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
             family=family,
             backend=backend or settings.backend or "auto",
             strict=bool(settings.strict),
+            binding=binding_of(marker.kwargs.get("binding")),
             memory=bytes_of(settings.memory or DEFAULT_MEMORY),
         ),
         shard=request.param,

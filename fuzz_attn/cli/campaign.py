@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
 from fuzz_attn.engine.listeners.results import RunReport
@@ -45,6 +46,7 @@ class Request:
     junit: Path | None = None
     json: bool = False
     strict: bool = False
+    binding: Binding | None = None
 
 
 def run_campaigns(request: Request) -> int:
@@ -115,6 +117,7 @@ def _plan(request: Request, folder: Path) -> RunPlan:
             request.backend,
             request.strict,
             request.memory,
+            request.binding,
         ),
         seed=request.seed,
         workers=request.workers,

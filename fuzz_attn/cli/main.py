@@ -8,8 +8,10 @@ import sys
 import click
 
 from fuzz_attn.cli.audit import audit
+from fuzz_attn.cli.bind import bind
 from fuzz_attn.cli.coverage import coverage
 from fuzz_attn.cli.export import export
+from fuzz_attn.cli.ledger import ledger
 from fuzz_attn.cli.mark import mark
 from fuzz_attn.cli.replay import replay
 from fuzz_attn.cli.run import run
@@ -42,7 +44,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, replay, show, mark, export, coverage, audit, targets):
+for command in (run, replay, bind, show, mark, export, coverage, audit, ledger, targets):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from fuzz_attn.backends import BACKEND_NAMES
+from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.errors import FuzzAttnError
@@ -104,6 +106,11 @@ def target_option(default: str, name: str = "target", *, multiple: bool = False)
     return click.option("--target", name, metavar="T", multiple=multiple, help=words)
 
 
+def stated_binding(path: Path | None) -> Binding | None:
+    """Return the binding that a file states, None without a file."""
+    return None if path is None else read(path)
+
+
 memory_option: Final = click.option(
     "--memory",
     type=Memory(),
@@ -116,6 +123,9 @@ family_option: Final = click.option(
     "--family",
     type=click.Choice(get_args(Family)),
     help="Kernel family. Default: the one that fits the signature. Without --target: this project's own kernel.",
+)
+binding_option: Final = click.option(
+    "--binding", type=FILE, metavar="FILE", help="TOML file that says how the target is called."
 )
 backend_option: Final = click.option(
     "--backend",

@@ -11,7 +11,15 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from fuzz_attn.cli.options import FILE, backend_option, exits, memory_option, target_option
+from fuzz_attn.cli.options import (
+    FILE,
+    backend_option,
+    binding_option,
+    exits,
+    memory_option,
+    stated_binding,
+    target_option,
+)
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.engine.replay import replay as replay_files
@@ -33,13 +41,21 @@ COLOURS: Final = {
 @click.command()
 @click.argument("places", nargs=-1, metavar="[FILE_OR_DIR ...]", type=FILE)
 @target_option("the target named in the file")
+@binding_option
 @click.option("--trust", is_flag=True, help="Run targets that the files name, also outside of installed packages.")
 @backend_option
 @memory_option
 @click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
 @exits
 def replay(
-    *, places: tuple[Path, ...], target: str | None, trust: bool, backend: str, memory: int, in_process: bool
+    *,
+    places: tuple[Path, ...],
+    target: str | None,
+    binding: Path | None,
+    trust: bool,
+    backend: str,
+    memory: int,
+    in_process: bool,
 ) -> int:
     """Replay saved counterexamples.
 
@@ -62,7 +78,14 @@ def replay(
         counts["not replayed"] += 1
 
     for replayed in replay_files(
-        paths, target=target, backend=backend, memory=memory, in_process=in_process, trust=trust, on_error=report
+        paths,
+        target=target,
+        backend=backend,
+        memory=memory,
+        in_process=in_process,
+        trust=trust,
+        binding=stated_binding(binding),
+        on_error=report,
     ):
         show(printer, _result(replayed))
         counts["failed"] += replayed.still_fails

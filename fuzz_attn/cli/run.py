@@ -14,22 +14,26 @@ from fuzz_attn.cli.options import (
     FILE,
     Seconds,
     backend_option,
+    binding_option,
     exits,
     family_option,
     memory_option,
     out_option,
     seed_option,
+    stated_binding,
     target_option,
     workers_option,
 )
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.errors import BindingError
 from fuzz_attn.settings import DEFAULT_MAX_TIME
 
 
 @click.command()
 @target_option("this project's own kernels, one family after the other", "targets", multiple=True)
 @family_option
+@binding_option
 @backend_option
 @click.option("--max-time", type=Seconds(), metavar="SECONDS", help="Time limit, shrinking included.")
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
@@ -45,6 +49,7 @@ def run(
     *,
     targets: tuple[str, ...],
     family: str | None,
+    binding: Path | None,
     backend: str,
     max_time: float | None,
     max_cases: int | None,
@@ -66,6 +71,8 @@ def run(
     Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged or something is wrong, 128 and
     the number of a signal that ended the run before it found a failure.
     """
+    if binding is not None and len(targets) != 1:
+        raise BindingError("--binding needs exactly one --target")
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
     if family and targets and _is_given("targets") and not _is_given("family"):
@@ -74,7 +81,8 @@ def run(
     for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
         _check_target(name, family, backend)
     limits = max_time, max_cases, seed, workers
-    return run_campaigns(Request(names, family, backend, *limits, out, memory, junit, json, strict))
+    stated = stated_binding(binding)
+    return run_campaigns(Request(names, family, backend, *limits, out, memory, junit, json, strict, stated))
 
 
 def _is_given(parameter: str) -> bool:

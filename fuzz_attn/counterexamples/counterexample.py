@@ -17,6 +17,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
@@ -57,6 +58,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
       up before any of this was known.
     - ``shrunk``: whether nothing simpler was found to fail before the time of shrinking was up.
     - ``trigger``: the traits that the failure needs (:mod:`fuzz_attn.case.traits`).
+    - ``binding``: how the target was called; None where the names of its parameters tell it.
     - ``also``: the classes of further failures of the case, which follow from this one.
     """
 
@@ -79,6 +81,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     shrunk: bool = True
     trigger: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    binding: Binding | None = None
 
     def __post_init__(self) -> None:
         """Refuse a known failure that does not say why it is known."""

@@ -277,7 +277,9 @@ class Campaign:
         if verdict.kind in ("crash", "timeout"):
             relation = order.relation
         found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
-        return msgspec.structs.replace(found, environment=environment_of(ready.backend, ready.shims))
+        binding = None if ready.published else ready.binding
+        environment = environment_of(ready.backend, ready.shims)
+        return msgspec.structs.replace(found, environment=environment, binding=binding)
 
     def digest(self, order: Order) -> str:
         """Return the digest of the case's tensors; empty where there is no time or no worker left for it."""

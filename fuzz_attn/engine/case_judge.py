@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from fuzz_attn.targets.target import Target
 
 
-@dataclass(frozen=True)
+@dataclass
 class CaseJudge:
-    """A target and its backend, both imported. With ``strict``, what the target refuses is a failure."""
+    """A target and its backend, both imported. With ``strict``, what the target refuses is a failure.
+
+    Where the names of its parameters do not tell how the target is called, it is calibrated once the device has
+    started.
+    """
 
     target: Target
     backend: Backend
     strict: bool = False
     memory: int = 0
     """The limit of a process's memory in bytes, 0 for none."""
+    learned: tuple[str, ...] = ()
+    """What the calibration has learned, in sentences."""
 
     @property
     def forks_first(self) -> bool:
@@ -37,13 +43,18 @@ class CaseJudge:
         return self.backend.forks_first
 
     def start(self) -> None:
-        """Start the device; raises :class:`fuzz_attn.errors.BackendError` if it cannot."""
+        """Start the device and calibrate the target; raises :class:`fuzz_attn.errors.FuzzAttnError` if it cannot."""
+        from fuzz_attn.calibration.calibrate import calibrated  # noqa: PLC0415 - imports torch, as below
+
         self.backend.start()
+        self.target, learned = calibrated(self.target, self.backend)
+        self.learned += learned
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
+        reasons = self.target.match.reasons
+        self.start()
         target, backend = self.target, self.backend
-        backend.start()
         shims = backend.preflight()
         domain = target.domain
         if not backend.reaches_large_offsets():
@@ -57,7 +68,10 @@ class CaseJudge:
             backend.sanitizers,
             shims,
             domain,
-            backend.notes(),
+            (*backend.notes(), *self.learned),
+            target.match.binding,
+            reasons,
+            target.match.published,
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -115,7 +129,7 @@ def load(setup: Setup) -> CaseJudge:
 
     without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
     with gpu_answers() if without_gpu else nullcontext():
-        target = load_target(setup.target, setup.family).on_device(backend.tensor_core_slack)
+        target = load_target(setup.target, setup.family, setup.binding).on_device(backend.tensor_core_slack)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
     return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory)
 

@@ -158,8 +158,16 @@ class IsolatedWorker:
 
     def _other(self, backend: str) -> IsolatedWorker:
         """Return a worker of the same target on another backend."""
-        setup = msgspec.structs.replace(self.setup, backend=backend)
+        setup = msgspec.structs.replace(self._complete_setup, backend=backend)
         return IsolatedWorker(setup, index=self.index, command=self.command)
+
+    @property
+    def _complete_setup(self) -> Setup:
+        """The set-up with the binding that the first start has found, so that no other start finds another one."""
+        ready = getattr(self, "ready", None)
+        if ready is None or ready.published or ready.target != self.setup.target:
+            return self.setup
+        return msgspec.structs.replace(self.setup, binding=ready.binding)
 
     @property
     def fallback(self) -> str:
@@ -170,7 +178,7 @@ class IsolatedWorker:
         self.process = WorkerProcess(self.command, DECODER, self.index)
         limit = time.monotonic() + START_SECONDS
         try:
-            reply = self._request(self.setup, _earlier(limit, deadline))
+            reply = self._request(self._complete_setup, _earlier(limit, deadline))
         except TimeoutError:
             if deadline is not None and deadline < limit:
                 raise OutOfTimeError(f"the time was up before {self.setup.target!r} was loaded") from None

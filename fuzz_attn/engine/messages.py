@@ -1,5 +1,6 @@
 """Messages between a worker process and its parent: plain data, sent as JSON."""
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
@@ -21,7 +22,7 @@ CONNECTION_LOST = 116
 class Setup(Plain, frozen=True):
     """The target and the backend of a worker; ``memory`` is its limit in bytes, 0 for none.
 
-    With ``strict``, what the target refuses is a failure.
+    With ``strict``, what the target refuses is a failure. ``binding`` is what the user states of how it is called.
     """
 
     target: str
@@ -29,12 +30,14 @@ class Setup(Plain, frozen=True):
     backend: str = "auto"
     strict: bool = False
     memory: int = 0
+    binding: Binding | None = None
 
 
 class Ready(Plain, frozen=True, tag="ready"):
     """The worker is set up: its target, backend and shims, and the domain that the target promises.
 
-    ``notes`` are sentences for the summary of the run.
+    ``notes`` are sentences for the summary of the run. ``binding`` is how the target is called and ``reasons`` say why
+    each parameter has its role; ``published`` is true where the names of the parameters tell all of it.
     """
 
     target: str
@@ -46,6 +49,9 @@ class Ready(Plain, frozen=True, tag="ready"):
     shims: tuple[str, ...] = ()
     domain: Domain = Domain()
     notes: tuple[str, ...] = ()
+    binding: Binding = Binding()
+    reasons: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
+    published: bool = True
 
 
 class Order(Plain, frozen=True):

@@ -18,7 +18,9 @@ _LOOK_MILLISECONDS: Final = 1000
 class PrintedOutput:
     """The output of a process and its forks, which write to :attr:`writer`, the end of a pipe.
 
-    Close the writer in this process when the other has it: the output ends when nobody has it any more.
+    The process that starts the other one closes its own copy of the writer. The output ends when the last copy is
+    closed.
+
     A thread reads it, so that the process can go on printing whatever this process waits for. A process that prints
     faster than the thread reads has to wait, as it would for a terminal.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -90,21 +91,24 @@ def replay(
     memory: int = 0,
     in_process: bool = False,
     trust: bool = True,
+    binding: Binding | None = None,
     on_error: Callable[[Path, FuzzAttnError], None] = _raise,
 ) -> Iterator[Replayed]:
     """Yield each file, replayed on its own target or on another; each target has one worker process.
 
     A failure that depends on earlier cases is replayed after them, and a flaky one several times, until it fails.
     With ``in_process`` the targets run in this process, and failures are not explained, which takes more launches.
-    Without ``trust`` only targets of installed packages are imported, apart from ``target``. ``on_error`` is called
-    with a file that cannot be replayed, because it is no counterexample or its target does not load; the rest goes on.
+    Each target is called with ``binding``, or else as its file says. Without ``trust`` only targets of installed
+    packages are imported, apart from ``target``. ``on_error`` is called with a file that cannot be replayed, because it
+    is no counterexample or its target does not load; the rest goes on.
     """
     with ExitStack() as stack:
         workers = _Workers(stack, backend, memory, in_process=in_process)
         for path in paths:
             try:
                 found = counterexample.load(path)
-                yield _replayed(path, found, workers.on(_name(path, found, target, trust=trust), found.family))
+                name = _name(path, found, target, trust=trust)
+                yield _replayed(path, found, workers.on(name, found.family, binding or found.binding))
             except FuzzAttnError as error:
                 on_error(path, error)
 
@@ -129,22 +133,26 @@ class _Workers:
         self._backend = backend
         self._memory = memory
         self._in_process = in_process
-        self._found: dict[str, Worker | FuzzAttnError] = {}
+        self._found: list[tuple[Setup, Worker | FuzzAttnError]] = []
 
-    def on(self, name: str, family: Family) -> Worker:
+    def on(self, name: str, family: Family, binding: Binding | None) -> Worker:
         """Return the worker of a target; raises :class:`FuzzAttnError` if it does not load."""
-        if name not in self._found:
-            setup = Setup(name, family, self._backend, memory=self._memory)
-            worker = InProcess(setup) if self._in_process else IsolatedWorker(setup)
-            try:
-                self._stack.enter_context(worker)
-                self._found[name] = worker
-            except FuzzAttnError as error:
-                self._found[name] = error
-        found = self._found[name]
+        setup = Setup(name, family, self._backend, memory=self._memory, binding=binding)
+        found = next((worker for known, worker in self._found if known == setup), None) or self._started(setup)
         if isinstance(found, FuzzAttnError):
             raise found
         return found
+
+    def _started(self, setup: Setup) -> Worker | FuzzAttnError:
+        """Return a new worker, or the error where it does not start."""
+        worker = InProcess(setup) if self._in_process else IsolatedWorker(setup)
+        started: Worker | FuzzAttnError = worker
+        try:
+            self._stack.enter_context(worker)
+        except FuzzAttnError as error:
+            started = error
+        self._found.append((setup, started))
+        return started
 
 
 def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:

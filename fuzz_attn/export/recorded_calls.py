@@ -11,7 +11,6 @@ from fuzz_attn.backends.scratch import PoisonedScratch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.target import Target
 
 
@@ -75,13 +74,14 @@ class RecordedExperiment(Experiment):
 def recorded(target: Target, tensors: AttentionTensors) -> Call:
     """Return the call of a target on tensors; memory that a binding leaves uninitialised holds poison."""
     with PoisonedScratch():
-        given = BINDINGS[target.family].arguments_for(target.signature, tensors)
+        call = target.call_on(tensors)
     arguments: dict[str, object] = {}
     names: dict[int, str] = {}
     blocks: dict[str, Block] = {}
-    known = {id(tensor) for _, tensor in tensors.inputs()}
+    kept = [tensor for _, tensor in tensors.inputs()] + [copy.tensor for copy in call.problem.copies]
+    known = {tensor.untyped_storage().data_ptr() for tensor in kept}
     inputs, output = [], ""
-    for name, value in given.items():
+    for name, value in call.arguments.items():
         if not isinstance(value, torch.Tensor):
             arguments[name] = value
             continue
@@ -89,7 +89,7 @@ def recorded(target: Target, tensors: AttentionTensors) -> Call:
         blocks[block] = _block(tensors, value, blocks.get(block))
         arguments[name] = _view(block, value, tensors)
         output = name if value is tensors.output else output
-        inputs += [block] * (id(value) in known and block not in inputs)
+        inputs += [block] * (value.untyped_storage().data_ptr() in known and block not in inputs)
     return Call(target, tensors, arguments, blocks, output, tuple(inputs))
 
 

@@ -44,6 +44,8 @@ class Launch:
     """What the exception refuses, None where it is a failure."""
     observations: tuple[Observation, ...] = ()
     """The findings of the backend's sanitizers."""
+    changed: tuple[str, ...] = ()
+    """What the call changed of the memory that its binding made for it, such as a cache in another layout."""
 
     @property
     def output_after(self) -> torch.Tensor:
@@ -83,11 +85,12 @@ class Experiment:
     def changed_inputs(self) -> list[str]:
         """The names of the inputs that the first launch changed, in their elements or in their padding."""
         tensors, before = self.first.tensors, self._inputs_before
-        return [
+        own = [
             name
             for name, tensor in tensors.inputs()
             if not still_holds(tensor, before[name], tensors.void_before(tensor))
         ]
+        return own + [name for name in self.first.changed if name not in own]
 
     @cached_property
     def reference(self) -> Reference:
@@ -121,10 +124,11 @@ class Experiment:
         """Return the launch of the target on tensors, which it then owns; the target writes their output."""
         output = storage_bytes(tensors.output).clone()
         error, site, refusal, watch = "", "", None, Watch()
+        changed: tuple[str, ...] = ()
         layouts = _layouts(tensors)
         try:
             with self.backend.running() as watch:
-                self.target.run(tensors)
+                changed = self.target.run(tensors)
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt):
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
@@ -134,7 +138,7 @@ class Experiment:
                 refusal = refusal_by(raised, _text(raised), launched=launched)
         else:
             error = _resized(layouts, _layouts(tensors))
-        return Launch(tensors, output, error, site, refusal, tuple(watch.observations))
+        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed)
 
 
 def _layouts(tensors: AttentionTensors) -> dict[str, tuple[object, ...]]:

@@ -11,10 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from fuzz_attn.bindings.binding import Binding, Constant, python_value
 from fuzz_attn.case.families import Family
-from fuzz_attn.errors import DomainError, FuzzAttnError, TargetError
-from fuzz_attn.targets.bindings import BINDINGS
-from fuzz_attn.targets.bindings.binding import Signature, signature_of
+from fuzz_attn.errors import BindingError, FuzzAttnError, TargetError
+from fuzz_attn.targets.bindings.matching import match_of
+from fuzz_attn.targets.bindings.promises import declared, domain_of
+from fuzz_attn.targets.bindings.signature import signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.answers import answers_of
@@ -27,30 +29,32 @@ from fuzz_attn.targets.torch_defaults import target_defaults
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 
 
-def load_target(spec: str, family: Family | None = None) -> Target:
+def load_target(spec: str, family: Family | None = None, binding: Binding | None = None) -> Target:
     """Return the target that a specification names.
 
     ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function``,
     ``path.py:function``, ``PACKAGE==VERSION:module:function`` for a published wheel, or ``FOLDER::module:function`` for
-    a checkout. It names a callable or a :class:`Target`. With ``family`` None the first family that fits the callable's
-    signature is taken. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
+    a checkout. It names a callable or a :class:`Target`. ``binding`` states what the callable's signature does not
+    tell; it wins over the binding of a Target. With ``family`` None the signature decides. Raises
+    :class:`TargetError`, with a message of one line, if nothing loads or fits.
     """
     with restored_process_state(), target_defaults():
-        return _loaded(spec, family)
+        return _loaded(spec, family, binding)
 
 
-def _loaded(spec: str, family: Family | None) -> Target:
-    found = built_in(spec) or _from_entry_point(spec, family)
+def _loaded(spec: str, family: Family | None, binding: Binding | None) -> Target:
+    found = built_in(spec) or _from_entry_point(spec, family, binding)
     if found is not None:
         return found
     place = place_of(spec)
-    if place is not None:
-        return as_target(_attribute(_published(place), place.attribute, spec), spec, family)
-    if ":" not in spec:
+    if place is None and ":" not in spec:
         known = ", ".join(target_names())
         raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
     module, _, attribute = spec.rpartition(":")
-    return as_target(_attribute(_module(module, spec), attribute, spec), spec, family)
+    holder = _published(place) if place is not None else _module(module, spec)
+    path = place.attribute if place is not None else attribute
+    instance = binding.instance if binding is not None else None
+    return as_target(_attribute(holder, path, spec, instance), spec, family, binding)
 
 
 def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
@@ -64,53 +68,46 @@ def target_names() -> tuple[str, ...]:
     return (*BUILT_IN_NAMES, *(point.name for point in _points()))
 
 
-def as_target(found: object, name: str, family: Family | None = None) -> Target:
-    """Return a callable as a target whose domain follows from its signature; a Target declares its own.
+def as_target(found: object, name: str, family: Family | None = None, binding: Binding | None = None) -> Target:
+    """Return a callable as a target whose domain follows from its binding; a Target declares its own.
 
-    Raises :class:`TargetError` for an object that is no target, or whose domain does not fit its signature.
+    Raises :class:`TargetError` for an object that is no target, or whose domain does not fit its binding.
     """
     if isinstance(found, Target):
-        return _declared(found, name)
+        return _declared(found, name, binding)
+    if _is_kernel(found):
+        raise TargetError(f"target={name!r} is a Triton kernel: name the Python function that launches it")
     if not callable(found):
         raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
     try:
-        signature = signature_of(found)
-    except TargetError as error:
+        match = match_of(signature_of(found), family, binding)
+    except (TargetError, BindingError) as error:
         raise TargetError(f"target={name!r} {error}") from error
-    family = _family_of(signature, name, family)
-    return Target(name=name, call=found, domain=BINDINGS[family].domain(signature))
+    return Target(name=name, call=found, domain=domain_of(match.binding), binding=binding)
 
 
-def _declared(found: Target, name: str) -> Target:
-    binding = BINDINGS[found.family]
+def _is_kernel(found: object) -> bool:
+    """Return whether an object is a kernel as Triton's decorators make it."""
+    return type(found).__module__.startswith("triton.") and hasattr(found, "__getitem__")
+
+
+def _declared(found: Target, name: str, binding: Binding | None) -> Target:
     try:
-        misfit = binding.misfit(found.signature)
-        if misfit:
-            raise DomainError(f"domain.family={found.family!r} does not fit its signature: it {misfit}")
-        return replace(found, domain=binding.declared(found.domain, found.signature))
+        target = found if binding is None else replace(found, binding=binding)
+        return replace(target, domain=declared(target.domain, target.match.binding))
     except FuzzAttnError as error:
         raise TargetError(f"target={name!r} {error}") from error
-
-
-def _family_of(signature: Signature, name: str, family: Family | None) -> Family:
-    reasons = {}
-    for candidate in [family] if family else list(BINDINGS):
-        reasons[candidate] = BINDINGS[candidate].misfit(signature)
-        if not reasons[candidate]:
-            return candidate
-    listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise TargetError(f"target={name!r} has a signature that fits no family ({listed})")
 
 
 def _points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _from_entry_point(spec: str, family: Family | None) -> Target | None:
+def _from_entry_point(spec: str, family: Family | None, binding: Binding | None) -> Target | None:
     for point in _points():
         if point.name == spec:
             try:
-                return as_target(point.load(), spec, family)
+                return as_target(point.load(), spec, family, binding)
             except (ImportError, AttributeError) as error:
                 raise TargetError(f"target={spec!r} (entry point {point.value}) does not load: {error}") from error
     return None
@@ -141,11 +138,21 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _attribute(module: ModuleType, attribute: str, spec: str) -> object:
+def _attribute(module: ModuleType, attribute: str, spec: str, instance: dict[str, Constant] | None = None) -> object:
+    """Return an attribute of a module; with ``instance``, the arguments of its constructor, that of a new instance."""
     found: object = module
     for part in attribute.split("."):
+        if instance is not None and isinstance(found, type):
+            found = _instance(found, instance, spec)
         try:
             found = getattr(found, part)
         except AttributeError as error:
             raise TargetError(f"target={spec!r}: {module.__name__} has no {part!r}") from error
     return found
+
+
+def _instance(made: type, arguments: dict[str, Constant], spec: str) -> object:
+    try:
+        return made(**{name: python_value(value) for name, value in arguments.items()})
+    except Exception as error:  # the constructor is the user's code, which may raise anything
+        raise TargetError(f"target={spec!r}: {made.__name__}(...) raised {type(error).__name__}: {error}") from error

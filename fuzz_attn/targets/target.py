@@ -6,16 +6,19 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
+from fuzz_attn.bindings.binding import Binding, binding_of
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.targets.bindings import BINDINGS
-from fuzz_attn.targets.bindings.binding import Signature, signature_of
+from fuzz_attn.targets.bindings.call import Call, call_of
+from fuzz_attn.targets.bindings.matching import Match, match_of
+from fuzz_attn.targets.bindings.signature import Signature, signature_of
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults
@@ -23,7 +26,10 @@ from fuzz_attn.targets.torch_defaults import target_defaults
 
 @dataclass(frozen=True)
 class Target:
-    """A callable with the interface of a kernel family, the domain it promises, and its rounding model."""
+    """A callable, how it is called, the domain it promises, and its rounding model.
+
+    ``binding`` states what the names of the parameters do not tell, as a :class:`Binding` or a dict with its fields.
+    """
 
     name: str
     call: Callable[..., object]
@@ -31,6 +37,7 @@ class Target:
     rounding_model: RoundingModel = field(default_factory=RoundingModel)
     without_gpu: bool = False
     """Whether it runs on a machine without a GPU and is told that there is one."""
+    binding: Binding | dict[str, Any] | None = None
 
     @property
     def family(self) -> Family:
@@ -41,6 +48,16 @@ class Target:
     def signature(self) -> Signature:
         """The parameters of the callable; read once, because every launch needs them."""
         return signature_of(self.call)
+
+    @cached_property
+    def stated(self) -> Binding | None:
+        """The stated part of the binding; raises :class:`BindingError` where it is wrong."""
+        return binding_of(self.binding)
+
+    @cached_property
+    def match(self) -> Match:
+        """The binding, with the reasons for it; raises :class:`BindingError` where there is none."""
+        return match_of(self.signature, self.family, self.stated)
 
     @property
     def slug(self) -> str:
@@ -53,17 +70,26 @@ class Target:
         model = msgspec.structs.replace(self.rounding_model, tensor_core_slack=slack)
         return replace(self, rounding_model=model)
 
-    def run(self, tensors: AttentionTensors) -> None:
-        """Call the target on tensors; it writes ``tensors.output`` in place.
-
-        Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
-        """
+    def call_on(self, tensors: AttentionTensors) -> Call:
+        """Return the call of the target on tensors; raises :class:`BindingError` where it cannot be computed."""
         try:
-            arguments = BINDINGS[self.family].arguments_for(self.signature, tensors)
+            return call_of(self.match.binding, self.signature, tensors)
+        except BindingError:
+            raise
         except Exception as error:
             raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
+
+    def run(self, tensors: AttentionTensors) -> tuple[str, ...]:
+        """Call the target on tensors; ``tensors.output`` then holds its output.
+
+        Return the names of what it changed of the memory that was made for the call only. Raises :class:`BindingError`
+        where the arguments of the call cannot be computed, else what the target raises.
+        """
+        call = self.call_on(tensors)
         with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
-            self.call(**arguments)
+            result = self.call(**call.arguments)
+        call.finish(result)
+        return call.changed()
 
 
 def slug_of(name: str) -> str:

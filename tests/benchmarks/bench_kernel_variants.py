@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fuzz_attn.backends import backend_named
+from fuzz_attn.case.attention_case import AttentionCase
 
 backend_named("simulator").prepare()
 
@@ -51,6 +52,10 @@ class Recorder:
 def main() -> None:
     """Print a line for each size."""
     target = load_target("unified")
+
+    def play(case: AttentionCase, relation: str | None) -> None:
+        target.run(materialise(case))
+
     kernels = {name: getattr(unified_attention, name) for name in KERNELS}
     for size in SIZES:
         recorders = [Recorder(kernel) for kernel in kernels.values()]
@@ -58,7 +63,7 @@ def main() -> None:
             setattr(unified_attention, name, recorder)
         for number in range(CASES // size.cases):
             seed = derived_seed(1, 0, number)
-            play_round(target.domain, seed, size.cases, lambda case, _: target.run(materialise(case)), size)
+            play_round(target.domain, seed, size.cases, play, size)
         made, compiled = CASES // size.cases * size.cases, sum(len(recorder.seen) for recorder in recorders)
         print(f"{size}: {made} cases, {compiled} kernels, {made / compiled:.2f} cases per kernel", flush=True)
 

@@ -209,7 +209,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ("broken_import.py:attend", "target='broken_import.py:attend' does not import: RuntimeError: no GPU here"),
         (
             "misbehaving:fits_no_family",
-            "target='misbehaving:fits_no_family' has a signature that fits no family (",
+            "target='misbehaving:fits_no_family' has no parameter for softmax_scale, ",
         ),
     ],
 )

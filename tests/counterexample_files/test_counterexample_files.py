@@ -104,7 +104,8 @@ GOLDEN = """{
  "sequence": [],
  "shrunk": false,
  "trigger": [],
- "also": []
+ "also": [],
+ "binding": null
 }
 """
 """Schema version 2."""

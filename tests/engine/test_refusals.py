@@ -225,6 +225,28 @@ def test_judged_cases_show_that_more_is_needed() -> None:
     assert not refusals.excludes(many)
 
 
+FP8_CACHE = DTypes("float16", "float8_e4m3fn", "float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "judged"),
+    [
+        ("padded_tokens", AttentionCase(sequences=(Tokens(1, 3),), padded_tokens=3)),
+        ("stale_cache", AttentionCase(sequences=(Tokens(1, 3),), family="context", stale_cache=True)),
+        ("filter_by_query_len", AttentionCase(sequences=(Tokens(1, 3),), family="paged", filter_by_query_len=True)),
+        ("uint8_cache", AttentionCase(sequences=(Tokens(1, 3),), family="chunked", dtypes=FP8_CACHE, uint8_cache=True)),
+    ],
+)
+def test_a_target_that_requires_an_unusual_feature(name: str, judged: AttentionCase) -> None:
+    """No probe switches the feature on by itself, so only the judged case tells that it is required."""
+    refusals = Refusals(Domain(family=judged.family))
+    refusals.judged(judged)
+    refused = msgspec.structs.replace(judged, **{name: type(getattr(judged, name))()})
+    (rule,) = _rule(refusals, refused, lambda case: case.dtypes == judged.dtypes and not getattr(case, name))
+    assert rule.matches(refused)
+    assert not rule.matches(judged)
+
+
 def test_a_later_rule_makes_an_earlier_one_simpler() -> None:
     probe = _probe(lambda case: case.heads.head_size not in (64, 128), lambda case: case.dtypes != HALF)
     refusals = Refusals(DOMAIN)

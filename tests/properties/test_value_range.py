@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ BF16 = DTypes("bfloat16", "bfloat16", "bfloat16")
 def verdict_on(case: AttentionCase, output: float) -> Verdict:
     """Return the verdict on a target that writes one number everywhere."""
 
-    def target(out: torch.Tensor, cu_seqlens_q: torch.Tensor) -> None:
+    def target(out: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -> None:
         out[: int(cu_seqlens_q[-1])] = output
 
     return value_range(Experiment(case, Target("constant", target), InterpreterBackend()))

@@ -8,18 +8,21 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.targets.bindings import BINDINGS
-from fuzz_attn.targets.bindings.binding import signature_of
-from fuzz_attn.targets.bindings.unified import SCRATCH, UNIFIED
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.targets.loading import as_target
 
-SCRATCH_NAMES = [parameter.name for parameter in SCRATCH]
-DERIVED = FAMILIES["unified"].features - {"fp8_q"}
-"""The features that a signature can promise; a target has to declare fp8 queries."""
+SCRATCH_NAMES = [
+    "seq_threshold_3D",
+    "num_par_softmax_segments",
+    "softmax_segm_output",
+    "softmax_segm_max",
+    "softmax_segm_expsum",
+]
+DERIVED = FAMILIES["unified"].features - UNPUBLISHED_FEATURES - {"fp8_q"}
+"""The features that a signature can promise; a target has to declare the others."""
 
 
 def with_signature(parameters: str) -> Callable[..., None]:
@@ -28,6 +31,11 @@ def with_signature(parameters: str) -> Callable[..., None]:
     exec(f"def attend({parameters}): pass", names)
     attend: Callable[..., None] = names["attend"]
     return attend
+
+
+def arguments_of(parameters: str, tensors: AttentionTensors, family: Family | None = None) -> dict[str, Any]:
+    """Return the arguments of a call of a function with the given parameters."""
+    return as_target(with_signature(parameters), "some", family).call_on(tensors).arguments
 
 
 LEAST = "q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, block_table"
@@ -58,11 +66,11 @@ def test_domain_lacks_features_without_a_parameter(parameters: str, left_out: se
 
 
 def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
-    signature = signature_of(with_signature(PUBLISHED + f"{', '.join(SCRATCH_NAMES)}, alibi_slopes=None"))
-    assert UNIFIED.domain(signature).paths == ("2d", "3d")
-    on_2d = UNIFIED.arguments_for(signature, materialise(replace(case, launch=LaunchHints(path="2d"))))
+    signature = PUBLISHED + f"{', '.join(SCRATCH_NAMES)}, alibi_slopes=None"
+    assert as_target(with_signature(signature), "some").domain.paths == ("2d", "3d")
+    on_2d = arguments_of(signature, materialise(replace(case, launch=LaunchHints(path="2d"))))
     assert [on_2d[name] for name in SCRATCH_NAMES] == [None] * 5
-    on_3d = UNIFIED.arguments_for(signature, materialise(replace(case, launch=LaunchHints(path="3d", num_segments=3))))
+    on_3d = arguments_of(signature, materialise(replace(case, launch=LaunchHints(path="3d", num_segments=3))))
     threshold, segments, output, largest, total = (on_3d[name] for name in SCRATCH_NAMES)
     assert (threshold >= len(case.sequences), segments) == (True, 3)
     assert output.shape == (6, 4, 3, 8)
@@ -72,8 +80,8 @@ def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
 
 def test_only_arguments_of_the_signature_are_passed(case: AttentionCase) -> None:
     tensors = materialise(case)
-    assert set(UNIFIED.arguments_for(signature_of(with_signature(LEAST)), tensors)) == set(LEAST.split(", "))
-    to_anything = set(UNIFIED.arguments_for(signature_of(with_signature("**given")), tensors))
+    assert set(arguments_of(LEAST, tensors)) == set(LEAST.split(", "))
+    to_anything = set(arguments_of("**given", tensors))
     assert to_anything == set((PUBLISHED + "alibi_slopes, qq_bias, sinks, output_scale").split(", "))
 
 
@@ -89,7 +97,7 @@ def test_arguments_of_the_unified_family() -> None:
         qq_bias=QQBiasRecipe(),
         sinks=SinkRecipe(),
     )
-    arguments = UNIFIED.arguments_for(signature_of(with_signature("kv_quant_mode, **given")), materialise(case))
+    arguments = arguments_of("kv_quant_mode, **given", materialise(case))
     assert arguments["cu_seqlens_q"].tolist() == [0, 2, 3]
     assert arguments["seqused_k"].tolist() == [5, 1]
     assert (arguments["max_seqlen_q"], arguments["max_seqlen_k"]) == (2, 5)
@@ -99,7 +107,7 @@ def test_arguments_of_the_unified_family() -> None:
     assert [arguments[name].shape for name in ("alibi_slopes", "sinks")] == [(2,), (2,)]
     assert arguments["kv_quant_mode"] == 1
     plain = replace(case, dtypes=DTypes(), scales=Scales(), window=0, alibi=None)
-    arguments = UNIFIED.arguments_for(signature_of(with_signature("kv_quant_mode, **given")), materialise(plain))
+    arguments = arguments_of("kv_quant_mode, **given", materialise(plain))
     assert arguments["window_size"] == (-1, -1)
     assert arguments["kv_quant_mode"] == 0
     assert [arguments[name] for name in ("k_descale", "v_descale", "output_scale", "alibi_slopes")] == [None] * 4
@@ -109,7 +117,7 @@ def test_arguments_of_the_unified_family() -> None:
 def test_scale_of_q_is_passed_unless_it_is_one(scale: float, given: list[float] | None) -> None:
     dtypes = DTypes(q="float8_e4m3fn", kv="float8_e4m3fn", out="bfloat16")
     tensors = materialise(AttentionCase(sequences=(Sequence(1),), dtypes=dtypes, scales=Scales(q=scale)))
-    passed = UNIFIED.arguments_for(signature_of(with_signature("**given")), tensors)["q_descale"]
+    passed = arguments_of("**given", tensors)["q_descale"]
     assert (passed if passed is None else passed.tolist()) == given
 
 
@@ -135,7 +143,7 @@ SPLIT += ", sm_scale=None, sinks=None"
 def test_split_families_are_recognised_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
     assert target.family == family
-    assert target.domain.features == FAMILIES[family].features - left_out
+    assert target.domain.features == FAMILIES[family].features - UNPUBLISHED_FEATURES - left_out
 
 
 def test_arguments_of_the_split_families() -> None:
@@ -151,8 +159,7 @@ def test_arguments_of_the_split_families() -> None:
         filter_by_query_len=True,
         uint8_cache=True,
     )
-    anything = signature_of(with_signature("**given"))
-    arguments = BINDINGS["context"].arguments_for(anything, materialise(case))
+    arguments = arguments_of("**given", materialise(case), "context")
     assert arguments["b_start_loc"].tolist() == [0, 2, 3]
     assert arguments["b_seq_len"].tolist() == [5, 1]
     assert (arguments["max_input_len"], arguments["max_seq_len"]) == (2, 5)
@@ -164,7 +171,7 @@ def test_arguments_of_the_split_families() -> None:
         case, family="paged", sequences=(Sequence(1, 3),), dtypes=DTypes(), scales=Scales(), window=0, alibi=None,
         filter_by_query_len=False, uint8_cache=False,
     )  # fmt: skip
-    arguments = BINDINGS["paged"].arguments_for(anything, materialise(plain))
+    arguments = arguments_of("**given", materialise(plain), "paged")
     assert (arguments["sliding_window"], arguments["alibi_slopes"], arguments["output_scale"]) == (None, None, None)
     assert (arguments["kv_cache_dtype"], arguments["filter_by_query_len"]) == ("auto", False)
     assert [arguments[name].tolist() for name in ("k_scale", "v_scale")] == [[1.0], [1.0]]
@@ -181,7 +188,7 @@ def test_arguments_of_the_split_families() -> None:
 )
 def test_default_softmax_scale_is_left_out(parameters: str, scale: float, given: bool) -> None:
     case = AttentionCase((Sequence(1),), family="paged", softmax_scale=scale)
-    arguments = BINDINGS["paged"].arguments_for(signature_of(with_signature(parameters)), materialise(case))
+    arguments = arguments_of(parameters, materialise(case), "paged")
     assert arguments.get("sm_scale") == (scale if given else None)
 
 
@@ -196,7 +203,4 @@ def test_default_softmax_scale_is_left_out(parameters: str, scale: float, given:
 )
 def test_cache_dtype_has_its_serving_name(kv: DTypeName, as_bytes: bool, word: str) -> None:
     case = AttentionCase((Sequence(1),), family="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
-    assert (
-        BINDINGS["chunked"].arguments_for(signature_of(with_signature("**given")), materialise(case))["kv_cache_dtype"]
-        == word
-    )
+    assert arguments_of("**given", materialise(case), "chunked")["kv_cache_dtype"] == word

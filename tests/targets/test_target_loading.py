@@ -13,7 +13,6 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import loading, torch_defaults
-from fuzz_attn.targets.bindings import BINDINGS
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, load_target, target_names
 from fuzz_attn.targets.target import Target, slug_of
@@ -36,13 +35,14 @@ BAD_SPECS = {
     f"{FOLDER / 'broken_import.py'}:attend": "does not import: RuntimeError: no GPU here",
     f"{MISBEHAVING}:not_callable": "must be callable, and is a int",
     f"{MISBEHAVING}:fits_no_family": (
-        "has a signature that fits no family (unified: lacks block_table, cu_seqlens_q, "
+        "has no parameter for softmax_scale, seq_lens or context_lens or kv_indptr or key_start_loc, block_table or "
     ),
     f"{MISBEHAVING}:positional_only": (
-        "has a signature that fits no family (unified: requires k, q, v as positional-only arguments; "
+        "requires k, q, v as positional-only arguments, which a binding cannot pass by name"
     ),
     f"{MISBEHAVING}:requires_unknown_argument": (
-        "has a signature that fits no family (unified: requires workspace, which the family does not know; "
+        "requires parameter 'workspace', which has no role; state it in a binding file, as [roles] workspace = ROLE, "
+        "or under [constants] or [tensors]. Roles: query, output, "
     ),
 }
 
@@ -124,9 +124,12 @@ def test_declared_domain_has_the_features_of_the_signature(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("domain", "message"),
     [
-        ("features={'sinks', 'alibi'}", "domain.features names alibi, which its signature lacks; it has empty_sequenc"),
+        ("features={'sinks', 'alibi'}", "domain.features names alibi, which its signature lacks; it has bias_dtypes"),
         ("features={'slopes'}", r"domain.features=\['slopes'\] has no 'slopes': choose among alibi"),
-        ("family='paged', features={'softcap'}", "domain.family='paged' does not fit its signature: it lacks key_cac"),
+        (
+            "family='paged', features={'softcap'}",
+            "domain.features names softcap, which its signature lacks; it has bias_dtypes",
+        ),
         ("paths=('2d', '3d')", r"domain.paths=\('2d', '3d'\) needs a signature with num_segments, or seq_threshold"),
         ("tile_hint=True", "domain.tile_hint=True needs a signature with tile_size"),
         ("head_sizes=()", r"domain.head_sizes=\(\) must be ascending sizes from 1 to 1024"),
@@ -190,4 +193,4 @@ def test_built_in_target_has_every_feature_of_its_family(name: str) -> None:
     target = load_target(name)
     assert (target.name, target.family) == (name, name)
     assert all(target.domain.allows(feature) for feature in FAMILIES[target.family].features)
-    assert BINDINGS[target.family].misfit(target.signature) == ""
+    assert target.match.published

@@ -104,11 +104,21 @@ def _with_arrangement(case: AttentionCase, cache: Any) -> AttentionCase:
     return replace_layout(case, strides=msgspec.structs.replace(case.strides, cache=cache))
 
 
-_SWITCHED: Final = (*ADDED_FEATURES, "filter_by_query_len", "uint8_cache", "stale_cache", "padded_tokens")
-"""The features that are attributes by their own name; the types are one attribute, the strides another."""
+_SWITCHED: Final[dict[str, Any]] = {
+    "filter_by_query_len": True,
+    "uint8_cache": True,
+    "stale_cache": True,
+    "padded_tokens": 1,
+}
+"""Features that are fields of the case and that no target requires, with their value where a probe switches them on.
+
+They and ``ADDED_FEATURES`` are attributes by their own name; the types are one attribute, the strides another.
+"""
 
 
 def _switch(name: Feature, case: AttentionCase, on: bool) -> AttentionCase:
+    if on and name in _SWITCHED:
+        return replace(case, **{name: _SWITCHED[name]})
     return with_feature(case, name) if on else without_feature(case, name)
 
 
@@ -131,7 +141,7 @@ def _features() -> tuple[Attribute, ...]:
             feature=feature.name,
         )
         for feature in CASE_FEATURES
-        if feature.name in _SWITCHED
+        if feature.name in ADDED_FEATURES or feature.name in _SWITCHED
     )
 
 

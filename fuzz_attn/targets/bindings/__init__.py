@@ -1,16 +1,6 @@
-"""Bindings: the published signatures of the kernel families as data.
+"""Bindings in action: which role each parameter of a target has, and the calls that follow.
 
-``binding`` holds the classes, ``unified`` and ``split`` one table of parameters for each family.
+``roles`` is the table of roles with the names that kernels give them, ``values`` computes their arguments.
+``published`` are the interfaces of the four families, ``matching`` finds the binding of a signature, ``promises`` the
+domain that follows from it, and ``call`` makes the calls. A binding itself is data: :mod:`fuzz_attn.bindings`.
 """
-
-from __future__ import annotations
-
-from typing import Final
-
-from fuzz_attn.case.families import Family
-from fuzz_attn.targets.bindings.binding import Binding
-from fuzz_attn.targets.bindings.split import CHUNKED, CONTEXT, PAGED
-from fuzz_attn.targets.bindings.unified import UNIFIED
-
-BINDINGS: Final[dict[Family, Binding]] = {binding.family: binding for binding in (UNIFIED, CHUNKED, CONTEXT, PAGED)}
-"""Every family's binding. A signature that fits several families belongs to the first of them."""

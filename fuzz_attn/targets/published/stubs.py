@@ -13,7 +13,8 @@ _QUESTIONS: Final = ("is_", "has_", "use_", "supports_", "enable_")
 class Stub:
     """Any attribute, function, class or decorator of a module that is not there.
 
-    It is false, its attributes are stubs, and a call returns a stub. A name such as ``is_rocm`` or ``HAS_CUDA`` is a
+    It is false, its attributes are stubs, and a call returns a stub. Stubs of one name are equal, as a default and the
+    constant that it is compared with. A name such as ``is_rocm`` or ``HAS_CUDA`` is a
     question, whose answer is False, where ``answers`` has no other. Called with one function it returns the function,
     as a decorator may.
     """
@@ -40,6 +41,12 @@ class Stub:
 
     def __bool__(self) -> bool:
         return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stub) and self._name == other._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
 
     def __instancecheck__(self, instance: object) -> bool:
         return False

@@ -95,7 +95,7 @@ def chosen_descriptor_kernel(x_ptr, out_ptr, num_rows, num_columns, SIZE: tl.con
     if num_columns > SIZE:
         x = tl.make_tensor_descriptor(x_ptr, [num_rows, num_columns], [num_columns, 1], [SIZE, SIZE])
     else:
-        x = tl.make_tensor_descriptor(x_ptr, [num_rows, num_rows], [num_columns, 1], [SIZE, SIZE])
+        x = tl.make_tensor_descriptor(x_ptr, [num_rows // 2, num_columns], [num_columns, 1], [SIZE, SIZE])
     total = tl.zeros([SIZE, SIZE], tl.float32)
     for column in range(0, num_columns, SIZE):
         total += x.load([0, column])

@@ -1,0 +1,27 @@
+"""Binding file: the TOML file in which a user states how a target is called."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from fuzz_attn.bindings.binding import Binding, binding_of
+from fuzz_attn.errors import BindingError
+
+
+def read(path: Path) -> Binding:
+    """Return the binding that a file states; raises :class:`BindingError`, in one line that names the file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BindingError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    known = Binding.__struct_fields__
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise BindingError(f"{path}: has an unknown key {unknown[0]!r}; known are: {', '.join(known)}")
+    try:
+        stated = binding_of(table)
+    except BindingError as error:
+        raise BindingError(f"{path}: {error}") from error
+    assert stated is not None
+    return stated

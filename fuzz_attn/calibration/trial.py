@@ -1,0 +1,66 @@
+"""Trial: one candidate of a binding on one easy case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from fuzz_attn.backends.backend import Backend
+from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.errors import BindingError
+from fuzz_attn.oracle.comparison import is_unwritten
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.targets.bindings.promises import domain_of
+from fuzz_attn.targets.target import Target
+
+Outcome: TypeAlias = Literal["fits", "wrong", "raised"]
+
+COARSE: Final = 64.0
+"""How many bounds an output of the right binding may be off. The rounding model of the target is not known yet, and
+correct kernels were measured at up to 58 bounds of the default one; a wrong convention is off by whole values."""
+
+
+SHOWN_CHARACTERS: Final = 300
+
+
+class Trial(NamedTuple):
+    """What became of a trial, and why it does not fit."""
+
+    outcome: Outcome
+    why: str = ""
+
+
+def bound_to(target: Target, binding: Binding) -> Target:
+    """Return a target with a binding that is whole, and with the family of its problem."""
+    whole = msgspec.structs.replace(binding, whole=True)
+    if binding.family == target.family:
+        return replace(target, binding=whole)
+    return replace(target, binding=whole, domain=domain_of(whole))
+
+
+def tried_on(target: Target, binding: Binding, case: AttentionCase, backend: Backend) -> Trial:
+    """Return whether a target that is called by a binding computes the case."""
+    experiment = Experiment(case, bound_to(target, binding), backend)
+    try:
+        with backend.unrecorded():
+            launch = experiment.first
+    except BindingError as error:
+        return Trial("raised", str(error))
+    if launch.error:
+        return Trial("raised", " ".join(launch.error.split())[:SHOWN_CHARACTERS])
+    if experiment.changed_inputs:
+        return Trial("wrong", f"another {experiment.changed_inputs[0]}, which it must not change")
+    wrong = _wrong_elements(experiment)
+    return Trial("wrong", f"{wrong} wrong elements") if wrong else Trial("fits")
+
+
+def _wrong_elements(experiment: Experiment) -> int:
+    """Return how many elements were not written or are far from the oracle's."""
+    tensors, reference = experiment.first.tensors, experiment.reference
+    actual = tensors.output[: reference.expected.shape[0]]
+    error = (actual.double() - reference.expected).abs()
+    near = (error <= COARSE * reference.bound) & ~is_unwritten(actual, tensors.output_poison)
+    return int((~near).sum())

@@ -1,0 +1,74 @@
+"""Call: the arguments of one call of a target, and what becomes of its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuzz_attn.bindings.binding import LEFT_OUT, Binding, python_value
+from fuzz_attn.errors import ReturnedOutputError
+from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.targets.bindings.problem import Problem
+from fuzz_attn.targets.bindings.roles import ROLES
+from fuzz_attn.targets.bindings.scratch import tensor_of
+from fuzz_attn.targets.bindings.signature import Signature
+from fuzz_attn.targets.bindings.values import has_default_scale
+
+
+@dataclass(frozen=True)
+class Call:
+    """The keyword arguments of one call, and the problem that they come from."""
+
+    arguments: dict[str, Any]
+    problem: Problem
+
+    def changed(self) -> tuple[str, ...]:
+        """Return what the target changed of the memory that was made for the call, by the names of its content."""
+        return tuple(copy.name for copy in self.problem.copies if copy.is_changed)
+
+    def finish(self, result: object) -> None:
+        """Copy a returned output to the case's own, where the target returns it.
+
+        Raises :class:`ReturnedOutputError` for a result that is no tensor of the output's shape and type.
+        """
+        if self.problem.binding.output == "returned":
+            take(result, self.problem.tensors)
+
+
+def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -> Call:
+    """Return the call of a callable with this signature."""
+    problem = Problem(tensors, binding)
+    arguments: dict[str, Any] = {
+        name: ROLES[role].value(problem)
+        for name, role in binding.roles.items()
+        if role != LEFT_OUT and not _is_implied(name, role, binding, signature, tensors)
+    }
+    arguments |= {name: python_value(value) for name, value in binding.constants.items()}
+    arguments |= {name: tensor_of(name, recipe, problem) for name, recipe in binding.tensors.items()}
+    return Call(arguments, problem)
+
+
+def _is_implied(name: str, role: str, binding: Binding, signature: Signature, tensors: AttentionTensors) -> bool:
+    """Return whether an argument is left out, because the launcher derives the same value."""
+    optional = name in signature.names and name not in signature.required
+    return optional and role in binding.implied and has_default_scale(tensors)
+
+
+def take(result: object, tensors: AttentionTensors) -> None:
+    """Copy the rows that a target must answer from what it returned to the case's output."""
+    found = result[0] if isinstance(result, tuple | list) and result else result
+    output = tensors.output
+    if not isinstance(found, torch.Tensor):
+        raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises the output")
+    if found.shape != output.shape or found.dtype != output.dtype:
+        raise ReturnedOutputError(
+            f"returned {found.dtype} {list(found.shape)} where the output is {output.dtype} {list(output.shape)}"
+        )
+    rows = sum(tensors.query_lens)
+    answered = tensors.answered_tokens
+    live = slice(0, rows) if answered is None else answered.nonzero().flatten()
+    stored, given = (bits_of(tensor)[:rows] for tensor in (output, found))
+    stored[live] = given[live]
