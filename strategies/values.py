@@ -50,17 +50,16 @@ SCORES: tuple[ScoreRecipe, ...] = (
     RampScores(step=1.0),
     RampScores(step=-0.25),
     OutlierScores(),
-    HeavyScores(),
     HeavyScores(place="random"),
 )
 """Recipes for every case, the most readable first; peaks of ``exp(8)`` leave the other keys visible."""
 
 EXACT: tuple[ScoreRecipe, ...] = (
-    *(UniformScores(),) * 54,
-    *(HeavyScores(),) * 4,
-    *(HeavyScores(place="pages"),) * 4,
+    *(UniformScores(),) * 60,
+    *(HeavyScores(),) * 2,
+    *(HeavyScores(place="pages"),) * 2,
     *(HeavyScores(place="random"),) * 4,
-    *(HeavyScores(place="one"),) * 4,
+    *(HeavyScores(place="one"),) * 2,
 )
 """Weights of exactly 0 and 1, for long sequences: there the bound of other weights hides a lost key.
 

@@ -34,7 +34,7 @@ class NeedleScores(Plain, frozen=True, tag="needle"):
 class HeavyScores(Plain, frozen=True, tag="heavy"):
     """Heavy keys have a logit of exactly 0, all others one of -``depth``, so that weights are 1 and 0.
 
-    ``place`` is where the heavy keys are: one in each 16 keys, both ends of each page, about one key in sixteen, or one
+    ``place`` is where the heavy keys are: one in each 16 keys, both ends of each page, about every second key, or one
     of each sequence. The first and the last key of a sequence are heavy too.
     """
 

@@ -203,7 +203,7 @@ def _heavy_keys(recipe: recipes.HeavyScores, case: AttentionCase, rows: Rows) ->
     elif recipe.place == "pages":
         place = (position + 1) % case.pages.block_size // 2
     elif recipe.place == "random":
-        place = stream.below(16, case.total_keys)
+        place = stream.below(2, case.total_keys)
     else:
         chosen = stream.below(np.maximum(rows.total, 1), len(case.sequences)).repeat(rows.total)
     heavy: np.typing.NDArray[np.bool_] = chosen == place
