@@ -33,6 +33,12 @@ MIXED_KEYS = 4
 MIXED_STEP = 13
 """Keys between those of two consecutive mixed combinations, so that they differ in other fields too."""
 
+TILE_WEIGHTS = {16: 9, 128: 1}
+USUAL_TILE_WEIGHT = 3
+"""The smallest tiles have most edges. A tile of 128 keys costs most, also where a sequence is short."""
+
+MANY_SEGMENTS = 16
+
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
 """Only the first ``MAX_SIMPLER`` choices may simplify a field, so that few cases leave the pool."""
@@ -143,9 +149,16 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         _axis("block_size", block_sizes(domain=domain), SIMPLER_BLOCK_SIZES),
         _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
         *flags,
-        _axis("launch", paths, paths[:MAX_SIMPLER], lambda hints: 1 if hints.path == "3d" else 30),
-        _axis("tile_size", tiles, tiles[:1], lambda tile: 3 if tile == 16 else 1),
+        _axis("launch", paths, paths[:MAX_SIMPLER], _launch_weight),
+        _axis("tile_size", tiles, tiles[:1], lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
+
+
+def _launch_weight(hints: LaunchHints) -> int:
+    """Return the weight of a path: the more segments a launch has, the more it costs."""
+    if hints.path != "3d":
+        return 90
+    return 1 if hints.num_segments > MANY_SEGMENTS else 3
 
 
 def _evenly(_: object) -> int:

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from fuzz_attn.case.recipes import AlibiRecipe, BiasDType
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.draws import sampled_from
 
 BIAS_DTYPES: tuple[BiasDType, ...] = ("float32",) * 9 + ("float16", "bfloat16", "float64")
 """The types of slopes and biases; each other type than float32 compiles a kernel anew."""
@@ -25,11 +25,11 @@ ALIBI_RECIPES = (
 
 
 _RECIPES = sampled_from(ALIBI_RECIPES)
-_DTYPES: st.SearchStrategy[BiasDType] = sampled_from(BIAS_DTYPES)
+_OF_ALL_DTYPES = sampled_from(
+    tuple(msgspec.structs.replace(recipe, dtype=dtype) for dtype in BIAS_DTYPES for recipe in ALIBI_RECIPES)
+)
 
 
-@composite
-def alibi_slopes(draw: st.DrawFn, *, other_dtypes: bool = False) -> AlibiRecipe:
+def alibi_slopes(*, other_dtypes: bool = False) -> st.SearchStrategy[AlibiRecipe]:
     """Return a strategy of slope recipes, some in ``other_dtypes``; shrinks towards the standard ones in float32."""
-    recipe, dtype = draw(_RECIPES), draw(_DTYPES)
-    return msgspec.structs.replace(recipe, dtype=dtype if other_dtypes else "float32")
+    return _OF_ALL_DTYPES if other_dtypes else _RECIPES

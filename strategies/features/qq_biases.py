@@ -41,10 +41,12 @@ QQ_BIAS_RECIPES = (
 With a diagonal mask no token sees another one, so whole tiles and segments have no visible key for any row."""
 
 
+_ORDERS: tuple[Order, ...] = ("rows",) * 6 + ("columns", "columns", "one_row", "one_column")
+_STEPS = (1,) * 7 + (2, 3, 16)
+
 _RECIPES = sampled_from(QQ_BIAS_RECIPES)
 _DTYPES: st.SearchStrategy[BiasDType] = sampled_from(BIAS_DTYPES)
-_ORDERS: st.SearchStrategy[Order] = sampled_from(("rows",) * 6 + ("columns", "columns", "one_row", "one_column"))
-_STEPS = sampled_from((1,) * 7 + (2, 3, 16))
+_STRIDES = sampled_from(tuple((order, step) for step in _STEPS for order in _ORDERS))
 
 
 @composite
@@ -54,7 +56,7 @@ def qq_biases(draw: st.DrawFn, *, inner_strides: bool = False, other_dtypes: boo
     With ``inner_strides`` some are stored column by column, with gaps, or expanded. Masks cannot be expanded: they are
     stored column by column instead.
     """
-    recipe, dtype, order, step = draw(_RECIPES), draw(_DTYPES), draw(_ORDERS), draw(_STEPS)
+    recipe, dtype, (order, step) = draw(_RECIPES), draw(_DTYPES), draw(_STRIDES)
     if order != "rows" and recipe.kind not in ("dense", "zero"):
         order = "columns"
     strides = {"order": order, "step": step} if inner_strides else {}

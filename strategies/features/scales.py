@@ -37,8 +37,8 @@ def softmax_scales(*, head_size: int = 16, other_signs: bool = False) -> st.Sear
 @lru_cache(maxsize=1024)
 def _softmax_scales(head_size: int, other_signs: bool) -> st.SearchStrategy[float]:
     usual = head_size**-0.5
-    rare = (-usual, -1.0, 0.0) if other_signs else (usual,) * 3
-    return sampled_from((*(usual,) * 70, *rare, *(1.0,) * 5, *(1.0 / head_size,) * 5, *(0.1,) * 5))
+    rare = (-usual, -usual, -1.0, -1.0, 0.0) if other_signs else (usual,) * 5
+    return sampled_from((*(usual,) * 68, *rare, *(1.0,) * 5, *(1.0 / head_size,) * 5, *(0.1,) * 5))
 
 
 def scales(

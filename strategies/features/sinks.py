@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from fuzz_attn.case.recipes import SinkRecipe
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.draws import sampled_from
 
 SINK_RECIPES = (
     SinkRecipe(),
@@ -29,15 +29,14 @@ SINK_RECIPES = (
 lower ones: with such a sink the weights are 0 in a half type and hide the keys."""
 
 
+_DOUBLES = tuple(msgspec.structs.replace(recipe, dtype="float64") for recipe in SINK_RECIPES)
 _RECIPES = sampled_from(SINK_RECIPES)
-_DOUBLES = sampled_from((False,) * 15 + (True,))
+_OF_ALL_DTYPES = sampled_from((*SINK_RECIPES * 15, *_DOUBLES))
 
 
-@composite
-def sinks(draw: st.DrawFn, *, other_dtypes: bool = False) -> SinkRecipe:
+def sinks(*, other_dtypes: bool = False) -> st.SearchStrategy[SinkRecipe]:
     """Return a strategy of sink recipes; shrinks towards float32 sinks among the logits.
 
     With ``other_dtypes`` some are float64.
     """
-    recipe, double = draw(_RECIPES), draw(_DOUBLES)
-    return msgspec.structs.replace(recipe, dtype="float64") if double and other_dtypes else recipe
+    return _OF_ALL_DTYPES if other_dtypes else _RECIPES
