@@ -14,7 +14,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.features import COMPILED_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints
-from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
+from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
@@ -26,6 +26,18 @@ Values: TypeAlias = dict[str, Any]
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
+
+MIXED_KEYS = 4
+"""Keys of each mixed combination of types: few, because there are many combinations."""
+
+MIXED_STEP = 13
+"""Keys between those of two consecutive mixed combinations, so that they differ in other fields too."""
+
+TILE_WEIGHTS = {16: 9, 128: 1}
+USUAL_TILE_WEIGHT = 3
+"""The smallest tiles have most edges. A tile of 128 keys costs most, also where a sequence is short."""
+
+MANY_SEGMENTS = 16
 
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
@@ -50,12 +62,13 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
 
     Every pair of values of two fields occurs in some key; the fields are dtypes, group, head size, block size, the
     compiled features, path with segments, and tile. The keys without fp8 cover all their pairs without the others, as
-    their error bounds are the tightest. The pool depends only on the domain.
+    their error bounds are the tightest. A few more keys have mixed types. The pool depends only on the domain.
     """
     axes = _axes(domain)
     keys = set(_covering(axes, plain_dtypes(domain), domain))
     if fp8_dtypes(domain):
         keys.update(_covering(axes, fp8_dtypes(domain), domain))
+    keys.update(_mixed(sorted(keys, key=lambda key: _complexity(key, axes)), domain))
     return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
 
 
@@ -84,7 +97,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
     """Raise InvalidArgument unless a compile key lies within a domain."""
     launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
     known = {
-        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain)),
+        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain)),
         "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
         "family": key.family == domain.family,
         "head_size": within(key.head_size, domain.head_sizes)
@@ -124,7 +137,7 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
 @lru_cache(maxsize=64)
 def _axes(domain: Domain) -> tuple[Axis, ...]:
     """Return the axes of a domain's keys; the dtypes come first."""
-    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain))
+    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain))
     paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
     flags = [
         _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2)
@@ -136,9 +149,16 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         _axis("block_size", block_sizes(domain=domain), SIMPLER_BLOCK_SIZES),
         _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
         *flags,
-        _axis("launch", paths, paths[:MAX_SIMPLER], lambda hints: 1 if hints.path == "3d" else 30),
-        _axis("tile_size", tiles, tiles[:1], lambda tile: 3 if tile == 16 else 1),
+        _axis("launch", paths, paths[:MAX_SIMPLER], _launch_weight),
+        _axis("tile_size", tiles, tiles[:1], lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
+
+
+def _launch_weight(hints: LaunchHints) -> int:
+    """Return the weight of a path: the more segments a launch has, the more it costs."""
+    if hints.path != "3d":
+        return 90
+    return 1 if hints.num_segments > MANY_SEGMENTS else 3
 
 
 def _evenly(_: object) -> int:
@@ -174,6 +194,15 @@ def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain
     weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
     for row in pairwise(weights, allowed=allowed):
         yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)}, domain)
+
+
+def _mixed(keys: Sequence[CompileKey], domain: Domain) -> Iterable[CompileKey]:
+    """Yield ``MIXED_KEYS`` keys for each mixed combination of types: evenly spread keys with their types replaced."""
+    for number, dtypes in enumerate(mixed_dtypes(domain)):
+        fitting = [k for k in keys if _splits(k.head_size, dtypes, domain) and _fits(k.launch.tile_size, dtypes)]
+        for step in range(MIXED_KEYS):
+            place = (step * len(fitting) // MIXED_KEYS + MIXED_STEP * number) % len(fitting)
+            yield msgspec.structs.replace(fitting[place], dtypes=dtypes)
 
 
 def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:

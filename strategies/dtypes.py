@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES, is_fp8
+from fuzz_attn.case.features import is_mixed
 from fuzz_attn.case.parts import DTypes
 from fuzz_attn.strategies.sampling.draws import sampled_from
 
@@ -23,7 +24,7 @@ def plain_dtypes(domain: Domain) -> tuple[DTypes, ...]:
 def fp8_dtypes(domain: Domain) -> tuple[DTypes, ...]:
     """Return the combinations of the domain with some one-byte type, those with one-byte queries last.
 
-    All fp8 types of a combination are the same, as they are in serving.
+    All fp8 types of a combination are the same, as they are in serving; :func:`mixed_dtypes` are the others.
     """
     plain = plain_dtypes(domain)
     caches = FP8_DTYPES if domain.allows("fp8_kv") else ()
@@ -35,6 +36,21 @@ def fp8_dtypes(domain: Domain) -> tuple[DTypes, ...]:
         chosen += [DTypes(q=q, kv=q, out=d.out) for q in caches for d in plain]
         chosen += [DTypes(q=q, kv=q, out=q) for q in caches if q in outputs]
     return tuple(chosen)
+
+
+@lru_cache(maxsize=64)
+def mixed_dtypes(domain: Domain) -> tuple[DTypes, ...]:
+    """Return the combinations of the domain whose output has another wide type than q, or with two kinds of fp8."""
+    if not domain.allows("mixed_dtypes"):
+        return ()
+    wide = [dtypes.q for dtypes in plain_dtypes(domain)]
+    caches = FP8_DTYPES if domain.allows("fp8_kv") else ()
+    outputs = FP8_DTYPES if domain.allows("fp8_out") else ()
+    chosen = [DTypes(q=q, kv=q, out=out) for q in wide for out in wide]
+    chosen += [DTypes(q=q, kv=kv, out=out) for q in wide for kv in caches for out in (*wide, *outputs)]
+    if domain.allows("fp8_q"):
+        chosen += [DTypes(q=q, kv=kv, out=out) for q in caches for kv in caches for out in (*wide, *outputs)]
+    return tuple(dtypes for dtypes in chosen if is_mixed(dtypes))
 
 
 def simpler_dtypes(dtypes: DTypes, *, domain: Domain) -> tuple[DTypes, ...]:
@@ -61,4 +77,4 @@ def one_byte_operands(dtypes: DTypes) -> bool:
 
 def dtypes(*, domain: Domain = Domain()) -> st.SearchStrategy[DTypes]:  # noqa: B008 (frozen)
     """Return a strategy of all combinations of the domain; shrinks towards float32, and towards fewer fp8 types."""
-    return sampled_from((*plain_dtypes(domain), *fp8_dtypes(domain)))
+    return sampled_from((*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints
 
-SEGMENTS = (2, 1, 3, 4, 7, 8, 16)
+SEGMENTS = (2, 1, 3, 4, 7, 8, 16, 64)
 """Segments of the 3D path; the first is the simplest count with something to merge."""
 
 ONE_BYTE_TILE = 32

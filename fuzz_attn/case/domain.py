@@ -29,7 +29,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     family: Family = "unified"
     dtypes: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
-    block_sizes: tuple[int, ...] = (1, 544)
+    block_sizes: tuple[int, ...] = (1, 784)
     group_sizes: tuple[int, ...] = (1, 64)
     features: frozenset[Feature] = ALL_FEATURES
     paths: tuple[LaunchPath, ...] = ("auto",)

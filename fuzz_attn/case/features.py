@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family, Feature
-from fuzz_attn.case.parts import Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Strides
 
 
 class CaseFeature(NamedTuple):
@@ -26,6 +26,35 @@ class CaseFeature(NamedTuple):
     def families(self) -> tuple[Family, ...]:
         """The families that can express the feature."""
         return tuple(family for family, interface in FAMILIES.items() if self.name in interface.features)
+
+
+def has_other_signs(case: CaseFields) -> bool:
+    """Return whether some scale is 0 or negative."""
+    scales = case.scales
+    return min(case.softmax_scale, scales.q, scales.k, scales.v, scales.out) <= 0.0
+
+
+def is_mixed(dtypes: DTypes) -> bool:
+    """Return whether the output has another wide type than q, or two tensors have different kinds of fp8."""
+    wide = {name for name in (dtypes.q, dtypes.out) if not is_fp8(name)}
+    return len(wide) > 1 or len({name for name in (dtypes.q, dtypes.kv, dtypes.out) if is_fp8(name)}) > 1
+
+
+def has_bias_dtypes(case: CaseFields) -> bool:
+    """Return whether slopes or biases are not float32, or sinks float64."""
+    return (
+        (case.alibi is not None and case.alibi.dtype != "float32")
+        or (case.qq_bias is not None and case.qq_bias.dtype != "float32")
+        or (case.sinks is not None and case.sinks.dtype == "float64")
+    )
+
+
+def has_inner_strides(case: CaseFields) -> bool:
+    """Return whether there are strides that published kernels assume to be dense."""
+    bias, strides = case.qq_bias, case.strides
+    if bias is not None and (bias.order != "rows" or bias.step != 1):
+        return True
+    return strides.key_piece > 0 or any(getattr(strides, name) for name in INNER_STRIDES)
 
 
 CASE_FEATURES: Final = (
@@ -56,6 +85,11 @@ CASE_FEATURES: Final = (
         identifies=False,
     ),
     CaseFeature("padded_tokens", "padded rows of q and out", lambda case: case.padded_tokens > 0, identifies=False),
+    CaseFeature("scale_signs", "scales of 0 or below", has_other_signs, identifies=False),
+    CaseFeature("mixed_dtypes", "mixed types", lambda case: is_mixed(case.dtypes), identifies=False),
+    CaseFeature("bias_dtypes", "slopes or biases of other types", has_bias_dtypes, identifies=False),
+    CaseFeature("inner_strides", "strides inside rows and pages", has_inner_strides, identifies=False),
+    CaseFeature("call_forms", "arguments in other forms", lambda case: case.form != CallForm(), identifies=False),
 )
 """Every feature, in the order in which signatures name them."""
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import InputPrecision, RoundedTo, RoundingModel
+from fuzz_attn.oracle.rounding_model import EXP_UNITS, InputPrecision, RoundedTo, RoundingModel
 from fuzz_attn.oracle.roundings import FLUSHED, TF32_UNIT, UNDERFLOW, cast_unit, grown, half_denormal, half_spacing
 from fuzz_attn.oracle.row_blocks import RowBlock
 
@@ -88,6 +88,20 @@ def _rounding_to(dtype: torch.dtype) -> Rounding:
     if dtype == torch.float32:
         return Rounding(0.0, 0.0, torch.inf)
     return Rounding(cast_unit(dtype), half_denormal(dtype), torch.finfo(dtype).max / 2)
+
+
+def rounds_on_the_way(model: RoundingModel) -> bool:
+    """Return whether anything but P and the output may be rounded to a narrow type, so that no sum is surely exact."""
+    names = (
+        model.scaled_query,
+        model.products,
+        model.accumulate,
+        model.scores,
+        model.softmax,
+        model.partials,
+        model.lse,
+    )
+    return any(name != "float32" for name in names) or model.exp_units != EXP_UNITS
 
 
 def passes(operands: torch.dtype, model: RoundingModel) -> int:

@@ -9,6 +9,7 @@ Every term is rigorous, not first-order: a perturbed weight is bounded by ``exp(
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -17,6 +18,7 @@ import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
+from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
@@ -135,8 +137,9 @@ def value_term(
 
     It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to fewer bits or left
     unrounded, exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the
-    rescalings, a division of P before its cast (4 units), and products that underflow; and the roundings of the model's
-    narrow types.
+    rescalings, v's scale on partial sums, a division of P before its cast (4 units), and products that underflow; and
+    the roundings of the model's narrow types. Only significant keys are rounded; where all weights are exactly 0 or 1
+    the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
@@ -145,10 +148,18 @@ def value_term(
     share = largest * rest
     cast = probability_unit(tensors, model)
     if cast:
-        share.add_(largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest))
-    flushed = arithmetic.lost_exponential(tensors, model)
-    share.add_((logits.rescales + 2).mul_(flushed)).masked_fill_(block.hidden, 0.0)
+        lost = largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest)
+        share.add_(lost if logits.equal_rows is None else lost.masked_fill_(logits.equal_rows, 0.0))
+    if logits.significant is not None:
+        share.masked_fill_(~logits.significant, 0.0)
+    flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
+    share.add_(flushed).masked_fill_(block.hidden, 0.0)
     moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
+    if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
+        unit = accumulation_unit(probability, tensors, model)
+        exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
+        least = flushed * block.value_sizes.sum(-2)[:, :, None, None]
+        moved = torch.where(exact, least, moved)
     return moved.add_(arithmetic.lost_products(logits.terms + 4, summed, tensors, model))
 
 
@@ -185,14 +196,29 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     return unit
 
 
+def scales_exactly(tensors: AttentionTensors) -> bool:
+    """Return whether products of sums with v's scale are exact.
+
+    For fp8 queries a kernel may scale the partial sums of its segments before it adds them.
+    """
+    if tensors.query.dtype.itemsize > 1 or tensors.v_scale is None:
+        return True
+    mantissa, _ = math.frexp(float(tensors.v_scale))
+    return abs(mantissa) in (0.0, 0.5)
+
+
 def normaliser_units(tensors: AttentionTensors, logits: Logits, model: RoundingModel) -> torch.Tensor:
     """Return the relative error of all factors of a whole row.
 
     It covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units if
     approximate, or a reciprocal and a product), v's scale, and the product with the reciprocal of the output's scale.
+    Where all weights are 0 or 1 the denominator is exact.
     """
+    terms = logits.terms
+    if logits.equal_rows is not None:
+        terms = terms.expand_as(logits.equal_rows).masked_fill(logits.equal_rows, 0.0)
     scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
-    units = gamma(logits.terms + (1 + scaling), UNIT)
+    units = gamma(terms + (1 + scaling), UNIT)
     cast = probability_unit(tensors, model)
     return arithmetic.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
 

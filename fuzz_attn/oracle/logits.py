@@ -15,6 +15,7 @@ import torch
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.arithmetic import SCORE_ROUNDINGS, Rounding
+from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
@@ -35,7 +36,11 @@ class Logits:
     - ``top`` ``[..., 1]`` is the largest logit, including the sink.
     - ``rescales`` ``[B, 1, Q, 1, 1]`` is how often a kernel may rescale the accumulator after a row's first visible
       key.
-    - ``terms`` is the number of terms in a row's sums: its visible keys and its rescalings.
+    - ``terms`` is the number of terms in a row's sums that may be rounded: its significant keys and the rescalings
+      between them.
+    - ``significant`` bool marks the keys that may have a weight other than 0; None if all visible keys may.
+    - ``equal_rows`` bool ``[..., 1]`` marks the rows whose weights are all exactly 0 or 1 before they are normalised;
+      None if there are none.
     - ``overflows`` bool ``[..., 1]`` marks rows whose scores may overflow float32; None if there are none.
     """
 
@@ -47,6 +52,8 @@ class Logits:
     rescales: torch.Tensor
     terms: torch.Tensor
     overflows: torch.Tensor | None
+    significant: torch.Tensor | None = None
+    equal_rows: torch.Tensor | None = None
 
 
 def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) -> Logits:
@@ -55,7 +62,8 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
     shape = (*block.queries.shape[:4], block.keys.shape[2])
     scores = (queries @ keys).mul_(scale).view(shape)
-    magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
+    products = (queries.abs() @ keys.abs()).view(shape)
+    magnitudes = products * abs(scale)
     units = dot_units(tensors, model)
     error = (magnitudes * units).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
     error = arithmetic.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
@@ -64,7 +72,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
         error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, tensors.softcap))
-    scores, error = _biased(block, tensors, scores, error, rounding)
+    scores, error, biases = _biased(block, tensors, scores, error, rounding)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
     rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
@@ -75,10 +83,11 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     error, sink_error = arithmetic.softmax_errors(
         (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
     )
-    error = exp_error(scores - top, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
+    exponent = scores - top
+    error = exp_error(exponent, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
     sink_error = exp_error(sink - top, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
     narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
-    return Logits(
+    logits = Logits(
         exact=exact,
         error=error,
         sink=sink,
@@ -86,8 +95,13 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
         top=top,
         rescales=rescales,
         terms=num_visible + rescales,
-        overflows=_either(_overflows(magnitudes, block.hidden, min(1.0, abs(scale))), narrow),
+        overflows=_either(_overflows(products, block.hidden, max(1.0, abs(scale))), narrow),
     )
+    logits = _with_significant_keys(logits, exponent, model.exp_units)
+    if not model.normalises_last or arithmetic.rounds_on_the_way(model) or not bool((top == 0.0).any()):
+        return logits
+    zero = (products == 0.0) if biases is None else (products + biases == 0.0)
+    return _with_equal_rows(logits, zero, ~block.hidden)
 
 
 def anchored(logits: Logits) -> Logits:
@@ -184,13 +198,44 @@ def _capped(
     return capped, softcap_error(scores, capped, error, softcap, model)
 
 
+def _with_significant_keys(logits: Logits, exponent: torch.Tensor, exp_units: float) -> Logits:
+    """Return the logits with only those roundings counted that a significant key meets.
+
+    A rescaling by exactly 1 or 0 rounds nothing. Any other one after a significant key comes from another significant
+    key or from the sink, and one more may merge segments.
+    """
+    significant = significant_keys(exponent, logits.exact, logits.top, logits.error)
+    if significant is None:
+        return logits
+    count = significant.sum(-1, keepdim=True, dtype=torch.float64)
+    rescales = torch.minimum(logits.rescales, count + 2)
+    error = logits.error.sub_((logits.rescales - rescales).mul_(exp_units * UNIT))
+    return replace(logits, error=error, terms=count + rescales, significant=significant)
+
+
+def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor) -> Logits:
+    """Return the logits without errors in the rows whose weights are exactly 0 or 1."""
+    significant = visible if logits.significant is None else logits.significant
+    rows = rows_of_equal_weights(zero, significant, logits.sink, logits.top)
+    if rows is None:
+        return logits
+    return replace(
+        logits,
+        error=logits.error.masked_fill(rows, 0.0),
+        sink_error=logits.sink_error.masked_fill(rows, 0.0),
+        equal_rows=rows,
+    )
+
+
 def _biased(
     block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor, rounding: Rounding
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias.
 
-    Biases and sums may be rounded to the type of the scores.
+    Biases and sums may be rounded to the type of the scores. The third tensor is the sum of the biases' magnitudes,
+    None without biases.
     """
+    sizes = None
     if tensors.alibi_slopes is not None:
         slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
         distance = (block.key_position - block.context_len[:, None]).double()
@@ -199,13 +244,15 @@ def _biased(
         error = error + addition_error(alibi, scores)
         error = rounding.after(alibi.abs(), error, SCORE_ROUNDINGS, float(distance.abs().max()) + 1)
         error = rounding.after(scores.abs(), error, 1)
+        sizes = alibi.abs()
     if block.qq_bias is not None:
         bias = block.qq_bias[:, None, :, None]
         scores = scores + bias
         error = error + addition_error(bias, scores)
         error = rounding.after(bias.abs(), error, SCORE_ROUNDINGS)
         error = rounding.after(scores.abs(), error, 1)
-    return scores, error
+        sizes = bias.abs() if sizes is None else sizes + bias.abs()
+    return scores, error, sizes
 
 
 def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
@@ -216,12 +263,15 @@ def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
     return tensors.sinks.double().view(shape).clamp_min(NO_SINK)
 
 
-def _overflows(magnitudes: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
-    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may."""
-    limit = OVERFLOW * scale
-    if bool(magnitudes.max() < limit):
+def _overflows(products: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
+    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may.
+
+    ``products`` are ``sum |q| |k|`` before they are scaled: with a scale of 0 or near it, they overflow first.
+    """
+    limit = OVERFLOW / scale
+    if bool(products.max() < limit):
         return None
-    return ~(magnitudes.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
+    return ~(products.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
 
 
 def _either(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

@@ -53,6 +53,8 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     - ``rounded_denominator``: whether the denominator may sum the weights as they were rounded to ``probability``.
     - ``rounds_dequantised``: False if the target keeps dequantised K and V in a higher precision than the type of q.
     - ``tile_size``: the smallest number of keys between two rescalings of the accumulator.
+    - ``normalises_last``: True if the target divides by the denominator once, after all sums. Then logits of exactly 0
+      have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
     """
 
     scaled_query: RoundedTo = "float32"
@@ -74,3 +76,4 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     rounded_denominator: bool = False
     rounds_dequantised: bool = True
     tile_size: Annotated[int, Meta(ge=1)] = 16
+    normalises_last: bool = False

@@ -55,7 +55,8 @@ def nearest_inside(
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)
         error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, model)
         factor, dtype = output_factor(tensors), tensors.output.dtype
-        errors = [output_error(end * factor, error * factor, tensors, model) for end in (low, high)]
+        low, high = (low, high) if factor > 0 else (high, low)
+        errors = [output_error(end * factor, error * abs(factor), tensors, model) for end in (low, high)]
         ends = [stored_bound(end * factor, widened, dtype) for end, widened in zip((low, high), errors, strict=True)]
         (low, _), (high, _) = ends
         group = tensors.query.shape[1] // low.shape[2]

@@ -8,8 +8,8 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Scales, Sequence
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.targets.loading import as_target
@@ -21,8 +21,8 @@ SCRATCH_NAMES = [
     "softmax_segm_max",
     "softmax_segm_expsum",
 ]
-DERIVED = FAMILIES["unified"].features - {"fp8_q"}
-"""The features that a signature can promise; a target has to declare fp8 queries."""
+DERIVED = FAMILIES["unified"].features - UNPUBLISHED_FEATURES - {"fp8_q"}
+"""The features that a signature can promise; a target has to declare the others."""
 
 
 def with_signature(parameters: str) -> Callable[..., None]:
@@ -143,7 +143,7 @@ SPLIT += ", sm_scale=None, sinks=None"
 def test_split_families_are_recognised_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
     assert target.family == family
-    assert target.domain.features == FAMILIES[family].features - left_out
+    assert target.domain.features == FAMILIES[family].features - UNPUBLISHED_FEATURES - left_out
 
 
 def test_arguments_of_the_split_families() -> None:
@@ -204,3 +204,49 @@ def test_default_softmax_scale_is_left_out(parameters: str, scale: float, given:
 def test_cache_dtype_has_its_serving_name(kv: DTypeName, as_bytes: bool, word: str) -> None:
     case = AttentionCase((Sequence(1),), family="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
     assert arguments_of("**given", materialise(case), "chunked")["kv_cache_dtype"] == word
+
+
+FP8 = AttentionCase(
+    (Sequence(1, 3), Sequence(1)),
+    heads=HeadLayout(2, 1, 16),
+    dtypes=DTypes(q="bfloat16", kv="float8_e4m3fn", out="bfloat16"),
+    scales=Scales(k=1.0, v=0.5),
+)
+
+
+def in_form(case: AttentionCase, **form: Any) -> dict[str, Any]:
+    """Return the arguments of a call of the case's family with the arguments in some form."""
+    return arguments_of("**given", materialise(replace(case, form=CallForm(**form))), case.family)
+
+
+@pytest.mark.parametrize(
+    ("form", "window", "given"),
+    [(0, 0, (-1, -1)), (1, 0, (-1, 0)), (2, 0, (-1, -1)), (0, 3, (2, 0)), (1, 3, (2, -1)), (2, 3, (2, 0))],
+)
+def test_right_side_of_a_window_size_in_both_forms(form: int, window: int, given: tuple[int, int]) -> None:
+    assert in_form(replace(FP8, window=window), window=form)["window_size"] == given
+
+
+@pytest.mark.parametrize(
+    ("form", "window", "given"), [(0, 0, None), (1, 0, 0), (2, 0, -1), (0, 3, 3), (1, 3, 3), (2, 3, 3)]
+)
+def test_no_window_in_three_forms(form: int, window: int, given: int | None) -> None:
+    assert in_form(replace(FP8, family="paged", window=window), window=form)["sliding_window"] == given
+
+
+def test_scales_in_each_form() -> None:
+    assert [in_form(FP8)[name].tolist() for name in ("k_descale", "v_descale")] == [[1.0], [0.5]]
+    assert [in_form(FP8, scales="scalar")[name].shape for name in ("k_descale", "v_descale")] == [(), ()]
+    expanded = in_form(FP8, scales="expanded")["v_descale"]
+    assert (expanded.shape, expanded.stride(), expanded.unique().tolist()) == ((2, 2), (0, 0), [0.5])
+    omitted = in_form(FP8, scales="omitted")
+    assert (omitted["k_descale"], omitted["v_descale"].tolist()) == (None, [0.5])
+
+
+def test_names_of_cache_types_and_starts_of_queries() -> None:
+    paged = replace(FP8, family="paged")
+    assert [in_form(paged, cache_name=name)["kv_cache_dtype"] for name in range(3)] == ["fp8_e4m3", "fp8", "auto"]
+    as_bytes = replace(paged, uint8_cache=True)
+    assert [in_form(as_bytes, cache_name=name)["kv_cache_dtype"] for name in range(3)] == ["fp8", "fp8_e4m3", "fp8"]
+    assert in_form(paged, query_starts=False)["query_start_loc"] is None
+    assert in_form(replace(FP8, family="context"), query_starts=False)["b_start_loc"].tolist() == [0, 1, 2]

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.layouts import native_layout
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Feature
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Feature
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import DomainError
 from fuzz_attn.targets.bindings.roles import NEEDED, SEGMENT_ROLES
 
-_UNDECLARED: Final[frozenset[Feature]] = frozenset(("fp8_q",))
-"""Features that never follow from a signature: published versions differ in how they compute them."""
+_UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
+"""Features that never follow from a signature: a target has to declare them. Published versions differ in how they
+compute fp8 queries."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 

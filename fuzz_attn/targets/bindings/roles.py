@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fuzz_attn.case.families import Feature
-from fuzz_attn.targets.bindings import values
+from fuzz_attn.targets.bindings import call_forms, values
 from fuzz_attn.targets.bindings.problem import Problem
 
 
@@ -108,7 +108,7 @@ ROLES: Final[dict[str, Role]] = {
             "cu_q_lens",
             "cumulative_sequence_length_q",
         ),
-        _input("query_start_loc"),
+        lambda problem: call_forms.query_starts(problem.tensors),
     ),
     "query_lens": Role(
         "query tokens of each sequence",
