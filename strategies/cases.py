@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.families import FAMILIES, Feature
 from fuzz_attn.case.parts import Scales, Strides
 from fuzz_attn.case.recipes import LevelScores
 from fuzz_attn.strategies.batches import batches
@@ -31,7 +31,6 @@ from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
 
 _SOFT_CAPS = soft_caps()
-_ALIBI_SLOPES = alibi_slopes()
 _QQ_BIASES = qq_biases()
 _SINKS = sinks()
 _POISONS = poisons()
@@ -45,6 +44,24 @@ _SEEDS = sampled_from(range(2**12))
 _DENSE = Strides()
 _ONE = Scales()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
+
+
+class FeaturesLeft:
+    """The features that a case may still get: those of its domain that are supported beside what it has."""
+
+    def __init__(self, domain: Domain, present: Iterable[Feature]) -> None:
+        self._present = set(present)
+        self.domain = beside(domain, self._present)
+
+    def allows(self, feature: Feature) -> bool:
+        """Return whether the case may get a feature."""
+        return self.domain.allows(feature)
+
+    def note(self, feature: Feature, present: bool) -> None:
+        """Note whether the case got a feature."""
+        if present:
+            self._present.add(feature)
+            self.domain = beside(self.domain, self._present)
 
 
 def cases(
@@ -70,21 +87,30 @@ def _cases(
     draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey], strides: st.SearchStrategy[Strides]
 ) -> AttentionCase:
     key = draw(keys)
+    left = FeaturesLeft(domain, key.features)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
-    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=domain))
+    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain))
+    left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
+    slopes = alibi_slopes(kinds=domain.alibi_kinds)
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
-    softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(_ALIBI_SLOPES), draw(_QQ_BIASES), draw(_SINKS)
+    softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(slopes), draw(_QQ_BIASES), draw(_SINKS)
     one_byte = one_byte_operands(key.dtypes)
-    layout = draw(strides) if domain.allows("strides") else _DENSE
-    offset = draw(_OFFSETS) if domain.allows("large_offsets") else 0
+    layout = draw(strides) if left.allows("strides") else _DENSE
+    left.note("strides", layout != _DENSE)
+    offset = draw(_OFFSETS) if left.allows("large_offsets") else 0
+    left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page = cache.page_strides[1]
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
     recipes = score_recipes(window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte)
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
+    uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
+    left.note("uint8_cache", uint8_cache)
+    stale_cache = left.allows("stale_cache") and draw(_STALE)
+    left.note("stale_cache", stale_cache)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
@@ -93,8 +119,8 @@ def _cases(
         dtypes=key.dtypes,
         launch=key.launch,
         filter_by_query_len=key.filter_by_query_len,
-        uint8_cache=domain.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES),
-        stale_cache=domain.allows("stale_cache") and draw(_STALE),
+        uint8_cache=uint8_cache,
+        stale_cache=stale_cache,
         window=window if key.window else 0,
         softcap=cap,
         alibi=alibi if key.alibi else None,
@@ -108,7 +134,7 @@ def _cases(
         near_uniform=near_uniform and not isinstance(scores, LevelScores),
         key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
-        padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,
+        padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,
         seed=draw(_SEEDS),
         strides=layout,
         scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales)),

@@ -166,7 +166,7 @@ class Campaign:
         number = 0
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.shard:
-                play_saved(self, self._lives, self.folder())
+                play_saved(self, self._lives, self.folder(), self.ready.domain)
             while self._has_budget() and not self._refusals.hopeless(number):
                 self._round(number)
                 number += 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from hypothesis import strategies as st
 
-from fuzz_attn.case.recipes import AlibiRecipe
+from fuzz_attn.case.domain import ALIBI_KINDS
+from fuzz_attn.case.recipes import AlibiKind, AlibiRecipe
 from fuzz_attn.strategies.sampling.draws import sampled_from
 
 ALIBI_RECIPES = (
@@ -19,7 +22,12 @@ ALIBI_RECIPES = (
 )
 """Some are scaled up, as the standard slopes of one or two heads are too small to show over short contexts."""
 
+POSITIVE_RECIPES = (AlibiRecipe(kind="positive"), AlibiRecipe(kind="positive", scale=4.0))
+"""For targets that take no arbitrary slopes, which are positive too."""
 
-def alibi_slopes() -> st.SearchStrategy[AlibiRecipe]:
-    """Return a strategy of slope recipes; shrinks towards the standard slopes."""
-    return sampled_from(ALIBI_RECIPES)
+
+@lru_cache(maxsize=64)
+def alibi_slopes(*, kinds: tuple[AlibiKind, ...] = ALIBI_KINDS) -> st.SearchStrategy[AlibiRecipe]:
+    """Return a strategy of slope recipes of some kinds; shrinks towards the standard slopes."""
+    recipes = ALIBI_RECIPES if "arbitrary" in kinds else (*ALIBI_RECIPES, *POSITIVE_RECIPES)
+    return sampled_from([recipe for recipe in recipes if recipe.kind in kinds])
