@@ -59,7 +59,7 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
     _require_each_once(binding.roles)
     reasons = dict.fromkeys(unstated, f"name of the {binding.family} interface")
     reasons |= dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, binding)
-    return Match(binding, reasons, published=stated == Binding(family=stated.family))
+    return Match(binding, reasons, published=replace(stated, domain={}) == Binding(family=stated.family))
 
 
 def _stated_names(stated: Binding) -> frozenset[str]:
