@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -85,6 +86,12 @@ class Backend(Protocol):
 
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
+
+    def announce(self, compiling: Callable[[bool], None]) -> None:
+        """Call back before a kernel is compiled, with False, and when that has ended, with True.
+
+        A launch that compiles takes seconds longer; for a CPU nothing is compiled.
+        """
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return the masks of kernels with new outcomes since the last call; a compiled kernel has none."""

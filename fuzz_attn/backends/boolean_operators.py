@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import triton.language as tl
 
-from fuzz_attn.simulator.triton_compat import SyntaxTransformer
+from fuzz_attn.backends.interpreter_compat import SyntaxTransformer
 
 _METHODS: Final[dict[type[ast.boolop], str]] = {ast.And: "logical_and", ast.Or: "logical_or"}
 _COMBINED: Final = "_fuzz_attn_combined"
@@ -25,6 +25,11 @@ class BooleanOperators(SyntaxTransformer):  # type: ignore[misc]  # Triton has n
     """
 
     functions: ClassVar[dict[Any, Any]] = {}
+
+    def visit_Assign(self, node: ast.Assign) -> Any:  # noqa: N802 - Python's name
+        """Replace in the value too, which Triton 3.6 does not visit."""
+        node.value = self.visit(node.value)
+        return super().visit_Assign(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802 - Python's name
         """Return a call with a function for each operand, of which the compiler too may leave out some."""

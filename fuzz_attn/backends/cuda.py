@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._kernels = Kernels()
+        self._compiling: Callable[[bool], None] = lambda ended: None
 
     def prepare(self) -> None:
         """Let Triton compile; raises :class:`BackendError` without a GPU, or if kernels are already interpreted."""
@@ -72,11 +73,12 @@ class CudaBackend:
         Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then.
         """
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
-        from fuzz_attn.simulator.triton_compat import launches_counted  # noqa: PLC0415 - imports Triton, as above
+        from fuzz_attn.simulator.triton_compat import compilations_announced, launches_counted  # noqa: PLC0415 - imports Triton, as above
 
         watch, scratch = Watch(), PoisonedScratch()
         try:
-            with scratch, self._counting(), launches_counted(watch.count_launch):
+            counted = launches_counted(watch.count_launch)
+            with scratch, self._counting(), counted, compilations_announced(self._compiling):
                 yield watch
         finally:
             _wait()
@@ -89,6 +91,10 @@ class CudaBackend:
     def reaches_large_offsets(self) -> bool:
         """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""
         return False
+
+    def announce(self, compiling: Callable[[bool], None]) -> None:
+        """Call back before Triton compiles a kernel, with False, and when it has ended, with True."""
+        self._compiling = compiling
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return nothing: the masks of a compiled kernel are not recorded."""

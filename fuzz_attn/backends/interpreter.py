@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from fuzz_attn.backends.backend import Kernels, Watch
@@ -77,6 +77,9 @@ class InterpreterBackend:
         from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
         return reaches_large_offsets()
+
+    def announce(self, compiling: Callable[[bool], None]) -> None:
+        """Do nothing: nothing is compiled for the CPU."""
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return nothing: the interpreter does not record masks."""

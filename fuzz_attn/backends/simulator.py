@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Final
@@ -134,6 +134,9 @@ class SimulatorBackend:
         from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
         return reaches_large_offsets()
+
+    def announce(self, compiling: Callable[[bool], None]) -> None:
+        """Do nothing: nothing is compiled for the CPU."""
 
     def new_masks(self) -> tuple[Mask, ...]:
         """Return the masks with new outcomes since the last call, with all of their outcomes so far."""

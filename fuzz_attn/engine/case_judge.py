@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fuzz_attn.engine.child.worker import Send, serve
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.messages import Answer, Compiling, Order, Ready, Setup
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -79,6 +79,7 @@ class CaseJudge:
 
     def answer(self, message: bytes, send: Send) -> None:
         """Judge the order of a message and send the answer."""
+        self.backend.announce(lambda ended: send(Compiling(ended)))
         send(self.judge(msgspec.json.decode(message, type=Order)))
 
     def judge(self, order: Order) -> Answer:

@@ -66,7 +66,8 @@ class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
 class RefusalReduced(Plain, frozen=True, tag_field="event", tag="refusal_reduced"):
     """The smallest refused combination was found; ``combination`` names its features and sizes in words.
 
-    It is empty where nothing that a case can have is accepted.
+    It is empty where nothing that a case can have is accepted, and ends with "not reduced fully" where the time was up
+    before everything else of the case had been left out.
     """
 
     shard: int

@@ -13,7 +13,18 @@ from typing import Final, Self, TypeAlias, get_args
 import msgspec
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.engine.messages import Answer, Died, HarnessFailed, Order, Ready, Refused, Renew, Setup, Unsupported
+from fuzz_attn.engine.messages import (
+    Answer,
+    Compiling,
+    Died,
+    HarnessFailed,
+    Order,
+    Ready,
+    Refused,
+    Renew,
+    Setup,
+    Unsupported,
+)
 from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Kind, Verdict
@@ -24,11 +35,13 @@ RENEW_SECONDS: Final = 10.0
 """A process that is to be replaced has to end within this time."""
 LAUNCH_SECONDS: Final = 120.0
 """A launch that takes longer counts as a hang."""
+COMPILE_SECONDS: Final = 120.0
+"""A kernel has to compile, or a device to start, within this time, which does not count as part of the launch."""
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
 
 Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died | HarnessFailed
-DECODER: Final = msgspec.json.Decoder[Reply](Reply)
+DECODER: Final = msgspec.json.Decoder[Reply | Compiling](Reply | Compiling)
 
 
 class IsolatedWorker:
@@ -59,7 +72,7 @@ class IsolatedWorker:
         self.unsupported: Counter[str] = Counter()
         """What the backend could not run, with the number of cases."""
         self._interpreter: IsolatedWorker | None = None
-        self.process: WorkerProcess[Reply] | None = None
+        self.process: WorkerProcess[Reply | Compiling] | None = None
 
     def __enter__(self) -> Self:
         """Start the child and wait until it is set up."""
@@ -91,7 +104,7 @@ class IsolatedWorker:
         if self.process is None:
             return
         try:
-            reply = self._request(Renew(), time.monotonic() + RENEW_SECONDS)
+            reply = self._request(Renew(), RENEW_SECONDS)
         except TimeoutError:
             reply = None
         if not isinstance(reply, Died):
@@ -100,11 +113,10 @@ class IsolatedWorker:
     def _judge(self, order: Order, deadline: float | None, *, again: bool = False) -> Answer:
         if self.process is None:
             self.ready = self._start(deadline)
-        limit = time.monotonic() + self.launch_seconds
         try:
-            reply = self._request(order, _earlier(limit, deadline))
+            reply = self._request(order, self.launch_seconds, deadline)
         except TimeoutError:
-            if deadline is not None and deadline < limit:
+            if deadline is not None and deadline <= time.monotonic():
                 raise OutOfTimeError(f"the time was up before a launch of {self.setup.target!r} ended") from None
             self._end()
             return _failed("timeout", f"the launch did not end within {self.launch_seconds:.0f} s")
@@ -176,11 +188,10 @@ class IsolatedWorker:
 
     def _start(self, deadline: float | None = None) -> Ready:
         self.process = WorkerProcess(self.command, DECODER, self.index)
-        limit = time.monotonic() + START_SECONDS
         try:
-            reply = self._request(self._complete_setup, _earlier(limit, deadline))
+            reply = self._request(self._complete_setup, START_SECONDS, deadline)
         except TimeoutError:
-            if deadline is not None and deadline < limit:
+            if deadline is not None and deadline <= time.monotonic():
                 raise OutOfTimeError(f"the time was up before {self.setup.target!r} was loaded") from None
             raise TargetError(f"target={self.setup.target!r} did not load within {START_SECONDS:.0f} s") from None
         if isinstance(reply, Ready):
@@ -189,11 +200,20 @@ class IsolatedWorker:
             raise FuzzAttnError(reply.reason)
         raise TargetError(f"target={self.setup.target!r} {self._death(self._end_of(reply))} while it was loaded")
 
-    def _request(self, message: msgspec.Struct, limit: float) -> Reply | None:
-        """Return the child's reply to a message, None at its end; raises TimeoutError when the limit passes."""
+    def _request(self, message: msgspec.Struct, seconds: float, deadline: float | None = None) -> Reply | None:
+        """Return the child's reply to a message, None at its end.
+
+        Raises :class:`TimeoutError` at the deadline, or after so many seconds without a reply. They start anew whenever
+        a kernel has been compiled: compiling is not launching.
+        """
         assert self.process is not None
         self.process.send(message)
-        return self.process.receive(limit)
+        allowed = seconds
+        while True:
+            reply = self.process.receive(_earlier(time.monotonic() + allowed, deadline))
+            if not isinstance(reply, Compiling):
+                return reply
+            allowed = seconds if reply.ended else COMPILE_SECONDS
 
     def _end_of(self, reply: Reply | None) -> Died:
         """Return how the process that was to answer died: a fork, which is reported, or the whole child."""

@@ -99,6 +99,15 @@ class Answer(Plain, frozen=True, tag="answer"):
         return self.refusal is None and (not self.unsupported or bool(self.instead))
 
 
+class Compiling(Plain, frozen=True, tag="compiling"):
+    """The worker compiles a kernel or starts its device, which takes seconds; ``ended`` when it goes on.
+
+    It may precede the answer to any message, any number of times.
+    """
+
+    ended: bool = False
+
+
 class Renew(Plain, frozen=True, tag="renew"):
     """Asks a worker to answer from a process that has judged no case; it answers with :class:`Died`."""
 

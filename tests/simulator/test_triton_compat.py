@@ -18,6 +18,7 @@ from triton.compiler import ASTSource, code_generator, make_backend
 from triton.runtime import Autotuner, JITFunction, interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
+from fuzz_attn.backends import interpreter_compat
 from fuzz_attn.simulator import triton_compat
 from fuzz_attn.simulator.triton_compat import FrontEnd, Parameter, TranslatedFunction
 
@@ -33,6 +34,10 @@ def _compiled(function: Any) -> Any:
 
 PARAMETERS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "JITFunction.run": (JITFunction.run, ["self", "args", "grid", "warmup", "kwargs"]),
+    "JITFunction._do_compile": (
+        JITFunction._do_compile,
+        ["self", "key", "signature", "device", "constexprs", "options", "attrs", "warmup"],
+    ),
     "InterpretedFunction.run": (InterpretedFunction.run, ["self", "args", "grid", "warmup", "kwargs"]),
     "Autotuner.run": (Autotuner.run, ["self", "args", "kwargs"]),
     "Autotuner.prune_configs": (Autotuner.prune_configs, ["self", "kwargs"]),
@@ -69,20 +74,20 @@ def test_a_dot_product_of_the_interpreter_takes_both_factors_first() -> None:
 
 
 def test_the_interpreter_changes_the_syntax_tree_of_each_function() -> None:
-    assert isinstance(interpreter.FunctionRewriter.ast_transformer, triton_compat.SyntaxTransformer)
+    assert isinstance(interpreter.FunctionRewriter.ast_transformer, interpreter_compat.SyntaxTransformer)
     assert isinstance(InterpretedFunction.rewritten_fn, dict)
-    assert callable(triton_compat.SyntaxTransformer.visit_Assign)
+    assert callable(interpreter_compat.SyntaxTransformer.visit_Assign)
 
 
 def test_a_tensor_handle_has_data_and_a_type() -> None:
     data = np.ones(1, np.float32)
-    handle = triton_compat.TensorHandle(data, tl.float32)
+    handle = interpreter_compat.TensorHandle(data, tl.float32)
     assert handle.data is data
     assert handle.dtype == tl.float32
 
 
 def test_the_parts_of_the_language_that_the_interpreter_patches_exist() -> None:
-    assert all(vars(part) for part in triton_compat.LANGUAGE)
+    assert all(vars(part) for part in interpreter_compat.LANGUAGE)
 
 
 def test_kernels_have_parameters_and_a_source() -> None:

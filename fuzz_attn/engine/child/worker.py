@@ -25,6 +25,7 @@ from fuzz_attn.engine.messages import (
     DEVICE_LOST,
     HARNESS_FAILED,
     RENEWED,
+    Compiling,
     HarnessFailed,
     Ready,
     Refused,
@@ -147,11 +148,13 @@ class _Server:
 
     def _answer_next(self, service: Service) -> None:
         self._process = os.getpid()
+        self._send(Compiling())
         try:
             service.start()
         except BackendError as error:
             self._send(Refused(str(error)))
             return
+        self._send(Compiling(ended=True))
         self._answer(service)
 
     def _introduce(self, service: Service) -> None:

@@ -31,6 +31,9 @@ _WIDE: Final = tuple(DTypes(q=name, kv=name, out=name) for name in WIDE_DTYPES)
 COMMON: Final = (64, 128, 32)
 """Sizes that nearly every kernel takes."""
 
+NOT_REDUCED: Final = "not reduced fully"
+"""Stands at the end of a combination for everything else of the case that it was found in."""
+
 _DATA: Final = ("scores", "values", "near_uniform", "key_marks", "overrides", "poison")
 
 
@@ -49,10 +52,14 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A refused combination: cases for which all conditions hold are refused."""
+    """A refused combination: cases for which all conditions hold are refused.
+
+    ``untried`` names the conditions that may not matter, since no probes were left to find out.
+    """
 
     refusal: Refusal
     conditions: tuple[Condition, ...]
+    untried: frozenset[str] = frozenset()
 
     def matches(self, case: CaseFields) -> bool:
         """Return whether a case has the combination; a rule without conditions would exclude everything."""
@@ -61,8 +68,13 @@ class Rule(msgspec.Struct, frozen=True):
         )
 
     def words(self, domain: Domain) -> tuple[str, ...]:
-        """Return the conditions in words, by what is accepted where that is shorter."""
-        return tuple(_in_words(condition, BY_NAME[condition.name], domain) for condition in self.conditions)
+        """Return the conditions in words, by what is accepted where that is shorter.
+
+        The untried ones would hide the others: :data:`NOT_REDUCED` stands for all of them.
+        """
+        needed = [each for each in self.conditions if each.name not in self.untried]
+        words = tuple(_in_words(condition, BY_NAME[condition.name], domain) for condition in needed)
+        return (*words, NOT_REDUCED) if self.untried else words
 
     def matches_key(self, key: CompileKey) -> bool:
         """Return whether every case of a compile key has the combination."""
@@ -116,10 +128,11 @@ class Reduction:
             self._heed_judged()
         except OutOfProbesError:
             pass
-        for name in self._untried:
-            value = BY_NAME[name].of_case(self._case)
-            self._needed.setdefault(name, Condition(name, frozenset({value})))
-        return Rule(self.refusal, tuple(self._needed[a.name] for a in ATTRIBUTES if a.name in self._needed))
+        untried = frozenset(self._untried.keys() - self._needed.keys())
+        for name in untried:
+            self._needed[name] = Condition(name, frozenset({BY_NAME[name].of_case(self._case)}))
+        conditions = tuple(self._needed[a.name] for a in ATTRIBUTES if a.name in self._needed)
+        return Rule(self.refusal, conditions, untried)
 
     def _outcomes(self, cases: Sequence[AttentionCase | None]) -> list[bool | None]:
         """Return for each case whether it is refused at the place of the first one; None where no case is given.

@@ -86,7 +86,7 @@ class Refusals:
     def _without_vacuous(self, rule: Rule) -> Rule:
         """Return a rule without conditions that other rules leave no choice in: what they accept is refused here."""
         kept = [each for each in rule.conditions if each.least is not None or self._accepted_beside(each)]
-        return Rule(rule.refusal, tuple(kept)) if kept else rule
+        return msgspec.structs.replace(rule, conditions=tuple(kept)) if kept else rule
 
     def _accepted_beside(self, condition: Condition) -> bool:
         """Return whether there is a value beside a condition's that no rule of one condition excludes."""

@@ -14,14 +14,10 @@ KERNELS = "foreign_kernels.py"
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_negated_flag(kernels: Any, interpreter: Any, flag: bool) -> None:
+def test_a_negated_flag(kernels: Any, flag: bool) -> None:
     x, out = torch.arange(16.0), torch.zeros(16)
     with simulate():
-        kernels.negated_flag_kernel[(1,)](x, out, flag, BLOCK=16)
-    (_, interpreted, *_), _ = interpreter.launch(
-        kernels.__file__, "negated_flag_kernel", (1,), x, torch.zeros(16), flag, BLOCK=16
-    )
-    assert torch.equal(out, interpreted)
+        kernels.negated_flag_kernel[(1,)](x, out, flag, BLOCK=16)  # Triton 3.6's interpreter cannot negate a flag
     assert out.tolist() == ([-1.0] * 16 if flag else [*range(13), -1.0, -1.0, -1.0])
 
 
