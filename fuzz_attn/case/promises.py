@@ -19,11 +19,18 @@ def unpromised(case: CaseFields, domain: Domain) -> str:
     return next(_unpromised(case, domain), "")
 
 
+def missing_feature(case: CaseFields, domain: Domain) -> str:
+    """Return the first feature of a case that a domain lacks, in words; an empty string where it has all."""
+    present = (feature for feature in CASE_FEATURES if feature.name != "large_offsets" and feature.present(case))
+    return next((feature.words for feature in present if not domain.allows(feature.name)), "")
+
+
 def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
-    present = all_features_of(case)
+    lacking = missing_feature(case, domain)
+    if lacking:
+        yield lacking
     words = {feature.name: feature.words for feature in CASE_FEATURES}
-    yield from (words[name] for name in words if name in present - {"large_offsets"} and not domain.allows(name))
-    combination = domain.excludes(present)
+    combination = domain.excludes(all_features_of(case))
     if combination:
         yield " together with ".join(words[name] for name in words if name in combination)
     launch, heads = case.launch, case.heads

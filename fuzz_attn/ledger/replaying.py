@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fuzz_attn.case.promises import unpromised
+from fuzz_attn.case.promises import missing_feature
 from fuzz_attn.engine.failures.saved import NOT_PROMISED
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
@@ -72,7 +72,7 @@ def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row,
     with IsolatedWorker(setup) as worker:
         for row in rows:
             found = table.case(row)
-            lacking = unpromised(found.case, worker.ready.domain)
+            lacking = missing_feature(found.case, worker.ready.domain)
             if lacking:
                 cells.append(Cell(row, version, "absent", NOT_PROMISED.format(lacking)))
                 continue
