@@ -92,7 +92,7 @@ class CaseJudge:
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
         if order.probes:
-            return Answer(refusals=tuple(map(self._probe, order.probes)))
+            return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         refusal = experiment.refusal
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
@@ -102,11 +102,11 @@ class CaseJudge:
         masks = self.backend.new_masks()
         return Answer(verdict, tuple(others), refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
 
-    def _probe(self, case: AttentionCase) -> Refusal | None:
+    def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - imports torch, as above
 
-        experiment = Experiment(case, self.target, self.backend, strict=self.strict)
+        experiment = Experiment(case, self.target, self.backend, strict=self.strict, host_only=host_only)
         try:
             return experiment.launch(case).refusal
         except UnsupportedByBackendError:
