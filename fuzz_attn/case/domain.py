@@ -1,14 +1,16 @@
-"""Domain: the inputs that a target promises to handle. Strategies draw only cases within it."""
+"""Domain: the inputs that a target promises to handle, and what of a case it does not promise."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import Final, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family, Feature
+from fuzz_attn.case.features import CASE_FEATURES, all_features_of
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.case.recipes import AlibiKind
 from fuzz_attn.errors import DomainError
@@ -139,3 +141,53 @@ def _require_known(name: str, given: Collection[str], known: tuple[str, ...]) ->
         raise DomainError(f"{name}={value} has no {unknown[0]!r}: choose among {', '.join(known)}")
     if not given and not isinstance(given, frozenset):
         raise DomainError(f"{name}=() must name at least one of {', '.join(known)}")
+
+
+def unpromised(case: CaseFields, domain: Domain) -> str:
+    """Return what of a case its target does not promise, in words; an empty string where it promises all.
+
+    Large offsets are not counted: a backend without virtual memory takes them out of every domain. A hint for a path is
+    not counted where the launcher always chooses by itself.
+    """
+    return next(_unpromised(case, domain), "")
+
+
+def missing_feature(case: CaseFields, domain: Domain) -> str:
+    """Return the first feature of a case that a domain lacks, in words; an empty string where it has all."""
+    present = (feature for feature in CASE_FEATURES if feature.name != "large_offsets" and feature.present(case))
+    return next((feature.words for feature in present if not domain.allows(feature.name)), "")
+
+
+def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
+    lacking = missing_feature(case, domain)
+    if lacking:
+        yield lacking
+    words = {feature.name: feature.words for feature in CASE_FEATURES}
+    combination = domain.excludes(all_features_of(case))
+    if combination:
+        yield " together with ".join(words[name] for name in words if name in combination)
+    launch, heads = case.launch, case.heads
+    if launch.path not in ("auto", *domain.paths) and domain.paths != ("auto",):
+        yield f"the path {launch.path}"
+    if launch.num_segments and "3d" in domain.paths and not within(launch.num_segments, domain.segments):
+        yield f"{launch.num_segments} segments"
+    yield from _unpromised_types(case, domain)
+    for what, size, allowed in (
+        ("heads of {}", heads.head_size, domain.head_sizes),
+        ("pages of {}", case.pages.block_size, domain.block_sizes),
+        ("{} query heads for each KV head", heads.num_queries_per_kv, domain.group_sizes),
+    ):
+        if not within(size, allowed):
+            yield what.format(size)
+    if case.alibi is not None and case.alibi.kind not in domain.alibi_kinds:
+        yield f"{case.alibi.kind} ALiBi slopes"
+
+
+def _unpromised_types(case: CaseFields, domain: Domain) -> Iterator[str]:
+    dtypes = case.dtypes
+    if not is_fp8(dtypes.q) and dtypes.q not in domain.dtypes:
+        yield f"queries of {dtypes.q}"
+    if dtypes.kv not in domain.cache_dtypes:
+        yield f"a cache of {dtypes.kv}"
+    if dtypes.out not in domain.output_dtypes:
+        yield f"an output of {dtypes.out}"

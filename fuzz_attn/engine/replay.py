@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.promises import unpromised
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import is_installed

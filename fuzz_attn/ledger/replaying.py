@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fuzz_attn.case.promises import missing_feature
+from fuzz_attn.case.domain import missing_feature
 from fuzz_attn.engine.failures.saved import NOT_PROMISED
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.domain import Domain, beside, within
+from fuzz_attn.case.domain import Domain, beside, unpromised, within
 from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
-from fuzz_attn.case.promises import unpromised
 from fuzz_attn.case.recipes import AlibiRecipe
 from fuzz_attn.errors import DomainError
 from fuzz_attn.strategies.compile_keys import key_pool

@@ -12,11 +12,10 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain, within
+from fuzz_attn.case.domain import Domain, unpromised, within
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.case.promises import unpromised
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool

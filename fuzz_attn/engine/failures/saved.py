@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.promises import unpromised
+from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample

@@ -18,10 +18,9 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import traits
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.parts import Strides
-from fuzz_attn.case.promises import unpromised
 from fuzz_attn.case.traits import FEATURES, KINDS, simplicity
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
