@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Feature
 from fuzz_attn.case.parts import CallForm, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
 from fuzz_attn.strategies.batches import batches
@@ -48,6 +48,24 @@ _USUAL = CallForm()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
 
 
+class FeaturesLeft:
+    """The features that a case may still get: those of its domain that are supported beside what it has."""
+
+    def __init__(self, domain: Domain, present: Iterable[Feature]) -> None:
+        self._present = set(present)
+        self.domain = beside(domain, self._present)
+
+    def allows(self, feature: Feature) -> bool:
+        """Return whether the case may get a feature."""
+        return self.domain.allows(feature)
+
+    def note(self, feature: Feature, present: bool) -> None:
+        """Note whether the case got a feature."""
+        if present:
+            self._present.add(feature)
+            self.domain = beside(self.domain, self._present)
+
+
 def cases(
     domain: Domain = Domain(),  # noqa: B008 (frozen)
     *,
@@ -60,9 +78,16 @@ def cases(
     many cases of few keys. Strided cases take one of ``layouts`` where given. Raises InvalidArgument for keys outside
     of the domain.
     """
+    domain = _without_excluded_freedoms(domain)
     inner = domain.allows("inner_strides")
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner)
     return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain))
+
+
+def _without_excluded_freedoms(domain: Domain) -> Domain:
+    """Return a domain without the unpublished features that it excludes beside others: few targets have any."""
+    excluded = frozenset[Feature]().union(*domain.excluded) & UNPUBLISHED_FEATURES
+    return msgspec.structs.replace(domain, features=domain.features - excluded) if excluded else domain
 
 
 @lru_cache(maxsize=64)
@@ -71,7 +96,7 @@ def _features(domain: Domain) -> tuple[st.SearchStrategy[Any], ...]:
     other, inner = domain.allows("bias_dtypes"), domain.allows("inner_strides")
     return (
         _SOFT_CAPS,
-        alibi_slopes(other_dtypes=other),
+        alibi_slopes(kinds=domain.alibi_kinds, other_dtypes=other),
         qq_biases(inner_strides=inner, other_dtypes=other),
         sinks(other_dtypes=other),
     )
@@ -86,15 +111,19 @@ def _cases(
     features: tuple[st.SearchStrategy[Any], ...],
 ) -> AttentionCase:
     key = draw(keys)
+    left = FeaturesLeft(domain, key.features)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
-    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=domain))
+    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain))
+    left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
     softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
     one_byte = one_byte_operands(key.dtypes)
-    layout = _splittable(draw(strides), heads.head_size) if domain.allows("strides") else _DENSE
-    offset = draw(_OFFSETS) if domain.allows("large_offsets") else 0
+    layout = _splittable(draw(strides), heads.head_size) if left.allows("strides") else _DENSE
+    left.note("strides", layout != _DENSE)
+    offset = draw(_OFFSETS) if left.allows("large_offsets") else 0
+    left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
     segments = key.launch.num_segments > 1
@@ -104,6 +133,10 @@ def _cases(
         window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=long
     )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
+    uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
+    left.note("uint8_cache", uint8_cache)
+    stale_cache = left.allows("stale_cache") and draw(_STALE)
+    left.note("stale_cache", stale_cache)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
@@ -112,8 +145,8 @@ def _cases(
         dtypes=key.dtypes,
         launch=key.launch,
         filter_by_query_len=key.filter_by_query_len,
-        uint8_cache=domain.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES),
-        stale_cache=domain.allows("stale_cache") and draw(_STALE),
+        uint8_cache=uint8_cache,
+        stale_cache=stale_cache,
         window=window if key.window else 0,
         softcap=cap,
         alibi=alibi if key.alibi else None,
@@ -128,7 +161,7 @@ def _cases(
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
         key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
-        padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,
+        padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,
         seed=draw(_SEEDS),
         strides=layout,
         scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from operator import eq
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -12,7 +13,8 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.features import COMPILED_FEATURES
+from fuzz_attn.case.families import Feature
+from fuzz_attn.case.features import COMPILED_FEATURES, fp8_features
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
@@ -65,11 +67,45 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
     their error bounds are the tightest. A few more keys have mixed types. The pool depends only on the domain.
     """
     axes = _axes(domain)
-    keys = set(_covering(axes, plain_dtypes(domain), domain))
-    if fp8_dtypes(domain):
-        keys.update(_covering(axes, fp8_dtypes(domain), domain))
-    keys.update(_mixed(sorted(keys, key=lambda key: _complexity(key, axes)), domain))
+    keys = {
+        each
+        for dtypes in (plain_dtypes(domain), fp8_dtypes(domain))
+        if dtypes
+        for key in _covering(axes, dtypes, domain)
+        for each in supported_keys(key, domain)
+    }
+    if not keys:
+        raise InvalidArgument(f"{domain} excludes all combinations of its types")
+    mixed = _mixed(sorted(keys, key=lambda key: _complexity(key, axes)), domain)
+    keys.update(each for key in mixed for each in supported_keys(key, domain))
     return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
+
+
+def supported_keys(key: CompileKey, domain: Domain) -> Iterator[CompileKey]:
+    """Yield a key, or in its place keys without excluded combinations: each lacks another feature of a combination.
+
+    A pair of values of the key that is not excluded itself is in one of them.
+    """
+    combination = domain.excludes(key.features)
+    if combination is None:
+        yield key
+        return
+    for feature in sorted(combination):
+        for fewer in _without(key, feature, domain):
+            yield from supported_keys(fewer, domain)
+
+
+def _without(key: CompileKey, feature: Feature, domain: Domain) -> Iterator[CompileKey]:
+    """Yield the key without one feature; one of types leaves it with the most similar types of the domain."""
+    if feature in COMPILED_FEATURES:
+        yield msgspec.structs.replace(key, **{feature: False})
+        return
+    fewer = fp8_features(key.dtypes) - {feature}
+    found = [each for each in (*plain_dtypes(domain), *fp8_dtypes(domain)) if fp8_features(each) <= fewer]
+    if found:
+        own = msgspec.structs.astuple(key.dtypes)
+        alike = max(found, key=lambda each: sum(map(eq, msgspec.structs.astuple(each), own)))
+        yield msgspec.structs.replace(key, dtypes=alike)
 
 
 def compile_keys(
@@ -108,6 +144,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
     known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in COMPILED_FEATURES}
+    known["features"] = domain.excludes(key.features) is None
     for name, allowed in known.items():
         if not allowed:
             raise InvalidArgument(f"key.{name}={getattr(key, name)} lies outside of {domain}")
@@ -131,7 +168,10 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
     if choice >= len(simpler):
         return key
     values |= {axis.name: simpler[choice]}
-    return _key(values, domain) if _splits(values["head_size"], values["dtypes"], domain) else key
+    if not _splits(values["head_size"], values["dtypes"], domain):
+        return key
+    simplified = _key(values, domain)
+    return key if domain.excludes(simplified.features) else simplified
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
 
 
@@ -36,10 +37,14 @@ class Watch:
     observations: list[Observation] = field(default_factory=list)
     launches: int = 0
     """Launches of kernels that the target has tried."""
+    host_only: bool = False
+    """Whether the first launch ends the target."""
 
     def count_launch(self) -> None:
-        """Count a launch that the target tries."""
+        """Count a launch that the target tries; raises :class:`LaunchReachedInterrupt` where it ends the target."""
         self.launches += 1
+        if self.host_only:
+            raise LaunchReachedInterrupt
 
 
 class Backend(Protocol):

@@ -85,6 +85,7 @@ class SimulatorBackend:
         with quiet():
             try:
                 with simulate(self._simulator) as session:
+                    session.starting = watch.count_launch
                     yield from self._watched(watch, session)
             except LoweringError:
                 raise

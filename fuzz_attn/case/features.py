@@ -1,6 +1,7 @@
 """Features: one list of what a case may have beyond plain paged attention, and when it has it."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final, NamedTuple
 
 from fuzz_attn.case.case_fields import CaseFields
@@ -57,17 +58,23 @@ def has_inner_strides(case: CaseFields) -> bool:
     return strides.key_piece > 0 or any(getattr(strides, name) for name in INNER_STRIDES)
 
 
+@cache
+def fp8_features(dtypes: DTypes) -> frozenset[Feature]:
+    """Return the features that types of a case have."""
+    q, kv, out = is_fp8(dtypes.q), is_fp8(dtypes.kv), is_fp8(dtypes.out)
+    found: dict[Feature, bool] = {"fp8_q": q, "fp8_kv": kv and not q, "fp8_out": out}
+    return frozenset(name for name, present in found.items() if present)
+
+
 CASE_FEATURES: Final = (
     CaseFeature("window", "sliding window", lambda case: case.window > 0, compiled=True),
     CaseFeature("softcap", "soft cap", lambda case: case.softcap > 0, compiled=True),
     CaseFeature("alibi", "ALiBi slopes", lambda case: case.alibi is not None, compiled=True),
     CaseFeature("qq_bias", "bias between new tokens", lambda case: case.qq_bias is not None, compiled=True),
     CaseFeature("sinks", "sinks", lambda case: case.sinks is not None, compiled=True),
-    CaseFeature("fp8_q", "fp8 queries", lambda case: is_fp8(case.dtypes.q)),
-    CaseFeature(
-        "fp8_kv", "fp8 cache of wider queries", lambda case: is_fp8(case.dtypes.kv) and not is_fp8(case.dtypes.q)
-    ),
-    CaseFeature("fp8_out", "fp8 output", lambda case: is_fp8(case.dtypes.out)),
+    CaseFeature("fp8_q", "fp8 queries", lambda case: "fp8_q" in fp8_features(case.dtypes)),
+    CaseFeature("fp8_kv", "fp8 cache of wider queries", lambda case: "fp8_kv" in fp8_features(case.dtypes)),
+    CaseFeature("fp8_out", "fp8 output", lambda case: "fp8_out" in fp8_features(case.dtypes)),
     CaseFeature(
         "filter_by_query_len",
         "skips the sequences of the other family",
@@ -105,6 +112,11 @@ COMPILED_FEATURES: Final = tuple(feature.name for feature in _COMPILED)
 def features_of(case: CaseFields) -> tuple[Feature, ...]:
     """Return the names of the features that identify a failure of the case, in a fixed order."""
     return tuple(feature.name for feature in _IDENTIFYING if feature.present(case))
+
+
+def all_features_of(case: CaseFields) -> frozenset[Feature]:
+    """Return the names of all features of the case."""
+    return frozenset(feature.name for feature in CASE_FEATURES if feature.present(case))
 
 
 def compiled_features(case: CaseFields) -> dict[Feature, bool]:

@@ -14,6 +14,9 @@ Place = Literal["own", "first", "outside_left", "outside_right", "boundary", "ra
 window, the key just after the diagonal, a random one on the edge of a page or tile, a random visible one."""
 
 
+AlibiKind = Literal["standard", "positive", "arbitrary", "zero", "negative"]
+
+
 class NormalScores(Plain, frozen=True, tag="normal"):
     """Independent normal queries and keys; the logits have a standard deviation of about ``spread``."""
 
@@ -130,11 +133,12 @@ class Override(Plain, frozen=True):
 class AlibiRecipe(Plain, frozen=True):
     """Slopes, one for each query head, multiplied by ``scale``.
 
-    ``standard`` are the published geometric ones (Press et al. 2022), ``negative`` their negatives, ``arbitrary``
-    random ones in [-1, 1], ``zero`` zeros. In float64 they are still exact in float32.
+    ``standard`` are the published geometric ones (Press et al. 2022), ``negative`` their negatives, ``positive``
+    random ones in (0, 1], ``arbitrary`` random ones in [-1, 1], ``zero`` zeros. In float64 they are still exact in
+    float32.
     """
 
-    kind: Literal["standard", "arbitrary", "zero", "negative"] = "standard"
+    kind: AlibiKind = "standard"
     scale: Finite = 1.0
     dtype: BiasDType = "float32"
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -166,7 +167,7 @@ class Campaign:
         number = 0
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.shard:
-                play_saved(self, self._lives, self.folder())
+                play_saved(self, self._lives, self.folder(), self.ready.domain)
             while self._has_budget() and not self._refusals.hopeless(number):
                 self._round(number)
                 number += 1
@@ -253,13 +254,16 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            for rule in self._refusals.refused(order.case, refusal, self._probe):
+            probe = partial(self._probe, host_only=refusal.stage == "host")
+            for rule in self._refusals.refused(order.case, refusal, probe):
                 self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
 
-    def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
+    def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
         try:
-            answer = self.worker.judge(Order(cases[0], probes=tuple(cases)), deadline=self._deadline)
+            answer = self.worker.judge(
+                Order(cases[0], probes=tuple(cases), host_only=host_only), deadline=self._deadline
+            )
         except OutOfTimeError:
             raise OutOfProbesError from None
         if len(answer.refusals) != len(cases):

@@ -58,14 +58,16 @@ class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
     With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
-    launches those cases instead and returns only which of them are refused. With ``explain`` a failure also
-    names the poison that reaches the output, or the rounding that would explain it, which takes more launches.
+    launches those cases instead and returns only which of them are refused; with ``host_only`` by host code, for
+    which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
+    rounding that would explain it, which takes more launches.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
     probes: tuple[AttentionCase, ...] = ()
+    host_only: bool = False
     explain: bool = False
 
 

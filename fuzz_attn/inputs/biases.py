@@ -30,6 +30,9 @@ def _recipe_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
     heads = case.heads.num_query_heads
     if recipe.kind == "zero":
         return np.zeros(heads, np.float32)
+    if recipe.kind == "positive":
+        numbers = Stream(case.seed, _SLOPES).below(2**16, heads) + 1
+        return numbers.astype(np.float32) * np.float32(2.0**-16 * recipe.scale)
     if recipe.kind == "arbitrary":
         uniform = Stream(case.seed, _SLOPES).below(2**20 + 1, heads).astype(np.float32) * np.float32(2.0**-19) - 1
         return uniform.astype(np.float32) * np.float32(recipe.scale)

@@ -56,6 +56,8 @@ def test_kinds_of_slopes(scale: float) -> None:
     np.testing.assert_allclose(alibi_slopes(AlibiRecipe("standard", scale), case), expected, rtol=2.0**-24)
     np.testing.assert_allclose(alibi_slopes(AlibiRecipe("negative", scale), case), -expected, rtol=2.0**-24)
     assert alibi_slopes(AlibiRecipe("zero", scale), case).tolist() == [0.0] * 40
+    positive = alibi_slopes(AlibiRecipe("positive", scale), case)
+    assert 0 < (positive / scale).min() < (positive / scale).max() <= 1
     arbitrary = alibi_slopes(AlibiRecipe("arbitrary", scale), case)
     assert (np.abs(arbitrary) <= abs(scale)).all()
     assert (arbitrary < 0).any()

@@ -77,6 +77,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (alibi_slopes(), lambda recipe: recipe.kind == "negative"),
         (alibi_slopes(), lambda recipe: recipe.kind == "zero"),
         (alibi_slopes(), lambda recipe: recipe.kind == "arbitrary"),
+        (alibi_slopes(kinds=("standard", "positive")), lambda recipe: recipe.kind == "positive"),
         (dtypes(), lambda types: is_fp8(types.q) and is_fp8(types.out)),
         (head_layouts(), lambda heads: heads.num_kv_heads == 8),
         (head_layouts(num_queries_per_kv=17, head_size=256), lambda heads: heads.num_kv_heads == 2),

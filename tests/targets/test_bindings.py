@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from fuzz_attn.bindings.binding import binding_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.targets.loading import as_target
 
@@ -63,6 +65,44 @@ def test_domain_lacks_features_without_a_parameter(parameters: str, left_out: se
     assert domain.features == DERIVED - left_out
     assert domain.paths == ("auto",)
     assert not domain.fp8_q_scales
+
+
+def test_a_binding_limits_the_domain() -> None:
+    limits = {
+        "dtypes": ["bfloat16"],
+        "cache_dtypes": ["bfloat16", "float8_e4m3fn"],
+        "output_dtypes": ["bfloat16"],
+        "head_sizes": [64, 64, 128],
+        "excluded": [["alibi", "window"], ["fp8_kv", "sinks"], ["qq_bias"]],
+        "alibi_kinds": ["standard"],
+    }
+    stated = binding_of({"domain": limits})
+    target = as_target(with_signature(PUBLISHED + "alibi_slopes, qq_bias, sinks, output_scale"), "some", None, stated)
+    domain = target.domain
+    assert domain.dtypes == domain.output_dtypes == ("bfloat16",)
+    assert domain.cache_dtypes == ("bfloat16", "float8_e4m3fn")
+    assert domain.head_sizes == (64, 64, 128)
+    assert domain.features == DERIVED - {"qq_bias"}
+    assert domain.excluded == (frozenset({"alibi", "window"}), frozenset({"fp8_kv", "sinks"}))
+    assert domain.alibi_kinds == ("standard",)
+    assert target.match.published
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"segment": [3]}, "target='some' domain: Object contains unknown field `segment`"),
+        ({"segments": [0]}, r"target='some' domain.segments=\(0,\) must be ascending sizes from 1 to 256"),
+        ({"family": ["paged"]}, "target='some' domain.family must be stated as the family of the binding"),
+        ({"features": ["sinks"]}, "target='some' domain.features names sinks, which its signature lacks"),
+        ({"paths": ["3d"]}, r"target='some' domain.paths=\('3d',\) needs a signature with num_segments"),
+        ({"excluded": [["sink"]]}, "target='some' domain: Invalid enum value 'sink'"),
+    ],
+)
+def test_limits_that_are_no_domain_are_one_line(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(TargetError, match=message) as raised:
+        as_target(with_signature(PUBLISHED), "some", None, binding_of({"domain": limits}))
+    assert "\n" not in str(raised.value)
 
 
 def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
@@ -132,8 +172,12 @@ SPLIT += ", sm_scale=None, sinks=None"
     ("parameters", "family", "left_out"),
     [
         (PAGED + SPLIT + ", query_start_loc=None, filter_by_query_len=False, output_scale=None", "paged", set()),
-        (PAGED + SPLIT, "paged", {"filter_by_query_len", "fp8_out"}),
-        (PAGED, "paged", {"filter_by_query_len", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache"}),
+        (PAGED + SPLIT, "paged", {"filter_by_query_len", "fp8_out", "padded_tokens"}),
+        (
+            PAGED,
+            "paged",
+            {"filter_by_query_len", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache", "padded_tokens"},
+        ),
         (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0, skip_decode=False, fp8_out_scale=None", "context", set()),
         (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0", "context", {"filter_by_query_len", "fp8_out"}),
         (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, output_scale=None", "chunked", set()),

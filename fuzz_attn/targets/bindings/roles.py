@@ -220,5 +220,7 @@ NEEDED: Final[dict[Feature, tuple[frozenset[str], ...]]] = {
     "fp8_out": (frozenset(("out_scale",)),),
     "filter_by_query_len": (frozenset(("query_start_loc", "skips_others")),),
     "uint8_cache": (frozenset(("kv_cache_dtype",)),),
+    "padded_tokens": tuple(frozenset((role,)) for role in ("query_start_loc", "query_lens", "kv_indptr")),
 }
-"""The roles that a feature needs; where there are several sets, one of them is enough."""
+"""The roles that a feature needs; where there are several sets, one of them is enough. Without a length of its own, the
+rows of q are the sequences."""
