@@ -122,5 +122,9 @@ class ShareSpentInterrupt(BaseException):
     """Ends the shrinking of one failure, so that the search goes on."""
 
 
+class LaunchReachedInterrupt(BaseException):
+    """Ends a target at its first launch, where only its host code is asked for."""
+
+
 class HangInterrupt(BaseException):
     """Ends a launch whose processor time is up. A target could catch an Exception."""

@@ -14,20 +14,43 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.strategies.sampling.budgets import MAX_TIMES, MAX_TOKENS, Budget, budget_for, smallest_block_q
+from fuzz_attn.strategies.sampling.budgets import (
+    MAX_TIMES,
+    MAX_TOKENS,
+    RARE_TIMES,
+    RARE_TOKENS,
+    Budget,
+    budget_for,
+    smallest_block_q,
+)
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladder, multiples
 
-Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt"]
+Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "chunk", "vast"]
 """Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
-a prompt of several tiles, each fully visible to some rows and invisible to others."""
+a prompt of several tiles, each fully visible to some rows and invisible to others. Three kinds are very rare: hundreds
+of sequences, a chunk of hundreds of tokens, thousands of keys."""
 
-_TIMES: Final[dict[Kind, int]] = {"crowd": 2, "long": 2, "prompt": MAX_TIMES}
+_TIMES: Final[dict[Kind, int]] = {
+    "crowd": 2,
+    "long": 2,
+    "prompt": MAX_TIMES,
+    "many": RARE_TIMES,
+    "chunk": RARE_TIMES,
+    "vast": RARE_TIMES,
+}
+_TOKENS: Final[dict[Kind, int]] = {"many": RARE_TOKENS, "chunk": RARE_TOKENS}
+MAX_CROWD, MAX_MANY = 40, 300
+_MOST: Final[dict[Kind, int]] = {"crowd": MAX_CROWD, "many": MAX_MANY}
+"""The most sequences of a batch, where this is not ``MAX_SEQUENCES``."""
 
 MAX_SEQUENCES = 6
-MAX_CROWD = 40
 TYPICAL_KEYS = 130
 LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
+VAST_KEYS = (2047, 2048, 2049, 3000, 4095, 4096, 4097, 6000, 8191, 8192, 8193)
+CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
+COMMON = 12
+"""The weight of a usual kind counts so many times; that of a very rare kind is 1."""
 
 
 class _Step(Enum):
@@ -41,6 +64,8 @@ class _Step(Enum):
 _OPENING = (_Step.SEQUENCE,) * 56 + (_Step.EMPTY,) * 7 + (_Step.STOP,)
 _NEXT = (_Step.STOP,) * 9 + (_Step.SEQUENCE,) * 15 + (_Step.EMPTY,) * 2
 _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
+_NEXT_IN_MANY = (_Step.STOP,) + (_Step.SEQUENCE,) * 220 + (_Step.EMPTY,) * 30
+_NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {"crowd": _NEXT_IN_CROWD, "many": _NEXT_IN_MANY}
 _BOOLEANS = sampled_from((False, True))
 _STRADDLES = (2, 3, 5)
 """A context ends so many keys before an edge, so that the query tokens after it lie on both sides of the edge."""
@@ -70,15 +95,16 @@ def batches(
 def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
     single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
     kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single))
-    merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long"))
-    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=_TIMES.get(kind, 1))
+    merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast"))
+    times, tokens = _TIMES.get(kind, 1), _TOKENS.get(kind, MAX_TOKENS)
+    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=times, tokens=tokens)
     queries, contexts = _lengths(key, single, domain.tile_sizes, kind)
     total = draw(_BOOLEANS)
     empty = domain.allows("empty_sequences") and not single
     steps = _steps(kind, empty)
     sequences: list[Sequence] = []
     step = draw(_opening(empty))
-    most = MAX_CROWD if kind == "crowd" else MAX_SEQUENCES
+    most = _MOST.get(kind, MAX_SEQUENCES)
     while step != _Step.STOP:
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
         sequences.append(sequence)
@@ -119,9 +145,11 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.Sear
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12, "prompt": 4}
+    rare: tuple[Kind, ...] = ("many", "chunk", "vast")
     if single:
         weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
-    return sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
+        rare = ("many", "vast")
+    return sampled_from([*(kind for kind, weight in weights.items() for _ in range(COMMON * weight)), *rare])
 
 
 @lru_cache(maxsize=4)
@@ -131,7 +159,7 @@ def _opening(empty: bool) -> st.SearchStrategy[_Step]:
 
 @lru_cache(maxsize=16)
 def _steps(kind: Kind, empty: bool) -> st.SearchStrategy[_Step]:
-    table = _NEXT_IN_CROWD if kind == "crowd" else _NEXT
+    table = _NEXT_OF.get(kind, _NEXT)
     return sampled_from(table if empty else [step for step in table if step != _Step.EMPTY])
 
 
@@ -142,16 +170,18 @@ def _lengths(
     """Return the tables of query lengths and of context lengths (or total lengths) of a kind of batch."""
     tiles = (key.launch.tile_size,) if key.launch.tile_size else tile_sizes
     edges = multiples(key.block_size, *tiles, times=(1, 2, 3, 4))
-    if kind == "crowd":
+    if kind in _NEXT_OF:
         return ((1,) if single else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
-    if kind == "prompt":
-        return (1, *(length for length in _queries(key, edges) if length > DENSE)), (0, 0, 0, 1, *tiles)
+    if kind in ("prompt", "chunk"):
+        longer = CHUNKS if kind == "chunk" else tuple(length for length in _queries(key, edges) if length > DENSE)
+        return (1, *longer), (0, 0, 0, 1, *tiles)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
-    if kind == "long":
-        return ((1,) if single else (1, 2, 3)), tuple(sorted(edges | set(LONG_KEYS) | {0}))
+    if kind in ("long", "vast"):
+        lengths = edges | set(LONG_KEYS) | {0} if kind == "long" else {0, *VAST_KEYS}
+        return ((1,) if single else (1, 2, 3)), tuple(sorted(lengths))
     straddled = {edge - step for edge in edges for step in _STRADDLES}
     return _queries(key, edges), _contexts(key, edges | straddled, tiles)
 

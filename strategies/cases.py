@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import Scales, Strides
-from fuzz_attn.case.recipes import LevelScores
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Feature
+from fuzz_attn.case.parts import CallForm, Strides
+from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
 from fuzz_attn.strategies.batches import batches
+from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
 from fuzz_attn.strategies.dtypes import one_byte_operands
 from fuzz_attn.strategies.features.alibi_slopes import alibi_slopes
@@ -28,14 +32,11 @@ from fuzz_attn.strategies.memory_layouts import memory_layouts
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.values import LONG, overrides, score_recipes, value_recipes
 
 _SOFT_CAPS = soft_caps()
-_ALIBI_SLOPES = alibi_slopes()
-_QQ_BIASES = qq_biases()
-_SINKS = sinks()
+_CALL_FORMS = call_forms()
 _POISONS = poisons()
-_MEMORY_LAYOUTS = {family: memory_layouts(family=family) for family in FAMILIES}
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, 3))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
@@ -43,8 +44,26 @@ _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
 _SEEDS = sampled_from(range(2**12))
 _DENSE = Strides()
-_ONE = Scales()
+_USUAL = CallForm()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
+
+
+class FeaturesLeft:
+    """The features that a case may still get: those of its domain that are supported beside what it has."""
+
+    def __init__(self, domain: Domain, present: Iterable[Feature]) -> None:
+        self._present = set(present)
+        self.domain = beside(domain, self._present)
+
+    def allows(self, feature: Feature) -> bool:
+        """Return whether the case may get a feature."""
+        return self.domain.allows(feature)
+
+    def note(self, feature: Feature, present: bool) -> None:
+        """Note whether the case got a feature."""
+        if present:
+            self._present.add(feature)
+            self.domain = beside(self.domain, self._present)
 
 
 def cases(
@@ -59,32 +78,65 @@ def cases(
     many cases of few keys. Strided cases take one of ``layouts`` where given. Raises InvalidArgument for keys outside
     of the domain.
     """
-    strides = (
-        _MEMORY_LAYOUTS[domain.family] if layouts is None else memory_layouts(family=domain.family, layouts=layouts)
+    domain = _without_excluded_freedoms(domain)
+    inner = domain.allows("inner_strides")
+    strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner)
+    return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain))
+
+
+def _without_excluded_freedoms(domain: Domain) -> Domain:
+    """Return a domain without the unpublished features that it excludes beside others: few targets have any."""
+    excluded = frozenset[Feature]().union(*domain.excluded) & UNPUBLISHED_FEATURES
+    return msgspec.structs.replace(domain, features=domain.features - excluded) if excluded else domain
+
+
+@lru_cache(maxsize=64)
+def _features(domain: Domain) -> tuple[st.SearchStrategy[Any], ...]:
+    """Return the strategies of the soft cap, slopes, bias and sinks of a domain."""
+    other, inner = domain.allows("bias_dtypes"), domain.allows("inner_strides")
+    return (
+        _SOFT_CAPS,
+        alibi_slopes(kinds=domain.alibi_kinds, other_dtypes=other),
+        qq_biases(inner_strides=inner, other_dtypes=other),
+        sinks(other_dtypes=other),
     )
-    return _cases(domain, compile_keys(domain=domain, keys=keys), strides)
 
 
 @composite
 def _cases(
-    draw: st.DrawFn, domain: Domain, keys: st.SearchStrategy[CompileKey], strides: st.SearchStrategy[Strides]
+    draw: st.DrawFn,
+    domain: Domain,
+    keys: st.SearchStrategy[CompileKey],
+    strides: st.SearchStrategy[Strides],
+    features: tuple[st.SearchStrategy[Any], ...],
 ) -> AttentionCase:
     key = draw(keys)
+    left = FeaturesLeft(domain, key.features)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
-    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=domain))
+    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain))
+    left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
-    softcap, alibi, qq_bias, sink = draw(_SOFT_CAPS), draw(_ALIBI_SLOPES), draw(_QQ_BIASES), draw(_SINKS)
+    softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
     one_byte = one_byte_operands(key.dtypes)
-    layout = draw(strides) if domain.allows("strides") else _DENSE
-    offset = draw(_OFFSETS) if domain.allows("large_offsets") else 0
+    layout = _splittable(draw(strides), heads.head_size) if left.allows("strides") else _DENSE
+    left.note("strides", layout != _DENSE)
+    offset = draw(_OFFSETS) if left.allows("large_offsets") else 0
+    left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
-    page = cache.page_strides[1]
+    page, signs = max(cache.page_strides), domain.allows("scale_signs")
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
-    recipes = score_recipes(window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte)
+    long = max((sequence.seq_len for sequence in sequences), default=0) > LONG
+    recipes = score_recipes(
+        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=long
+    )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
+    uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
+    left.note("uint8_cache", uint8_cache)
+    stale_cache = left.allows("stale_cache") and draw(_STALE)
+    left.note("stale_cache", stale_cache)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
     return AttentionCase(
         sequences=sequences,
@@ -93,24 +145,32 @@ def _cases(
         dtypes=key.dtypes,
         launch=key.launch,
         filter_by_query_len=key.filter_by_query_len,
-        uint8_cache=domain.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES),
-        stale_cache=domain.allows("stale_cache") and draw(_STALE),
+        uint8_cache=uint8_cache,
+        stale_cache=stale_cache,
         window=window if key.window else 0,
         softcap=cap,
         alibi=alibi if key.alibi else None,
         qq_bias=qq_bias if key.qq_bias else None,
         sinks=sink if key.sinks else None,
-        softmax_scale=draw(softmax_scales(head_size=key.head_size)),
+        softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
-        values=draw(value_recipes()),
+        values=draw(value_recipes(exact=isinstance(scores, HeavyScores | UniformScores))),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
-        # At one level the weights are nearly equal already, and near-uniform rows would leave the level.
-        near_uniform=near_uniform and not isinstance(scores, LevelScores),
+        # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
+        # would no longer be 0.
+        near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
         key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
-        padded_tokens=draw(_PADDED_TOKENS) if domain.allows("padded_tokens") else 0,
+        padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,
         seed=draw(_SEEDS),
         strides=layout,
-        scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales)),
+        scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)),
         overrides=draw(overrides(sequences=sequences, heads=heads)),
+        form=draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL,
     )
+
+
+def _splittable(strides: Strides, head_size: int) -> Strides:
+    """Return the strides, with the usual pieces of keys where a head cannot be divided into theirs."""
+    piece = strides.key_piece
+    return msgspec.structs.replace(strides, key_piece=0) if piece and head_size % piece else strides

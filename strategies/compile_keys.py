@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from operator import eq
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -12,9 +13,10 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.features import COMPILED_FEATURES
+from fuzz_attn.case.families import Feature
+from fuzz_attn.case.features import COMPILED_FEATURES, fp8_features
 from fuzz_attn.case.parts import DTypes, LaunchHints
-from fuzz_attn.strategies.dtypes import fp8_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
+from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
@@ -26,6 +28,18 @@ Values: TypeAlias = dict[str, Any]
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
+
+MIXED_KEYS = 4
+"""Keys of each mixed combination of types: few, because there are many combinations."""
+
+MIXED_STEP = 13
+"""Keys between those of two consecutive mixed combinations, so that they differ in other fields too."""
+
+TILE_WEIGHTS = {16: 9, 128: 1}
+USUAL_TILE_WEIGHT = 3
+"""The smallest tiles have most edges. A tile of 128 keys costs most, also where a sequence is short."""
+
+MANY_SEGMENTS = 16
 
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
@@ -50,13 +64,48 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
 
     Every pair of values of two fields occurs in some key; the fields are dtypes, group, head size, block size, the
     compiled features, path with segments, and tile. The keys without fp8 cover all their pairs without the others, as
-    their error bounds are the tightest. The pool depends only on the domain.
+    their error bounds are the tightest. A few more keys have mixed types. The pool depends only on the domain.
     """
     axes = _axes(domain)
-    keys = set(_covering(axes, plain_dtypes(domain), domain))
-    if fp8_dtypes(domain):
-        keys.update(_covering(axes, fp8_dtypes(domain), domain))
+    keys = {
+        each
+        for dtypes in (plain_dtypes(domain), fp8_dtypes(domain))
+        if dtypes
+        for key in _covering(axes, dtypes, domain)
+        for each in supported_keys(key, domain)
+    }
+    if not keys:
+        raise InvalidArgument(f"{domain} excludes all combinations of its types")
+    mixed = _mixed(sorted(keys, key=lambda key: _complexity(key, axes)), domain)
+    keys.update(each for key in mixed for each in supported_keys(key, domain))
     return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
+
+
+def supported_keys(key: CompileKey, domain: Domain) -> Iterator[CompileKey]:
+    """Yield a key, or in its place keys without excluded combinations: each lacks another feature of a combination.
+
+    A pair of values of the key that is not excluded itself is in one of them.
+    """
+    combination = domain.excludes(key.features)
+    if combination is None:
+        yield key
+        return
+    for feature in sorted(combination):
+        for fewer in _without(key, feature, domain):
+            yield from supported_keys(fewer, domain)
+
+
+def _without(key: CompileKey, feature: Feature, domain: Domain) -> Iterator[CompileKey]:
+    """Yield the key without one feature; one of types leaves it with the most similar types of the domain."""
+    if feature in COMPILED_FEATURES:
+        yield msgspec.structs.replace(key, **{feature: False})
+        return
+    fewer = fp8_features(key.dtypes) - {feature}
+    found = [each for each in (*plain_dtypes(domain), *fp8_dtypes(domain)) if fp8_features(each) <= fewer]
+    if found:
+        own = msgspec.structs.astuple(key.dtypes)
+        alike = max(found, key=lambda each: sum(map(eq, msgspec.structs.astuple(each), own)))
+        yield msgspec.structs.replace(key, dtypes=alike)
 
 
 def compile_keys(
@@ -84,7 +133,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
     """Raise InvalidArgument unless a compile key lies within a domain."""
     launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
     known = {
-        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain)),
+        "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain)),
         "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
         "family": key.family == domain.family,
         "head_size": within(key.head_size, domain.head_sizes)
@@ -95,6 +144,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
     known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in COMPILED_FEATURES}
+    known["features"] = domain.excludes(key.features) is None
     for name, allowed in known.items():
         if not allowed:
             raise InvalidArgument(f"key.{name}={getattr(key, name)} lies outside of {domain}")
@@ -118,13 +168,16 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
     if choice >= len(simpler):
         return key
     values |= {axis.name: simpler[choice]}
-    return _key(values, domain) if _splits(values["head_size"], values["dtypes"], domain) else key
+    if not _splits(values["head_size"], values["dtypes"], domain):
+        return key
+    simplified = _key(values, domain)
+    return key if domain.excludes(simplified.features) else simplified
 
 
 @lru_cache(maxsize=64)
 def _axes(domain: Domain) -> tuple[Axis, ...]:
     """Return the axes of a domain's keys; the dtypes come first."""
-    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain))
+    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain))
     paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
     flags = [
         _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2)
@@ -136,9 +189,16 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         _axis("block_size", block_sizes(domain=domain), SIMPLER_BLOCK_SIZES),
         _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
         *flags,
-        _axis("launch", paths, paths[:MAX_SIMPLER], lambda hints: 1 if hints.path == "3d" else 30),
-        _axis("tile_size", tiles, tiles[:1], lambda tile: 3 if tile == 16 else 1),
+        _axis("launch", paths, paths[:MAX_SIMPLER], _launch_weight),
+        _axis("tile_size", tiles, tiles[:1], lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
+
+
+def _launch_weight(hints: LaunchHints) -> int:
+    """Return the weight of a path: the more segments a launch has, the more it costs."""
+    if hints.path != "3d":
+        return 90
+    return 1 if hints.num_segments > MANY_SEGMENTS else 3
 
 
 def _evenly(_: object) -> int:
@@ -174,6 +234,15 @@ def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain
     weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
     for row in pairwise(weights, allowed=allowed):
         yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)}, domain)
+
+
+def _mixed(keys: Sequence[CompileKey], domain: Domain) -> Iterable[CompileKey]:
+    """Yield ``MIXED_KEYS`` keys for each mixed combination of types: evenly spread keys with their types replaced."""
+    for number, dtypes in enumerate(mixed_dtypes(domain)):
+        fitting = [k for k in keys if _splits(k.head_size, dtypes, domain) and _fits(k.launch.tile_size, dtypes)]
+        for step in range(MIXED_KEYS):
+            place = (step * len(fitting) // MIXED_KEYS + MIXED_STEP * number) % len(fitting)
+            yield msgspec.structs.replace(fitting[place], dtypes=dtypes)
 
 
 def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:

@@ -31,6 +31,9 @@ SIMPLER_GROUP_SIZES = (1, 2, 3, 17)
 MAX_QUERY_HEADS = 64
 MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
+MOST_KV_HEADS = 8
+RARITY = 4
+"""How often the table repeats the usual numbers of KV heads; it has ``MOST_KV_HEADS`` once."""
 
 
 def head_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
@@ -54,8 +57,9 @@ def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 
 def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.SearchStrategy[HeadLayout]:
     """Return a strategy of layouts with the given group and head size; shrinks towards one KV head.
 
-    There are up to 8 KV heads, and fewer where more than 16 query heads or rows of more than 1024 elements would make
-    the case slow. Up to 64 query heads there may be two KV heads, since a single one cannot show which one was read.
+    There are up to 8 KV heads, and nearly always fewer where more than 16 query heads or rows of more than 1024
+    elements would make the case slow. Up to 64 query heads there may be two KV heads, since a single one cannot show
+    which one was read.
     """
     if num_queries_per_kv < 1 or head_size < 1:
         raise InvalidArgument(f"{num_queries_per_kv=} and {head_size=} must be at least 1")
@@ -66,6 +70,10 @@ def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.Sear
 def _head_layouts(group: int, head_size: int) -> st.SearchStrategy[HeadLayout]:
     most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
     counts = [count for count in KV_HEADS if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
+    # Repeated for large groups too: an index must mean the same when shrinking simplifies the group.
+    counts = sorted(counts * RARITY)
+    if MOST_KV_HEADS * group <= MAX_QUERY_HEADS:
+        counts.append(MOST_KV_HEADS)
     return sampled_from(
         [HeadLayout(num_kv_heads=count, num_queries_per_kv=group, head_size=head_size) for count in counts]
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints
+from fuzz_attn.strategies.sampling.lattices import lattice
 
-SEGMENTS = (2, 1, 3, 4, 7, 8, 16)
-"""Segments of the 3D path; the first is the simplest count with something to merge."""
+SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64)
+"""Segments of the 3D path; 2 is the simplest count, with something to merge."""
 
 ONE_BYTE_TILE = 32
 """Keys that the compiler's smallest dot product of one-byte operands needs."""
@@ -15,8 +16,13 @@ ONE_BYTE_TILE = 32
 def launch_paths(*, domain: Domain = Domain()) -> tuple[LaunchHints, ...]:  # noqa: B008 (frozen)
     """Return the paths of a domain, the launcher's own choice first, 3D with each segment count."""
     simple = [LaunchHints(path=path) for path in ("auto", "2d") if path in domain.paths]
-    segments = SEGMENTS if "3d" in domain.paths else ()
+    segments = segment_counts(domain=domain) if "3d" in domain.paths else ()
     return (*simple, *(LaunchHints(path="3d", num_segments=count) for count in segments))
+
+
+def segment_counts(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+    """Return the numbers of segments worth trying in a domain, the simplest first."""
+    return lattice(SEGMENTS, bounds=domain.segments, simplest=2)
 
 
 def tile_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import CacheArrangement, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CacheArrangement, Strides
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
@@ -24,20 +24,26 @@ _ARRANGEMENTS: dict[Family, st.SearchStrategy[CacheArrangement]] = {
 _DENSE = Strides()
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
-_FIELDS: Final = tuple(field for field in Strides.__struct_fields__ if field != "cache")
+_FIELDS: Final = tuple(
+    field for field in Strides.__struct_fields__ if field not in ("cache", "key_piece", *INNER_STRIDES)
+)
+_INSIDE = sampled_from((False, False, True))
+_PIECES = sampled_from((0, 0, 0, 0, 0, 1, 2, 4))
 _DROP: Final = indices(512)
 """Only the first choice drops a padding, so that few cases leave the given layouts."""
 
 
 @lru_cache(maxsize=8)
-def layout_pool(*, family: Family = "unified") -> tuple[Strides, ...]:
+def layout_pool(*, family: Family = "unified", inner_strides: bool = False) -> tuple[Strides, ...]:
     """Return strided layouts of a family that cover each pair of two paddings, and each padding with each arrangement.
+
+    With ``inner_strides`` these include the paddings inside pages and those of new values.
 
     For backends on which a new layout costs much: Triton compiles a kernel anew for strides of 1 and for strides
     divisible by 16.
     """
     interface = FAMILIES[family]
-    fields = _FIELDS if interface.packs_new_keys else tuple(name for name in _FIELDS if not name.startswith("new_"))
+    fields = tuple(name for name in (*_FIELDS, *INNER_STRIDES * inner_strides) if _applies(name, family))
     caches = interface.cache.arrangements
     rows = pairwise([*([1] * len(_PADDINGS) for _ in fields), [1] * len(caches)])
     layouts = (
@@ -48,14 +54,15 @@ def layout_pool(*, family: Family = "unified") -> tuple[Strides, ...]:
 
 
 def memory_layouts(
-    *, family: Family = "unified", layouts: Iterable[Strides] | None = None
+    *, family: Family = "unified", layouts: Iterable[Strides] | None = None, inner_strides: bool = False
 ) -> st.SearchStrategy[Strides]:
     """Return a strategy of the strides of a case; shrinks towards dense tensors, which three in five cases have.
 
-    The others take one of ``layouts`` where given, nearly always unchanged. Shrinking drops its paddings one by one.
+    All others take one of ``layouts`` where given, nearly always unchanged; shrinking drops its paddings one by one.
+    Without ``layouts`` and with ``inner_strides``, a third of them also have paddings inside pages and of new values.
     """
     if layouts is None:
-        return _any_layouts(family)
+        return _any_layouts(family, inner_strides)
     chosen = tuple(layouts)
     if not chosen:
         raise InvalidArgument("layouts=() must hold at least one layout")
@@ -67,18 +74,24 @@ def _some_layouts(draw: st.DrawFn, layouts: tuple[Strides, ...]) -> Strides:
     if not draw(_STRIDED):
         return _DENSE
     layout = layouts[draw_index(draw, len(layouts))]
-    dropped: dict[str, Any] = {name: 0 for name in _FIELDS if draw(_DROP) == 0}
+    dropped: dict[str, Any] = {name: 0 for name in (*_FIELDS, *INNER_STRIDES) if draw(_DROP) == 0}
     if draw(_DROP) == 0:
         dropped["cache"] = "separate"
     return msgspec.structs.replace(layout, **dropped)
 
 
 @composite
-def _any_layouts(draw: st.DrawFn, family: Family) -> Strides:
+def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Strides:
     if not draw(_STRIDED):
         return _DENSE
     gaps = (draw(_PADDING), draw(_PADDING)) if FAMILIES[family].packs_new_keys else (0, 0)
+    inner: dict[str, Any] = {}
+    applying = tuple(name for name in INNER_STRIDES if inner_strides and _applies(name, family))
+    if draw(_INSIDE) and applying:
+        inner = {name: draw(_PADDING) for name in applying}
+        inner["key_piece"] = draw(_PIECES) if FAMILIES[family].cache.piece_bytes else 0
     return Strides(
+        **inner,
         q_token=draw(_PADDING),
         q_head=draw(_PADDING),
         out_token=draw(_PADDING),
@@ -90,3 +103,10 @@ def _any_layouts(draw: st.DrawFn, family: Family) -> Strides:
         new_head=gaps[1],
         value_slot=draw(_PADDING),
     )
+
+
+def _applies(name: str, family: Family) -> bool:
+    """Return whether a padding changes anything for a family."""
+    if name.startswith("new_"):
+        return FAMILIES[family].packs_new_keys
+    return name not in INNER_STRIDES or FAMILIES[family].cache.padded == "page"

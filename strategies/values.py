@@ -12,6 +12,7 @@ from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalScores,
     DenormalValues,
+    HeavyScores,
     IntegerValues,
     LevelScores,
     NeedleScores,
@@ -49,8 +50,23 @@ SCORES: tuple[ScoreRecipe, ...] = (
     RampScores(step=1.0),
     RampScores(step=-0.25),
     OutlierScores(),
+    HeavyScores(place="random"),
 )
 """Recipes for every case, the most readable first; peaks of ``exp(8)`` leave the other keys visible."""
+
+EXACT: tuple[ScoreRecipe, ...] = (
+    *(UniformScores(),) * 60,
+    *(HeavyScores(),) * 2,
+    *(HeavyScores(place="pages"),) * 2,
+    *(HeavyScores(place="random"),) * 4,
+    *(HeavyScores(place="one"),) * 2,
+)
+"""Weights of exactly 0 and 1, for long sequences: there the bound of other weights hides a lost key.
+
+Most are equal: the loss of a key of weight 0 changes nothing."""
+
+LONG = 256
+"""Keys from which most cases have exact weights."""
 
 LOW: tuple[ScoreRecipe, ...] = (
     LevelScores(level=-20000.0),
@@ -93,6 +109,7 @@ VALUES: tuple[ValueRecipe, ...] = (
 OVERRIDE_VALUES = (0.0, 1.0, -1.0, 16.0, -16.0, 448.0, -1000.0)
 
 _VALUES = sampled_from(VALUES)
+_EXACT_VALUES = sampled_from((*VALUES, *(IntegerValues(),) * (2 * len(VALUES))))
 _FIRST = sampled_from((False,) * 11 + (True,))
 _ANOTHER = sampled_from((False, False, True))
 _OVERRIDE_VALUES = sampled_from(OVERRIDE_VALUES)
@@ -115,31 +132,35 @@ def score_recipes(
     sinks: bool = False,
     segments: bool = False,
     one_byte: bool = False,
+    long: bool = False,
 ) -> st.SearchStrategy[ScoreRecipe]:
     """Return a strategy of recipes of the logits; shrinks towards standard normal ones.
 
     With a window, some logits peak just outside of it. With a soft cap, some are far beyond it or at its knee. With a
     window or segments, some rows may see nothing of a tile or segment; low logits, which reveal mistakes there, are
     frequent. ``sinks`` exclude low logits. ``one_byte`` operands exclude levels at which their coarse steps would make
-    every row ill-conditioned.
+    every row ill-conditioned. Most ``long`` sequences have exact weights.
     """
-    return _score_recipes(window, softcap, sinks, segments, one_byte)
+    return _score_recipes(window, softcap, sinks, segments, one_byte, long)
 
 
 @lru_cache(maxsize=128)
 def _score_recipes(
-    window: bool, softcap: float, sinks: bool, segments: bool, one_byte: bool
+    window: bool, softcap: float, sinks: bool, segments: bool, one_byte: bool, long: bool
 ) -> st.SearchStrategy[ScoreRecipe]:
     low = ((LOW, not sinks), (HIDDEN, not sinks and (window or segments)))
     tables = (*low, (EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
     # A table that does not apply is filled with others: an index must mean the same when shrinking drops a feature.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
-    return sampled_from((*SCORES, *chosen))
+    return sampled_from((*SCORES, *chosen, *EXACT * long))
 
 
-def value_recipes() -> st.SearchStrategy[ValueRecipe]:
-    """Return a strategy of recipes of the cached values; shrinks towards standard normal ones."""
-    return _VALUES
+def value_recipes(*, exact: bool = False) -> st.SearchStrategy[ValueRecipe]:
+    """Return a strategy of recipes of the cached values; shrinks towards standard normal ones.
+
+    With ``exact`` weights most values are integers, whose sums are exact too.
+    """
+    return _EXACT_VALUES if exact else _VALUES
 
 
 @composite

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
 
 
@@ -36,10 +37,14 @@ class Watch:
     observations: list[Observation] = field(default_factory=list)
     launches: int = 0
     """Launches of kernels that the target has tried."""
+    host_only: bool = False
+    """Whether the first launch ends the target."""
 
     def count_launch(self) -> None:
-        """Count a launch that the target tries."""
+        """Count a launch that the target tries; raises :class:`LaunchReachedInterrupt` where it ends the target."""
         self.launches += 1
+        if self.host_only:
+            raise LaunchReachedInterrupt
 
 
 class Backend(Protocol):
@@ -86,6 +91,9 @@ class Backend(Protocol):
 
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
+
+    def input_precisions(self) -> frozenset[str]:
+        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before a kernel is compiled, with False, and when that has ended, with True.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError
+
+_DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
+"""A dot of float32 operands in Triton's IR."""
+_PRECISION: Final = re.compile(r"inputPrecision = (\w+)")
+"""How it multiplies them; ``ieee`` is not written."""
 
 TENSOR_CORE_SLACK: Final = 2.0
 """Tensor cores truncate where they add: each addend at a bit or more below the last bit of the largest, then the sum.
@@ -20,6 +27,13 @@ measured by tests/benchmarks/bench_dot_rounding.py. Let ``m`` products and an ac
 sum. The truncations of the addends lose up to ``m`` times ``2^-24 s``, and that of the sum as much as one of them. This
 is more than ``m`` and at most ``2 m`` units of 2^-24. tests/oracle/test_tensor_cores.py emulates it.
 """
+
+
+def precisions_in(files: Mapping[str, str]) -> set[str]:
+    """Return how the dots of a compiled kernel multiply float32 operands, from its files by name."""
+    texts = (Path(path).read_text(encoding="utf-8") for name, path in files.items() if name.endswith(".ttir"))
+    dots = (dot for text in texts for dot in _DOT.findall(text))
+    return {found[1] if (found := _PRECISION.search(dot)) else "ieee" for dot in dots}
 
 
 class CudaBackend:
@@ -33,6 +47,7 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._kernels = Kernels()
+        self._precisions: set[str] = set()
         self._compiling: Callable[[bool], None] = lambda ended: None
 
     def prepare(self) -> None:
@@ -92,6 +107,10 @@ class CudaBackend:
         """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""
         return False
 
+    def input_precisions(self) -> frozenset[str]:
+        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
+        return frozenset(self._precisions)
+
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before Triton compiles a kernel, with False, and when it has ended, with True."""
         self._compiling = compiling
@@ -115,6 +134,7 @@ class CudaBackend:
         def listen(**event: Any) -> None:
             new = Kernels(compiled=not event["cache_hit"], loaded=event["cache_hit"])
             self._kernels = Kernels(*(old + more for old, more in zip(self._kernels, new, strict=True)))
+            self._precisions |= precisions_in(event["metadata_group"])
             if before is not None:
                 before(**event)
 

@@ -78,6 +78,10 @@ class InterpreterBackend:
 
         return reaches_large_offsets()
 
+    def input_precisions(self) -> frozenset[str]:
+        """Return nothing: the interpreter multiplies all bits of float32 operands."""
+        return frozenset()
+
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Do nothing: nothing is compiled for the CPU."""
 

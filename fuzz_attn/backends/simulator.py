@@ -42,6 +42,7 @@ class SimulatorBackend:
 
     def __init__(self) -> None:
         self._reported: list[int] = []
+        self._precisions: set[str] = set()
         self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
         self.parsed: list[Function] = []
         """The kernels launched since the last call of ``rewrite``, as they were before; empty without a rewrite."""
@@ -84,6 +85,7 @@ class SimulatorBackend:
         with quiet():
             try:
                 with simulate(self._simulator) as session:
+                    session.starting = watch.count_launch
                     yield from self._watched(watch, session)
             except LoweringError:
                 raise
@@ -93,6 +95,7 @@ class SimulatorBackend:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
+                self._precisions |= session.precisions
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
     @staticmethod
@@ -134,6 +137,10 @@ class SimulatorBackend:
         from fuzz_attn.inputs.storage import reaches_large_offsets  # noqa: PLC0415 - imports torch
 
         return reaches_large_offsets()
+
+    def input_precisions(self) -> frozenset[str]:
+        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
+        return frozenset(self._precisions)
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Do nothing: nothing is compiled for the CPU."""

@@ -24,6 +24,8 @@ OutputForm: TypeAlias = Literal["in_place", "returned"]
 DTypeOfTensor: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "query", "output"
 ]
+Limit: TypeAlias = bool | tuple[int | str | tuple[str, ...], ...]
+"""The value of one field of a domain."""
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)] | str
 
 LEFT_OUT: str = "default"
@@ -55,7 +57,9 @@ class Binding(Plain, frozen=True):
     - ``off``: what the argument of a role is where the case does not have the feature.
     - ``implied``: roles whose argument is left out where it equals what launchers derive themselves.
     - ``index_dtype``: the type of lengths and indices that are made for the call.
+    - ``domain``: fields of :class:`fuzz_attn.case.domain.Domain`, what the target handles of what its roles express.
     - ``whole``: nothing is open or left to the names of parameters.
+    - ``rounding``: fields of :class:`fuzz_attn.oracle.rounding_model.RoundingModel`, how the target rounds.
     - ``instance``: arguments of the constructor, where the target is a method of a class.
     """
 
@@ -73,7 +77,9 @@ class Binding(Plain, frozen=True):
     implied: tuple[str, ...] = ()
     index_dtype: Literal["int32", "int64"] = "int32"
     instance: dict[str, Constant] | None = None
+    domain: dict[str, Limit] = {}  # noqa: RUF012 - as above
     whole: bool = False
+    rounding: dict[str, Constant] = {}  # noqa: RUF012 - as above
 
     def __post_init__(self) -> None:
         """Refuse a parameter that is stated twice, and a layout without such a name."""

@@ -13,7 +13,7 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.open_conventions import how_to_state, open_in
 from fuzz_attn.bindings.words import capital, differences, phrase
-from fuzz_attn.calibration.easy_cases import Size, case_of, sizes
+from fuzz_attn.calibration.easy_cases import Batch, Size, case_of, sizes
 from fuzz_attn.calibration.questions import OFF_VALUES, QUESTIONS, Question, filled
 from fuzz_attn.calibration.trial import Trial, bound_to, tried_on
 from fuzz_attn.case.families import Feature
@@ -24,6 +24,13 @@ from fuzz_attn.targets.target import Target
 PLAIN: Final = QUESTIONS[0]
 FAMILIES_OF_PACKED: Final = ("context", "chunked", "unified")
 """Where keys of new tokens may be read, the strictest first: a target that reads all of them packed fits the second."""
+
+
+EASIER: Final = (
+    "It was calibrated on {}: no binding fits where a sequence has several new tokens and a context, "
+    "which is a defect, or another causal convention."
+)
+BATCHES: Final[dict[Batch, str]] = {"decode": "one new token of each sequence", "fresh": "sequences without a context"}
 
 
 @dataclass
@@ -132,6 +139,8 @@ def _with_plain_case(target: Target, backend: Backend) -> Calibration:
         likeliest = likeliest or (attempt if "wrong" in results else None)
     likeliest = likeliest or attempts[0]
     likeliest.ask(PLAIN)
+    if likeliest.size.batch != "ragged":
+        likeliest.notes.append(EASIER.format(BATCHES[likeliest.size.batch]))
     return likeliest
 
 

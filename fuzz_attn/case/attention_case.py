@@ -60,8 +60,8 @@ def replace_layout(
     family, strides = family or case.family, strides or case.strides
     if case.pages.first_block:
         sizes = case.heads, case.pages.block_size, case.dtypes.kv
-        before = case.cache_layout.page_strides[1]
-        after = FAMILIES[family].cache.layout(*sizes, strides).page_strides[1]
+        before = max(case.cache_layout.page_strides)
+        after = max(FAMILIES[family].cache.layout(*sizes, strides).page_strides)
         first_block = min(-(-case.pages.first_block * before // after), LARGEST_FIRST_BLOCK)
         changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
     return replace(case, family=family, strides=strides, **changes)

@@ -6,7 +6,6 @@ A :class:`CacheFormat` names the axes of the caches of a kernel family. With the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -37,7 +36,7 @@ class CacheLayout:
 
     @property
     def page_strides(self) -> tuple[int, int]:
-        """Elements from one page to the next, of K's cache and of V's, whose pages are never smaller."""
+        """Elements from one page to the next, of K's cache and of V's."""
         pages = 2 if self.arrangement == "blocks_first" else 1
         return pages * self.keys.elements, pages * self.values.elements
 
@@ -75,16 +74,28 @@ class CacheFormat:
         """Return the layout of caches of these sizes."""
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
         if self.padded == "page":
-            piece, size = self.piece(dtype), heads.head_size
-            shapes = (heads.num_kv_heads, size // piece, block_size, piece), (heads.num_kv_heads, size, block_size)
-            keys, values = (_dense_page(shape, padding) for shape, padding in zip(shapes, paddings, strict=True))
+            piece, (chunk, slot, dim) = strides.key_piece or self.piece(dtype), _inner_paddings(strides)
+            shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
+            keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
+            shape_of_values = heads.num_kv_heads, heads.head_size, block_size
+            values = _padded_page(shape_of_values, (strides.page_head, dim, 0), paddings[1])
         else:
             keys, values = (_page_of_rows(heads, block_size, strides, padding) for padding in paddings)
         return CacheLayout(keys, values, strides.cache)
 
 
+def _has_two_allocations(strides: Strides) -> bool:
+    """Return whether the pages of the two caches may differ in size."""
+    return strides.cache in ("separate", "heads_first")
+
+
+def _inner_paddings(strides: Strides) -> tuple[int, int, int]:
+    """Return the paddings of a chunk and a slot of the keys, and of a dimension of the values."""
+    return (strides.key_chunk, strides.key_slot, strides.value_dim) if _has_two_allocations(strides) else (0, 0, 0)
+
+
 def _value_padding(strides: Strides) -> int:
-    return strides.value_slot if strides.cache in ("separate", "heads_first") else 0
+    return strides.value_slot if _has_two_allocations(strides) else 0
 
 
 def _page_of_rows(heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:
@@ -94,10 +105,13 @@ def _page_of_rows(heads: HeadLayout, block_size: int, strides: Strides, padding:
     return Page((block_size, count, heads.head_size), (slot, head, 1), block_size * count * row)
 
 
-def _dense_page(shape: tuple[int, ...], padding: int) -> Page:
-    """Return a page without gaps, followed by its padding."""
-    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return Page(shape, strides, math.prod(shape) + padding)
+def _padded_page(shape: tuple[int, ...], inner: tuple[int, ...], padding: int) -> Page:
+    """Return a page with the padding ``inner`` after each index of each axis, followed by its own padding."""
+    strides, size = [0] * len(shape), 1
+    for axis in reversed(range(len(shape))):
+        strides[axis] = size + inner[axis]
+        size = shape[axis] * strides[axis]
+    return Page(shape, tuple(strides), size + padding)
 
 
 ROWS: Final = CacheFormat(

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from fuzz_attn.case.cache_layout import CacheLayout
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.plain import Count, Plain
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
@@ -57,6 +57,7 @@ class CaseFields(Plain, frozen=True):
     uint8_cache: bool = False
     stale_cache: bool = False
     seed: Seed = 0
+    form: CallForm = CallForm()
 
     @property
     def num_tokens(self) -> int:

@@ -39,9 +39,10 @@ def inexpressible(case: CaseFields, family: Family) -> str:
     feature = first_feature_beyond(case, family)
     if feature:
         return f"family={family!r} has no {feature.name} ({feature.words})"
-    piece = interface.cache.piece(case.dtypes.kv)
-    if heads.head_size % piece:
-        return f"heads.head_size={heads.head_size} must be a multiple of {piece} for family={family!r}"
+    pieces = interface.cache.piece(case.dtypes.kv), case.strides.key_piece if interface.cache.piece_bytes else 0
+    for piece in filter(None, pieces):
+        if heads.head_size % piece:
+            return f"heads.head_size={heads.head_size} must be a multiple of {piece} for family={family!r}"
     for name, value, allowed in (
         ("strides.cache", case.strides.cache, interface.cache.arrangements),
         ("launch.path", case.launch.path, interface.paths),
@@ -66,8 +67,9 @@ def _check_dtypes(dtypes: DTypes, scales: Scales) -> None:
         raise CaseError(f"dtypes.kv={dtypes.kv!r} must be an fp8 type or equal to dtypes.q={dtypes.q!r}")
     for name, dtype in (("q", dtypes.q), ("k", dtypes.kv), ("v", dtypes.kv), ("out", dtypes.out)):
         scale = getattr(scales, name)
-        if not SMALLEST_NUMBER <= scale <= LARGEST_NUMBER:
-            raise CaseError(f"scales.{name}={scale} must be positive and finite, from 2**-126 to 2**126")
+        if not SMALLEST_NUMBER <= abs(scale) <= LARGEST_NUMBER and (scale or name == "out"):
+            zero = "" if name == "out" else "0 or "
+            raise CaseError(f"scales.{name}={scale} must be {zero}finite, of a size from 2**-126 to 2**126")
         if scale != 1.0 and not is_fp8(dtype):
             raise CaseError(f"scales.{name}={scale} must be 1 for the type {dtype!r}, which is not fp8")
 
@@ -77,6 +79,9 @@ def _check_numbers(case: CaseFields) -> None:
         raise CaseError(f"softmax_scale={case.softmax_scale} must be 0 or finite, of a size from 2**-126 to 2**126")
     if case.softcap and not SMALLEST_NUMBER <= case.softcap <= LARGEST_NUMBER:
         raise CaseError(f"softcap={case.softcap} must be 0 or positive and finite, from 2**-126 to 2**126")
+    bias = case.qq_bias
+    if bias is not None and bias.order in ("one_row", "one_column") and bias.kind not in ("dense", "zero"):
+        raise CaseError(f"qq_bias.order={bias.order!r} must be 'rows' or 'columns' for the kind {bias.kind!r}")
     if case.launch.num_segments and case.launch.path != "3d":
         raise CaseError(f"launch.num_segments={case.launch.num_segments} must be 0 for the path {case.launch.path!r}")
 
@@ -96,7 +101,7 @@ def _check_large_offsets(case: CaseFields) -> None:
     end = first + case.total_keys // size + len(case.sequences) + case.pages.spare_blocks + 1
     if end >= 2**31:
         raise CaseError(f"pages.first_block={first} must leave page numbers below 2**31")
-    elements = end * case.cache_layout.page_strides[1]
+    elements = end * max(case.cache_layout.page_strides)
     if elements > MAX_OFFSET_ELEMENTS:
         raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")
 
@@ -106,22 +111,28 @@ def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     heads, strides, launch = case.heads, case.strides, case.launch
     tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
     if FAMILIES[case.family].packs_new_keys:
-        yield "new_keys", tokens * (heads.num_kv_heads * (heads.head_size + strides.new_head) + strides.new_token)
+        row = heads.num_kv_heads * (heads.head_size + strides.new_head + strides.new_value_head)
+        new_tokens = tokens + case.form.extra_new_rows
+        yield "new_values", new_tokens * (row + strides.new_token + strides.new_value_token)
     yield "query", tokens * (query_heads * (heads.head_size + strides.q_head) + strides.q_token)
-    yield "output", tokens * (query_heads * (heads.head_size + strides.out_head) + strides.out_token)
+    output_rows = tokens + case.form.extra_output_rows
+    yield "output", output_rows * (query_heads * (heads.head_size + strides.out_head) + strides.out_token)
     if launch.path == "3d":
         padded_head = 1 << (heads.head_size - 1).bit_length()
         yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head
     if case.qq_bias is not None:
         live = max(1, case.max_query_len)
         columns = live + max(0, case.qq_bias.extra_columns) + case.qq_bias.row_padding
-        yield "qq_bias", (live + case.qq_bias.extra_rows) * columns
+        yield "qq_bias", (live + case.qq_bias.extra_rows) * (live + columns) * case.qq_bias.step
 
 
 def _cache_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     """Yield name and elements, padding included, of each tensor that grows with keys and pages."""
-    heads, pages, num_seqs = case.heads, case.pages, len(case.sequences)
+    layout, pages, num_seqs = case.cache_layout, case.pages, len(case.sequences)
     slots = case.total_keys + (num_seqs + pages.spare_blocks + 1) * pages.block_size
-    yield "a cache", slots * heads.num_kv_heads * (heads.head_size + case.strides.cache_slot + case.strides.value_slot)
+    yield "a cache", -(-slots // pages.block_size) * max(page.elements for page in (layout.keys, layout.values))
     longest = -(-case.max_seq_len // pages.block_size)
-    yield "block_table", num_seqs * (longest + pages.extra_columns + case.strides.block_table)
+    yield (
+        "block_table",
+        (num_seqs + case.form.extra_table_rows) * (longest + pages.extra_columns + case.strides.block_table),
+    )

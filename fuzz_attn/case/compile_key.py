@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.families import Family
-from fuzz_attn.case.features import compiled_features
+from fuzz_attn.case.families import Family, Feature
+from fuzz_attn.case.features import COMPILED_FEATURES, compiled_features, fp8_features
 from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints
 from fuzz_attn.case.plain import Plain, Positive
 
@@ -29,6 +29,11 @@ class CompileKey(Plain, frozen=True):
     sinks: bool = False
     filter_by_query_len: bool = False
     launch: LaunchHints = LaunchHints()
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """The features of its cases that the key decides."""
+        return fp8_features(self.dtypes) | {name for name in COMPILED_FEATURES if getattr(self, name)}
 
 
 def compile_key_of(case: CaseFields) -> CompileKey:

@@ -15,7 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
 from fuzz_attn.case.features import CASE_FEATURES
-from fuzz_attn.case.parts import Sequence, Strides
+from fuzz_attn.case.parts import CallForm, Sequence, Strides
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import AlibiRecipe, Override, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
@@ -26,6 +26,16 @@ _CACHES: Final = {
     "kv_first": "K and V in one allocation [2, num_blocks, ...]",
     "blocks_first": "K and V in one allocation [num_blocks, 2, ...]",
     "heads_first": "caches with heads before slots",
+}
+_ORDERS: Final = {
+    "columns": "stored column by column",
+    "one_row": "one row for all",
+    "one_column": "one column for all",
+}
+_SCALES: Final = {
+    "scalar": "scales as tensors without dimensions",
+    "expanded": "scales expanded over sequences and heads",
+    "omitted": "scales of 1 omitted",
 }
 _FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache")
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number", "zero": "0"}
@@ -48,6 +58,7 @@ def describe(case: AttentionCase) -> list[Line]:
         *((override.tensor, _override(override)) for override in case.overrides),
         *_memory(case),
         *_poison(case.poison),
+        *_form(case.form),
         ("launch", _launch(case)),
     ]
 
@@ -134,7 +145,8 @@ def _softmax_scale(case: AttentionCase) -> str:
 
 
 def _alibi(recipe: AlibiRecipe) -> str:
-    return f"{recipe.kind} slopes" + (f" times {_number(recipe.scale)}" if recipe.scale != 1.0 else "")
+    words = f"{recipe.kind} slopes" + (f" times {_number(recipe.scale)}" if recipe.scale != 1.0 else "")
+    return words + (f", {recipe.dtype}" if recipe.dtype != "float32" else "")
 
 
 def _qq_bias(recipe: QQBiasRecipe) -> str:
@@ -143,6 +155,9 @@ def _qq_bias(recipe: QQBiasRecipe) -> str:
     columns, than = abs(recipe.extra_columns), "more" if recipe.extra_columns > 0 else "fewer"
     words += [f"{_count(columns, 'column')} {than} than the longest query"] * bool(columns)
     words += [f"a slice of a matrix {_count(recipe.row_padding, 'column')} wider"] * bool(recipe.row_padding)
+    words += [_ORDERS[recipe.order]] if recipe.order in _ORDERS else []
+    words += [f"every element followed by {recipe.step - 1} others"] * (recipe.step > 1)
+    words += [recipe.dtype] * (recipe.dtype != "float32")
     return ", ".join(words)
 
 
@@ -182,9 +197,16 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
         "table row": strides.block_table,
         "new key's token": strides.new_token,
         "new key's head": strides.new_head,
+        "new value's token, in addition": strides.new_value_token,
+        "new value's head, in addition": strides.new_value_head,
+        "head of a page": strides.page_head,
+        "chunk of a page's keys": strides.key_chunk,
+        "slot of a page's keys": strides.key_slot,
+        "dimension of a page's values": strides.value_dim,
     }
     words = [_CACHES[strides.cache]] * (strides.cache != "separate")
     words += [f"gap of {size} after each {name}" for name, size in gaps.items() if size]
+    words += [f"keys in pieces of {strides.key_piece}"] * bool(strides.key_piece)
     yield "memory", ", ".join(words)
 
 
@@ -202,6 +224,17 @@ def _poison(poison: PoisonRecipe) -> Iterator[Line]:
         slots = f"{_SLOTS[poison.keys]} in dead keys and values"
     second = ", the second NaN in the output" if poison.out else ""
     yield "poison", f"{slots}, {poison_in_words(poison, 'table')}{second}"
+
+
+def _form(form: CallForm) -> Iterator[Line]:
+    rows = {"the table": form.extra_table_rows, "out": form.extra_output_rows, "the new keys": form.extra_new_rows}
+    words = [_SCALES[form.scales]] if form.scales in _SCALES else []
+    words += [f"window in alternative form {form.window}"] * bool(form.window)
+    words += [f"cache type by alternative name {form.cache_name}"] * bool(form.cache_name)
+    words += ["query starts omitted"] * (not form.query_starts)
+    words += [f"{_count(count, 'more row')} in {name}" for name, count in rows.items() if count]
+    if words:
+        yield "call", ", ".join(words)
 
 
 def _launch(case: AttentionCase) -> str:

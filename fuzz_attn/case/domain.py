@@ -1,54 +1,76 @@
-"""Domain: the inputs that a target promises to handle. Strategies draw only cases within it."""
+"""Domain: the inputs that a target promises to handle, and what of a case it does not promise."""
 
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
+from typing import Final, get_args
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
-from fuzz_attn.case.dtypes import WIDE_DTYPES, DTypeName
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family, Feature
+from fuzz_attn.case.features import CASE_FEATURES, all_features_of
 from fuzz_attn.case.parts import LaunchPath
+from fuzz_attn.case.recipes import AlibiKind
 from fuzz_attn.errors import DomainError
 
-_LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20}
+_LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20, "segments": 256}
 """The largest size that a case may have; see :mod:`fuzz_attn.case.parts`."""
+
+ALIBI_KINDS: Final[tuple[AlibiKind, ...]] = get_args(AlibiKind)
 
 
 class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
 
-    Only those ``features`` count that the interface of ``family`` can express. ``dtypes`` are the types of q without
-    fp8, which comes through the features. ``head_sizes``, ``block_sizes`` and ``group_sizes`` are inclusive ranges, or
-    an explicit tuple of more than two values; families with split caches use only head sizes that the cache's type can
-    split. ``tile_sizes`` are where the target cuts the keys, so that strategies can aim at the cuts; with
-    ``tile_hint`` a case may choose among them. ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published
-    versions before May 2026 ignore them).
+    - ``features``: only those count that the interface of ``family`` can express.
+    - ``excluded``: combinations of features that are not supported together; one of a single feature removes it.
+    - ``dtypes``: the types of q without fp8, which comes through the features.
+    - ``cache_dtypes`` and ``output_dtypes``: the types of the caches, and of fp8 queries, and of the output. A target
+      with one fp8 type names only that one. With ``mixed_dtypes``, an output that cannot have
+      the type of q has the first wide type.
+    - ``head_sizes``, ``block_sizes``, ``group_sizes`` and ``segments`` (of the path ``3d``) are inclusive ranges, or an
+      explicit tuple of another length than two. Families with split caches use only head sizes that the cache's type
+      can split.
+    - ``tile_sizes`` are where the target cuts the keys, so that strategies can aim at the cuts; with ``tile_hint`` a
+      case may choose among them.
+    - ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published versions before May 2026 ignore them).
+    - ``alibi_kinds``: the kinds of ALiBi slopes (:class:`fuzz_attn.case.recipes.AlibiRecipe`).
     """
 
     family: Family = "unified"
     dtypes: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
-    block_sizes: tuple[int, ...] = (1, 544)
+    block_sizes: tuple[int, ...] = (1, 784)
     group_sizes: tuple[int, ...] = (1, 64)
     features: frozenset[Feature] = ALL_FEATURES
     paths: tuple[LaunchPath, ...] = ("auto",)
     tile_sizes: tuple[int, ...] = (16, 32, 64)
     tile_hint: bool = False
     fp8_q_scales: bool = True
+    cache_dtypes: tuple[DTypeName, ...] = tuple(DTYPES)
+    output_dtypes: tuple[DTypeName, ...] = tuple(DTYPES)
+    segments: tuple[int, ...] = (1, 64)
+    excluded: tuple[frozenset[Feature], ...] = ()
+    alibi_kinds: tuple[AlibiKind, ...] = ALIBI_KINDS
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
         if self.family not in FAMILIES:
             raise DomainError(f"domain.family={self.family!r} must be one of {', '.join(FAMILIES)}")
         interface = FAMILIES[self.family]
-        given: object = self.features
-        if isinstance(given, str):
-            raise DomainError(f"domain.features={given!r} must be a set of names")
-        force_setattr(self, "features", frozenset(self.features))
-        _require_known("domain.features", self.features, tuple(sorted(ALL_FEATURES)))
-        _require_known("domain.dtypes", self.dtypes, WIDE_DTYPES)
-        _require_known("domain.paths", self.paths, interface.paths)
+        self._check_features()
+        for name, known in (
+            ("dtypes", WIDE_DTYPES),
+            ("paths", interface.paths),
+            ("cache_dtypes", tuple(DTYPES)),
+            ("output_dtypes", tuple(DTYPES)),
+            ("alibi_kinds", ALIBI_KINDS),
+        ):
+            _require_known(f"domain.{name}", getattr(self, name), known)
+        if "standard" not in self.alibi_kinds:
+            raise DomainError(f"domain.alibi_kinds={self.alibi_kinds} must contain 'standard', the simplest slopes")
         for name, largest in _LARGEST.items():
             sizes = getattr(self, name)
             if not sizes or list(sizes) != sorted(sizes) or sizes[0] < 1 or sizes[-1] > largest:
@@ -56,10 +78,50 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
         piece = min((interface.cache.piece(dtype) for dtype in self.dtypes), default=1)
         if not any(size % piece == 0 for size in sizes_of(self.head_sizes)):
             raise DomainError(f"domain.head_sizes={self.head_sizes} must allow a multiple of {piece} for {self.dtypes}")
+        self._check_types()
+
+    def _check_features(self) -> None:
+        given: object = self.features
+        if isinstance(given, str):
+            raise DomainError(f"domain.features={given!r} must be a set of names")
+        known = tuple(sorted(ALL_FEATURES))
+        _require_known("domain.features", frozenset(self.features), known)
+        for combination in self.excluded:
+            _require_known("an entry of domain.excluded", tuple(combination), known)
+        excluded = [frozenset(combination) for combination in self.excluded]
+        lost = frozenset[Feature]().union(*(each for each in excluded if len(each) == 1))
+        force_setattr(self, "features", frozenset(self.features) - lost)
+        force_setattr(self, "excluded", tuple(each for each in excluded if each <= self.features))
+
+    def _check_types(self) -> None:
+        """Raise :class:`DomainError` where no cache or no output has a type that the features allow."""
+        fp8 = FP8_DTYPES if self.allows("fp8_kv") else ()
+        if not {*self.dtypes, *fp8} & set(self.cache_dtypes):
+            allowed = ", ".join((*self.dtypes, *fp8))
+            raise DomainError(f"domain.cache_dtypes={self.cache_dtypes} must contain one of {allowed}")
+        fp8 = FP8_DTYPES if self.allows("fp8_out") else ()
+        if not {*WIDE_DTYPES, *fp8} & set(self.output_dtypes):
+            allowed = ", ".join((*WIDE_DTYPES, *fp8))
+            raise DomainError(f"domain.output_dtypes={self.output_dtypes} must contain one of {allowed}")
 
     def allows(self, feature: Feature) -> bool:
         """Return whether cases may have the feature."""
         return feature in self.features and feature in FAMILIES[self.family].features
+
+    def excludes(self, present: Collection[Feature]) -> frozenset[Feature] | None:
+        """Return the first combination of features present that is not supported, None where there is none."""
+        return next((each for each in self.excluded if each.issubset(present)), None)
+
+
+def beside(domain: Domain, present: Iterable[Feature]) -> Domain:
+    """Return a domain without the features that are not supported together with those present."""
+    return _beside(domain, frozenset(present)) if domain.excluded else domain
+
+
+@lru_cache(maxsize=1024)
+def _beside(domain: Domain, present: frozenset[Feature]) -> Domain:
+    left = (each - present for each in domain.excluded)
+    return replace(domain, features=domain.features.difference(*(each for each in left if len(each) == 1)))
 
 
 def sizes_of(bounds: tuple[int, ...]) -> Iterable[int]:
@@ -80,3 +142,53 @@ def _require_known(name: str, given: Collection[str], known: tuple[str, ...]) ->
         raise DomainError(f"{name}={value} has no {unknown[0]!r}: choose among {', '.join(known)}")
     if not given and not isinstance(given, frozenset):
         raise DomainError(f"{name}=() must name at least one of {', '.join(known)}")
+
+
+def unpromised(case: CaseFields, domain: Domain) -> str:
+    """Return what of a case its target does not promise, in words; an empty string where it promises all.
+
+    Large offsets are not counted: a backend without virtual memory takes them out of every domain. A hint for a path is
+    not counted where the launcher always chooses by itself.
+    """
+    return next(_unpromised(case, domain), "")
+
+
+def missing_feature(case: CaseFields, domain: Domain) -> str:
+    """Return the first feature of a case that a domain lacks, in words; an empty string where it has all."""
+    present = (feature for feature in CASE_FEATURES if feature.name != "large_offsets" and feature.present(case))
+    return next((feature.words for feature in present if not domain.allows(feature.name)), "")
+
+
+def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
+    lacking = missing_feature(case, domain)
+    if lacking:
+        yield lacking
+    words = {feature.name: feature.words for feature in CASE_FEATURES}
+    combination = domain.excludes(all_features_of(case))
+    if combination:
+        yield " together with ".join(words[name] for name in words if name in combination)
+    launch, heads = case.launch, case.heads
+    if launch.path not in ("auto", *domain.paths) and domain.paths != ("auto",):
+        yield f"the path {launch.path}"
+    if launch.num_segments and "3d" in domain.paths and not within(launch.num_segments, domain.segments):
+        yield f"{launch.num_segments} segments"
+    yield from _unpromised_types(case, domain)
+    for what, size, allowed in (
+        ("heads of {}", heads.head_size, domain.head_sizes),
+        ("pages of {}", case.pages.block_size, domain.block_sizes),
+        ("{} query heads for each KV head", heads.num_queries_per_kv, domain.group_sizes),
+    ):
+        if not within(size, allowed):
+            yield what.format(size)
+    if case.alibi is not None and case.alibi.kind not in domain.alibi_kinds:
+        yield f"{case.alibi.kind} ALiBi slopes"
+
+
+def _unpromised_types(case: CaseFields, domain: Domain) -> Iterator[str]:
+    dtypes = case.dtypes
+    if not is_fp8(dtypes.q) and dtypes.q not in domain.dtypes:
+        yield f"queries of {dtypes.q}"
+    if dtypes.kv not in domain.cache_dtypes:
+        yield f"a cache of {dtypes.kv}"
+    if dtypes.out not in domain.output_dtypes:
+        yield f"an output of {dtypes.out}"

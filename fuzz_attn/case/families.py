@@ -29,6 +29,11 @@ Feature: TypeAlias = Literal[
     "uint8_cache",
     "stale_cache",
     "large_offsets",
+    "scale_signs",
+    "mixed_dtypes",
+    "bias_dtypes",
+    "inner_strides",
+    "call_forms",
 ]
 """What a case may have beyond plain paged attention; :mod:`fuzz_attn.case.features` says when a case has it.
 
@@ -36,9 +41,18 @@ Feature: TypeAlias = Literal[
 ``skip_decode``). ``uint8_cache`` passes fp8 caches as bytes. A ``stale_cache`` does not hold the new tokens yet.
 ``large_offsets`` put pages billions of elements into caches of many gigabytes, of which only those pages have memory:
 not for a target that copies or converts whole caches.
+``scale_signs`` are scales of 0 or below. ``mixed_dtypes`` are an output of another type than q's, or two kinds of fp8.
+``bias_dtypes`` are slopes and biases of other types than float32. ``inner_strides`` are strides that published kernels
+assume to be dense: of the columns of a query-query bias, inside the pages of a split cache, and of new values that
+differ from those of new keys. ``call_forms`` are arguments in other forms with the same meaning.
 """
 
-_COMMON: Final[frozenset[Feature]] = frozenset(
+UNPUBLISHED_FEATURES: Final[frozenset[Feature]] = frozenset(
+    ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms")
+)
+"""Features that no published signature promises: a target must declare them."""
+
+_COMMON: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | frozenset[Feature](
     ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "large_offsets")
 )
 

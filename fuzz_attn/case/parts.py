@@ -1,6 +1,6 @@
 """The parts of a case: sequences, heads, types, scales, pages, strides, launch hints."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -47,7 +47,10 @@ class DTypes(Plain, frozen=True):
 
 
 class Scales(Plain, frozen=True):
-    """Per-tensor scales of one-byte types: real value = stored value * scale. 1 for every other type."""
+    """Per-tensor scales of one-byte types: real value = stored value * scale. 1 for every other type.
+
+    Scales may be negative. Those of q, k and v may be 0; the output is divided by its own scale.
+    """
 
     q: float = 1.0
     k: float = 1.0
@@ -80,7 +83,11 @@ class Strides(Plain, frozen=True):
     ``[num_blocks, 2, ...]`` (``blocks_first``), or ``[num_blocks, num_kv_heads, block_size, head_size]`` seen through a
     transpose (``heads_first``). ``cache_slot`` pads each row of the caches, or each page of a split cache. In two
     allocations ``value_slot`` adds to it in the cache of V. ``new_token`` and ``new_head`` pad the packed new keys and
-    values.
+    values; ``new_value_token`` and ``new_value_head`` add to these paddings in the packed values.
+
+    In a split cache ``page_head`` pads each head of a page. In two allocations ``key_chunk`` pads each chunk of
+    the keys, ``key_slot`` each slot, and ``value_dim`` each dimension of the values. ``key_piece`` is the number of
+    elements of a key that are contiguous; 0 means 16 bytes.
     """
 
     q_token: Count = 0
@@ -93,6 +100,37 @@ class Strides(Plain, frozen=True):
     new_token: Count = 0
     new_head: Count = 0
     value_slot: Count = 0
+    new_value_token: Count = 0
+    new_value_head: Count = 0
+    page_head: Count = 0
+    key_chunk: Count = 0
+    key_slot: Count = 0
+    value_dim: Count = 0
+    key_piece: Annotated[int, Meta(ge=0, le=256)] = 0
+
+
+INNER_STRIDES: Final = ("new_value_token", "new_value_head", "page_head", "key_chunk", "key_slot", "value_dim")
+"""The paddings of :class:`Strides` inside pages, and of new values in addition to new keys."""
+
+
+class CallForm(Plain, frozen=True):
+    """How arguments are passed where the contract allows several forms with the same meaning.
+
+    ``scales`` of q, k and v are vectors of one element, tensors without dimensions (``scalar``), expanded over
+    sequences and heads with strides of 0 (``expanded``), or None where they are 1 (``omitted``). ``window`` selects a
+    form of the family: the right side of a window size, or the value that means no window. ``cache_name`` selects a
+    name of the cache's type. With ``query_starts`` False the starts are not passed where they are not needed. The block
+    table has ``extra_table_rows`` more rows than sequences. The output has ``extra_output_rows`` more rows than q, and
+    the packed new keys and values have ``extra_new_rows`` more.
+    """
+
+    scales: Literal["vector", "scalar", "expanded", "omitted"] = "vector"
+    window: Annotated[int, Meta(ge=0, le=2)] = 0
+    cache_name: Annotated[int, Meta(ge=0, le=2)] = 0
+    query_starts: bool = True
+    extra_table_rows: Count = 0
+    extra_output_rows: Count = 0
+    extra_new_rows: Count = 0
 
 
 class LaunchHints(Plain, frozen=True):

@@ -6,9 +6,15 @@ from msgspec import Meta
 
 from fuzz_attn.case.plain import Count, Finite, Plain
 
+BiasDType = Literal["float32", "float16", "bfloat16", "float64"]
+"""The type of slopes, biases and sinks. Kernels compute with them in float32."""
+
 Place = Literal["own", "first", "outside_left", "outside_right", "boundary", "random"]
 """Which key of a row: its own (the causal diagonal), the first visible one (the window's edge), the key just before the
 window, the key just after the diagonal, a random one on the edge of a page or tile, a random visible one."""
+
+
+AlibiKind = Literal["standard", "positive", "arbitrary", "zero", "negative"]
 
 
 class NormalScores(Plain, frozen=True, tag="normal"):
@@ -26,6 +32,17 @@ class NeedleScores(Plain, frozen=True, tag="needle"):
 
     place: Place = "own"
     strength: Finite = 8.0
+
+
+class HeavyScores(Plain, frozen=True, tag="heavy"):
+    """Heavy keys have a logit of exactly 0, all others one of -``depth``, so that weights are 1 and 0.
+
+    ``place`` is where the heavy keys are: one in each 16 keys, both ends of each page, about every second key, or one
+    of each sequence. The first and the last key of a sequence are heavy too.
+    """
+
+    place: Literal["tiles", "pages", "random", "one"] = "tiles"
+    depth: Finite = 256.0
 
 
 class LevelScores(Plain, frozen=True, tag="level"):
@@ -84,7 +101,14 @@ class DenormalValues(Plain, frozen=True, tag="denormal"):
 
 
 ScoreRecipe: TypeAlias = (
-    NormalScores | UniformScores | NeedleScores | LevelScores | RampScores | OutlierScores | DenormalScores
+    NormalScores
+    | UniformScores
+    | NeedleScores
+    | HeavyScores
+    | LevelScores
+    | RampScores
+    | OutlierScores
+    | DenormalScores
 )
 ValueRecipe: TypeAlias = (
     NormalValues | ConstantValues | PositionValues | OneHotValues | IntegerValues | OutlierValues | DenormalValues
@@ -109,21 +133,27 @@ class Override(Plain, frozen=True):
 class AlibiRecipe(Plain, frozen=True):
     """Slopes, one for each query head, multiplied by ``scale``.
 
-    ``standard`` are the published geometric ones (Press et al. 2022), ``negative`` their negatives, ``arbitrary``
-    random ones in [-1, 1], ``zero`` zeros.
+    ``standard`` are the published geometric ones (Press et al. 2022), ``negative`` their negatives, ``positive``
+    random ones in (0, 1], ``arbitrary`` random ones in [-1, 1], ``zero`` zeros. In float64 they are still exact in
+    float32.
     """
 
-    kind: Literal["standard", "arbitrary", "zero", "negative"] = "standard"
+    kind: AlibiKind = "standard"
     scale: Finite = 1.0
+    dtype: BiasDType = "float32"
 
 
 class QQBiasRecipe(Plain, frozen=True):
-    """Bias between the new tokens, shared by all sequences: ``[max_query_len + extra_rows, columns]``, float32.
+    """Bias between the new tokens, shared by all sequences: ``[max_query_len + extra_rows, columns]``.
 
     ``kind``: ``tree`` is 0 on a random path of ancestors and -inf elsewhere, ``diagonal`` is 0 on the diagonal and
     -inf elsewhere (no token sees another one), ``dense`` random normals, ``zero`` zeros. The diagonal is always finite.
     The matrix has ``max_query_len + extra_columns`` columns (fewer if negative, but at least 1). It is a slice of a
     matrix with ``row_padding`` more columns, which hold poison.
+
+    ``order`` ``columns`` stores it column by column, with ``row_padding`` more rows. ``one_row`` and ``one_column``
+    expand one row or one column with a stride of 0; only ``dense`` and ``zero`` may do so. ``step`` - 1 elements of
+    poison follow each element of a row (or of a column, where the matrix is stored by columns).
     """
 
     kind: Literal["dense", "tree", "zero", "diagonal"] = "dense"
@@ -131,6 +161,9 @@ class QQBiasRecipe(Plain, frozen=True):
     extra_columns: Annotated[int, Meta(ge=-(2**20), le=2**20)] = 0
     row_padding: Count = 0
     scale: Finite = 1.0
+    dtype: BiasDType = "float32"
+    order: Literal["rows", "columns", "one_row", "one_column"] = "rows"
+    step: Annotated[int, Meta(ge=1, le=64)] = 1
 
 
 class SinkRecipe(Plain, frozen=True):
@@ -138,7 +171,7 @@ class SinkRecipe(Plain, frozen=True):
 
     level: Finite = 0.0
     spread: Finite = 1.0
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    dtype: BiasDType = "float32"
 
 
 SlotPoison = Literal["nan", "inf", "negative_inf", "huge", "zero"]

@@ -16,7 +16,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
-from fuzz_attn.case.parts import DTypes, Scales, Sequence, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, NormalValues, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
 FP8_OUTPUT: Final = "fp8 output"
@@ -129,6 +129,31 @@ def _with_full_pages(case: AttentionCase) -> AttentionCase:
     return replace(case, sequences=tuple(filled))
 
 
+def _with_positive_scales(case: AttentionCase) -> AttentionCase:
+    positive = Scales(*(abs(scale) or 1.0 for scale in msgspec.structs.astuple(case.scales)))
+    return replace(case, scales=positive, softmax_scale=abs(case.softmax_scale) or case.heads.head_size**-0.5)
+
+
+def _with_matching_types(case: AttentionCase) -> AttentionCase:
+    """Return the case with the output of q's type, or of one kind of fp8 with the caches."""
+    kind = case.dtypes.kv if is_fp8(case.dtypes.kv) else case.dtypes.out
+    q = kind if is_fp8(case.dtypes.q) else case.dtypes.q
+    out = kind if is_fp8(case.dtypes.out) or is_fp8(q) else q
+    return replace(case, dtypes=DTypes(q, case.dtypes.kv, out))
+
+
+def _with_float32_biases(case: AttentionCase) -> AttentionCase:
+    parts = {name: getattr(case, name) for name in ("alibi", "qq_bias", "sinks")}
+    changed = {name: msgspec.structs.replace(part, dtype="float32") for name, part in parts.items() if part is not None}
+    return replace(case, **changed)
+
+
+def _with_dense_rows_and_pages(case: AttentionCase) -> AttentionCase:
+    dense = msgspec.structs.replace(case.strides, key_piece=0, **dict.fromkeys(INNER_STRIDES, 0))
+    bias = case.qq_bias and msgspec.structs.replace(case.qq_bias, order="rows", step=1)
+    return replace_layout(replace(case, qq_bias=bias), strides=dense)
+
+
 def _power_of_two(size: int) -> bool:
     return size & (size - 1) == 0
 
@@ -179,6 +204,11 @@ FEATURES: Final = (
     Trait("padding in the new keys", *_strides("new_token", "new_head")),
     _feature("empty_sequences", _without_empty_sequences),
     _feature("padded_tokens", _set(padded_tokens=0)),
+    _feature("scale_signs", _with_positive_scales),
+    _feature("mixed_dtypes", _with_matching_types),
+    _feature("bias_dtypes", _with_float32_biases),
+    _feature("inner_strides", _with_dense_rows_and_pages),
+    _feature("call_forms", _set(form=CallForm())),
     Trait("2D path", lambda case: case.launch.path == "2d", _with("launch", path="auto")),
     Trait("3D path", lambda case: case.launch.path == "3d", _with("launch", path="auto", num_segments=0)),
     Trait("tile size", lambda case: case.launch.tile_size > 0, _with("launch", tile_size=0)),

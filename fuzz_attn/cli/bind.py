@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.cli.options import backend_option, binding_option, exits, family_option, stated_binding
+from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Ready, Setup
 from fuzz_attn.report.bindings import conventions_of, parameters_of
@@ -46,3 +47,5 @@ def print_binding(ready: Ready, printer: Console) -> None:
     show(printer, "")
     for line in (*conventions_of(ready), *(f"Note: {note}" for note in ready.notes)):
         show(printer, line)
+    show(printer, "")
+    show(printer, domain_table("Cases are drawn from", ready.family, ready.domain))

@@ -61,10 +61,11 @@ def replay(
 
     Print FAILED or FIXED for each and exit with 1 if any fails. The default is all of tests/counterexamples. KNOWN
     fails as its file says and is no failure of the replay, PASSES is a known one that passes now, and REGRESSED is a
-    fixed one that fails again. REFUSED means that the target or the compiler refuses the case now. UNSEEN means that
-    the failure is flaky, or that only sanitizers can see it and the backend has none; it counts as a failure while the
-    file's status is open. If none fails and a file cannot be replayed, the exit status is 2. A file that names a target
-    outside of the installed packages needs --target or --trust, because importing a target runs its code.
+    fixed one that fails again. REFUSED means that the target or the compiler refuses the case now, or that the target
+    does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see it and
+    the backend has none; it counts as a failure while the file's status is open. If none fails and a file cannot be
+    replayed, the exit status is 2. A file that names a target outside of the installed packages needs --target or
+    --trust, because importing a target runs its code.
     """
     if not places and not any(FOLDER.rglob("*.json")):
         click.echo(f"no counterexamples: {FOLDER} {'holds none' if FOLDER.is_dir() else 'does not exist'}")
@@ -115,7 +116,7 @@ def _result(replayed: Replayed) -> RenderableType:
     line = whole("").append(f"{replayed.status:6}", COLOURS[replayed.status])
     notes = [replayed.verdict.message] * (not replayed.verdict.passed)
     notes += [_unseen(replayed)] * (replayed.status == "UNSEEN")
-    notes += ["the target or the compiler refuses the case"] * replayed.refused
+    notes += [replayed.refused] * bool(replayed.refused)
     if replayed.found.status == "known":
         notes.append(f"known: {replayed.found.because} ({replayed.found.reference})")
     if replayed.status == "PASSES":

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.cli.options import exits
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
@@ -49,7 +50,24 @@ def domain_table(name: str, family: str, domain: Domain) -> Table:
     table.add_row("features", ", ".join(sorted(domain.features & FAMILIES[domain.family].features)) or "none")
     table.add_row("never drawn", ", ".join(sorted(FAMILIES[domain.family].features - domain.features)) or "-")
     table.add_row("launch paths", ", ".join(domain.paths))
+    for what, value in limits_of(domain).items():
+        table.add_row(what, value)
     return table
+
+
+def limits_of(domain: Domain) -> dict[str, str]:
+    """Return in words the limits of a domain that most targets do not have."""
+    unlimited = Domain()
+    words = {feature.name: feature.words for feature in CASE_FEATURES}
+    together = (" and ".join(words[name] for name in words if name in each) for each in domain.excluded)
+    limits = {
+        "types of caches": ", ".join(domain.cache_dtypes) * (domain.cache_dtypes != unlimited.cache_dtypes),
+        "types of the output": ", ".join(domain.output_dtypes) * (domain.output_dtypes != unlimited.output_dtypes),
+        "segments": _range(domain.segments) * (domain.segments != unlimited.segments),
+        "not together": "; ".join(together),
+        "ALiBi slopes": ", ".join(domain.alibi_kinds) * (domain.alibi_kinds != unlimited.alibi_kinds),
+    }
+    return {what: value for what, value in limits.items() if value}
 
 
 def _range(bounds: tuple[int, ...]) -> str:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -166,7 +167,7 @@ class Campaign:
         number = 0
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.shard:
-                play_saved(self, self._lives, self.folder())
+                play_saved(self, self._lives, self.folder(), self.ready.domain)
             while self._has_budget() and not self._refusals.hopeless(number):
                 self._round(number)
                 number += 1
@@ -237,6 +238,8 @@ class Campaign:
         if self.worker.deaths > deaths:
             self._last.clear()
             self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
+        for note in answer.notes:
+            self.emit(Note(self.plan.shard, note))
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
         if answer.unsupported:
@@ -251,13 +254,16 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            for rule in self._refusals.refused(order.case, refusal, self._probe):
+            probe = partial(self._probe, host_only=refusal.stage == "host")
+            for rule in self._refusals.refused(order.case, refusal, probe):
                 self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
 
-    def _probe(self, cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
+    def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
         try:
-            answer = self.worker.judge(Order(cases[0], probes=tuple(cases)), deadline=self._deadline)
+            answer = self.worker.judge(
+                Order(cases[0], probes=tuple(cases), host_only=host_only), deadline=self._deadline
+            )
         except OutOfTimeError:
             raise OutOfProbesError from None
         if len(answer.refusals) != len(cases):
@@ -277,7 +283,7 @@ class Campaign:
         if verdict.kind in ("crash", "timeout"):
             relation = order.relation
         found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
-        binding = None if ready.published else ready.binding
+        binding = None if ready.published and not ready.binding.rounding else ready.binding
         environment = environment_of(ready.backend, ready.shims)
         return msgspec.structs.replace(found, environment=environment, binding=binding)
 

@@ -17,8 +17,12 @@ from fuzz_attn.oracle.verdict import Verdict
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.case.attention_case import AttentionCase
+    from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.target import Target
+
+
+KNOWN = "A part of the binding is known of this launcher (fuzz_attn/targets/published/bindings.toml)."
 
 
 @dataclass
@@ -85,25 +89,44 @@ class CaseJudge:
         from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
         from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.undeclared_rounding import with_rounding_named  # noqa: PLC0415 - as above
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))
         if order.probes:
-            return Answer(refusals=tuple(map(self._probe, order.probes)))
+            return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         refusal = experiment.refusal
+        notes = self._read_precision(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = with_poison_named(verdict, experiment)
+            verdict = verdict if verdict.poison else with_rounding_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
-        return Answer(verdict, tuple(others), refusal, masks=masks, compiled=kernels.compiled, loaded=kernels.loaded)
+        return Answer(
+            verdict,
+            tuple(others),
+            refusal,
+            masks=masks,
+            compiled=kernels.compiled,
+            loaded=kernels.loaded,
+            notes=notes,
+        )
 
-    def _probe(self, case: AttentionCase) -> Refusal | None:
+    def _read_precision(self, experiment: Experiment) -> tuple[str, ...]:
+        """Learn how the target multiplies float32 from its launches, and return it in words where it is new."""
+        from fuzz_attn.targets.input_precision import precision_in_words, with_precision  # noqa: PLC0415 - as above
+
+        before = self.target
+        self.target = experiment.target = with_precision(before, self.backend.input_precisions())
+        return () if self.target is before else (precision_in_words(self.target),)
+
+    def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - imports torch, as above
 
-        experiment = Experiment(case, self.target, self.backend, strict=self.strict)
+        experiment = Experiment(case, self.target, self.backend, strict=self.strict, host_only=host_only)
         try:
             return experiment.launch(case).refusal
         except UnsupportedByBackendError:
@@ -125,14 +148,15 @@ def load(setup: Setup) -> CaseJudge:
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
     from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
-    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.loading import is_known, load_target  # noqa: PLC0415 - as above
     from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
     without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
     with gpu_answers() if without_gpu else nullcontext():
         target = load_target(setup.target, setup.family, setup.binding).on_device(backend.tensor_core_slack)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
-    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory)
+    learned = (KNOWN,) if is_known(setup.target, setup.binding) else ()
+    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory, learned)
 
 
 def _load_message(message: bytes) -> CaseJudge:

@@ -58,14 +58,16 @@ class Order(Plain, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
     With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
-    launches those cases instead and returns only which of them are refused. With ``explain`` the message of a failure
-    also names the poison that reaches the output, which takes a few more launches.
+    launches those cases instead and returns only which of them are refused; with ``host_only`` by host code, for
+    which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
+    rounding that would explain it, which takes more launches.
     """
 
     case: AttentionCase
     relation: str | None = None
     digest: bool = False
     probes: tuple[AttentionCase, ...] = ()
+    host_only: bool = False
     explain: bool = False
 
 
@@ -78,6 +80,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     that judged the case in its place, and without one there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
+    ``notes`` are sentences for the summary: what the worker has learned of the target.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     """
 
@@ -92,6 +95,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     compiled: int = 0
     loaded: int = 0
     killed: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def judged(self) -> bool:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.engine.events import Phase
-from fuzz_attn.engine.failures.saved import played
+from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, played
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
@@ -33,8 +34,8 @@ class Replayed:
     drifted: bool
     sanitizers: bool
     """Whether the backend of the replay has sanitizers."""
-    refused: bool = False
-    """Whether the target or the compiler refuses the case."""
+    refused: str = ""
+    """Why the case is not judged: the target or the compiler refuses it, or the target does not promise it."""
     unsupported: bool = False
     """Whether no backend that may be used can run the case."""
 
@@ -156,6 +157,9 @@ class _Workers:
 
 
 def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
+    lacking = unpromised(found.case, worker.ready.domain)
+    if lacking:
+        return Replayed(path, found, Verdict("oracle"), False, worker.ready.sanitizers, NOT_PROMISED.format(lacking))
     digest = worker.judge(Order(found.case, digest=True)).digest
     order = Order(found.case, found.relation)
     answer = played(found, _Launches(worker), "confirm")
@@ -163,5 +167,6 @@ def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     if isinstance(worker, IsolatedWorker):
         verdict = explained(worker.judge, order, verdict)
     drifted = bool(found.digest) and digest != found.digest
-    refused, unsupported = answer.refusal is not None, bool(answer.unsupported) and not answer.judged
+    refused = REFUSES if answer.refusal is not None else ""
+    unsupported = bool(answer.unsupported) and not answer.judged
     return Replayed(path, found, verdict, drifted, worker.ready.sanitizers, refused, unsupported)

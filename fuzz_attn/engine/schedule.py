@@ -110,7 +110,7 @@ def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tupl
     """Return the strided layouts of one round: a seeded sample of those that cover all pairs, None for any layout."""
     if count is None:
         return None
-    pool = layout_pool(family=domain.family)
+    pool = layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides"))
     return tuple(pool[index] for index in Stream(round_seed, _LAYOUTS).permutation(len(pool))[:count].tolist())
 
 

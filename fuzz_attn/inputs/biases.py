@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,14 +11,6 @@ from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.random_bits import Floats, Stream
 
 _SLOPES, _BIAS, _TREE, _SINKS, _UNIFORM_SLOPES = 21, 22, 23, 24, 25
-
-
-@dataclass(frozen=True)
-class BiasMatrix:
-    """A query-query bias in memory: the first ``columns`` columns of ``padded`` ``[rows, columns + row_padding]``."""
-
-    padded: Floats
-    columns: int
 
 
 def alibi_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
@@ -39,6 +30,9 @@ def _recipe_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
     heads = case.heads.num_query_heads
     if recipe.kind == "zero":
         return np.zeros(heads, np.float32)
+    if recipe.kind == "positive":
+        numbers = Stream(case.seed, _SLOPES).below(2**16, heads) + 1
+        return numbers.astype(np.float32) * np.float32(2.0**-16 * recipe.scale)
     if recipe.kind == "arbitrary":
         uniform = Stream(case.seed, _SLOPES).below(2**20 + 1, heads).astype(np.float32) * np.float32(2.0**-19) - 1
         return uniform.astype(np.float32) * np.float32(recipe.scale)
@@ -67,13 +61,15 @@ def _geometric(count: int) -> list[float]:
     return slopes
 
 
-def qq_bias(recipe: QQBiasRecipe, case: AttentionCase) -> BiasMatrix:
-    """Return the bias between new tokens, NaN in rows and columns that no kernel may read."""
+def qq_bias(recipe: QQBiasRecipe, case: AttentionCase) -> Floats:
+    """Return the bias between new tokens, without the rows that no kernel may read."""
     live = max(1, case.max_query_len)
-    columns = max(1, live + recipe.extra_columns)
-    padded = np.full((live + recipe.extra_rows, columns + recipe.row_padding), np.nan, np.float32)
-    padded[:live, :columns] = _bias(recipe, case, live, columns)
-    return BiasMatrix(padded, columns)
+    bias = _bias(recipe, case, live, max(1, live + recipe.extra_columns))
+    if recipe.order == "one_row":
+        bias[:] = bias[:1].copy()
+    if recipe.order == "one_column":
+        bias[:] = bias[:, :1].copy()
+    return bias
 
 
 def _bias(recipe: QQBiasRecipe, case: AttentionCase, rows: int, columns: int) -> Floats:

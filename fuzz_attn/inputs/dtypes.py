@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import ml_dtypes
 import numpy as np
@@ -10,14 +10,18 @@ import numpy.typing as npt
 import torch
 
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
+from fuzz_attn.case.recipes import BiasDType
 
 TORCH_DTYPES: Final[dict[DTypeName, torch.dtype]] = {name: getattr(torch, name) for name in DTYPES}
+
+BIAS_DTYPES: Final[dict[BiasDType, torch.dtype]] = {name: getattr(torch, name) for name in get_args(BiasDType)}
+"""The types of slopes, biases and sinks."""
 
 NUMPY_DTYPES: Final[dict[DTypeName, np.dtype[Any]]] = {
     name: np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name)) for name in DTYPES
 }
 
-UNSIGNED: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+UNSIGNED: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """The unsigned integer of numpy that holds an element of so many bytes."""
 
 INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTYPES
-from fuzz_attn.case.parts import Strides
+from fuzz_attn.case.parts import CallForm, Strides
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 from fuzz_attn.inputs.rows import Rows, rows_of
 
-_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM = 11, 12, 13, 14, 15, 16
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY = 11, 12, 13, 14, 15, 16, 17
 
 LIMIT = np.float32(4096.0)
 """No number made here is larger, so products and scaled fp8 values stay finite in float16."""
@@ -33,7 +33,7 @@ MARK = np.float32(64.0)
 """The size of key marks in units of the output's scale: far above each type's smallest number even where one key in
 thousands has a mark, and within its range where one key has all the weight."""
 
-_SAME_POISON, _SAME_STRIDES = recipes.PoisonRecipe(), Strides()
+_SAME_POISON, _SAME_STRIDES, _SAME_FORM = recipes.PoisonRecipe(), Strides(), CallForm()
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Numbers:
 def numbers_of(case: AttentionCase) -> Numbers:
     """Return queries, keys and values of the case with overrides, clipped to ``LIMIT``; callers must not change them.
 
-    Relations launch the same case with other poison and strides, which no number depends on. So the cache ignores both.
+    Relations launch the same case with other poison and strides, which no number depends on. So the cache ignores them.
     """
-    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES))
+    return _numbers_of(replace(case, poison=_SAME_POISON, strides=_SAME_STRIDES, form=_SAME_FORM))
 
 
 @lru_cache(maxsize=1)
@@ -153,6 +153,13 @@ def _(recipe: recipes.NeedleScores, case: AttentionCase, rows: Rows) -> tuple[Fl
 
 
 @_scores.register
+def _(recipe: recipes.HeavyScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
+    heavy = _heavy_keys(recipe, case, rows) | (rows.key_position == 0) | (rows.key_position == rows.key_seq_len - 1)
+    keys = np.broadcast_to((~heavy).astype(np.float32)[:, None, None], _key_shape(case)).copy()
+    return np.full(_query_shape(case), _factor(-recipe.depth / _dot_gain(case))), keys
+
+
+@_scores.register
 def _(recipe: recipes.LevelScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
     gain = abs(_dot_gain(case))
     size = math.sqrt(max(abs(recipe.level), 1.0) / gain)
@@ -185,6 +192,22 @@ def _(recipe: recipes.DenormalScores, case: AttentionCase, rows: Rows) -> tuple[
         _around(smallest_query, Stream(case.seed, _QUERIES), _query_shape(case)),
         _around(smallest_key, Stream(case.seed, _KEYS), _key_shape(case)),
     )
+
+
+def _heavy_keys(recipe: recipes.HeavyScores, case: AttentionCase, rows: Rows) -> np.typing.NDArray[np.bool_]:
+    """Return which keys of the batch are heavy, bool ``[total_keys]``."""
+    position, stream = rows.key_position, Stream(case.seed, _HEAVY)
+    chosen, place = np.zeros_like(position), position
+    if recipe.place == "tiles":
+        chosen, place = 7 * (position // 16) % 16, position % 16
+    elif recipe.place == "pages":
+        place = (position + 1) % case.pages.block_size // 2
+    elif recipe.place == "random":
+        place = stream.below(2, case.total_keys)
+    else:
+        chosen = stream.below(np.maximum(rows.total, 1), len(case.sequences)).repeat(rows.total)
+    heavy: np.typing.NDArray[np.bool_] = chosen == place
+    return heavy
 
 
 def _around(size: float, stream: Stream, shape: tuple[int, int, int]) -> Floats:

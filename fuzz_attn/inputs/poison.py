@@ -7,7 +7,7 @@ instead.
 from typing import Final
 
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.recipes import SlotPoison, TablePoison
+from fuzz_attn.case.recipes import BiasDType, SlotPoison, TablePoison
 
 _SLOTS: Final[dict[DTypeName, dict[SlotPoison, int]]] = {
     "float32": {"nan": 0x7FC00000, "inf": 0x7F800000, "negative_inf": 0xFF800000, "huge": 0x7F7FFFFF, "zero": 0},
@@ -29,6 +29,11 @@ _OUTPUTS: Final[dict[DTypeName, tuple[int, int]]] = {
 def slot_poison(dtype: DTypeName, kind: SlotPoison) -> int:
     """Return the bits of an element that no kernel may read."""
     return _SLOTS[dtype][kind]
+
+
+def bias_poison(dtype: BiasDType) -> int:
+    """Return the bits of a NaN between and around slopes, biases and sinks."""
+    return 0x7FF8000000000000 if dtype == "float64" else slot_poison(dtype, "nan")
 
 
 def output_poison(dtype: DTypeName, variant: int) -> int:

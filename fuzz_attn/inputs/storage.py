@@ -17,6 +17,7 @@ import torch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
+from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.dtypes import INTEGERS, TORCH_DTYPES, UNSIGNED, bits_dtype
 from fuzz_attn.inputs.random_bits import Floats
@@ -47,8 +48,11 @@ def poisoned(shape: tuple[int, ...], dtype: npt.DTypeLike, bits: int) -> Bits:
 
 
 def rounded(array: Floats, dtype: DTypeName, scale: float = 1.0) -> Bits:
-    """Return the bits of ``array / scale`` in the type: to nearest even, clamped to its largest finite number."""
-    if scale != 1.0:
+    """Return the bits of ``array / scale`` in the type: to nearest even, clamped to its largest finite number.
+
+    With a scale of 0 any stored number stands for 0, so the array itself is stored.
+    """
+    if scale not in (0.0, 1.0):
         with np.errstate(over="ignore"):
             array = array / np.float32(scale)
     largest = np.float32(DTYPES[dtype].largest)
@@ -57,6 +61,15 @@ def rounded(array: Floats, dtype: DTypeName, scale: float = 1.0) -> Bits:
         return clamped.view(np.uint32)
     size, stored = DTYPES[dtype].bytes, torch.from_numpy(clamped).to(TORCH_DTYPES[dtype])
     return stored.view(INTEGERS[size]).numpy().view(UNSIGNED[size])
+
+
+def bias_bits(array: Floats, dtype: BiasDType) -> Bits:
+    """Return the bits of slopes, biases or sinks in their type, without clamping: an infinity stays one."""
+    if dtype == "float32":
+        return array.view(np.uint32)
+    if dtype == "float64":
+        return array.astype(np.float64).view(np.uint64)
+    return torch.from_numpy(array).to(TORCH_DTYPES[dtype]).view(torch.int16).numpy().view(np.uint16)
 
 
 def tensors_over(memory: Bits, views: tuple[Bits, ...], dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
@@ -134,10 +147,12 @@ def strided(memory: Bits, shape: tuple[int, ...], strides: tuple[int, ...]) -> B
     return np.ndarray(shape, memory.dtype, memory, strides=[stride * memory.itemsize for stride in strides])
 
 
-def packed_memory(case: AttentionCase, num_heads: int, dtype: DTypeName, bits: int, gaps: tuple[int, int]) -> Bits:
+def packed_memory(
+    case: AttentionCase, num_heads: int, dtype: DTypeName, bits: int, gaps: tuple[int, int], extra_rows: int = 0
+) -> Bits:
     """Return poisoned memory for packed tokens; ``gaps`` are the padding of a token and of a head."""
     width = num_heads * (case.heads.head_size + gaps[1]) + gaps[0]
-    return poisoned((case.num_tokens + case.padded_tokens, width), bits_dtype(dtype), bits)
+    return poisoned((case.num_tokens + case.padded_tokens + extra_rows, width), bits_dtype(dtype), bits)
 
 
 def _flat(memory: Bits, dtype: torch.dtype, device: str) -> torch.Tensor:

@@ -10,22 +10,25 @@ from itertools import accumulate
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import LaunchHints
+from fuzz_attn.case.parts import CallForm, LaunchHints
+from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.cache_memory import cache_memory
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
-from fuzz_attn.inputs.poison import output_poison, slot_poison, table_poison
+from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import (
     Bits,
+    bias_bits,
     heads_view,
     packed_memory,
     poisoned,
@@ -41,13 +44,15 @@ from fuzz_attn.inputs.storage import (
 class AttentionTensors:
     """What one attention call reads and writes, by the glossary's names.
 
-    ``query`` and ``output`` are ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``key_cache`` and
-    ``value_cache`` have the axes of the family's cache format (:mod:`fuzz_attn.case.cache_layout`) and any strides
-    with the last one 1; :meth:`keys_at` and :meth:`values_at` read them by slot. ``new_keys`` and ``new_values`` are
-    ``[num_tokens + padded_tokens, num_kv_heads, head_size]`` in q's type, None where every key is read from the cache.
+    ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``; ``output`` may have more rows.
+    ``key_cache`` and ``value_cache`` have the axes of the family's cache format
+    (:mod:`fuzz_attn.case.cache_layout`) and any strides with the last one 1; :meth:`keys_at` and :meth:`values_at`
+    read them by slot. ``new_keys`` and ``new_values`` are
+    ``[num_tokens + padded_tokens or more, num_kv_heads, head_size]`` in q's type, None where every key is read from the
+    cache.
     ``query_start_loc`` is int32 ``[num_seqs + 1]``, ``seq_lens`` int32 ``[num_seqs]``, ``block_table`` int32
-    ``[num_seqs, max_blocks]``. Scales are one-element float32 tensors, None where the type is not fp8.
-    ``alibi_slopes`` float32 and ``sinks`` are ``[num_query_heads]``, ``qq_bias`` float32 ``[rows, columns]``.
+    ``[num_seqs or more, max_blocks]``. Scales are one-element float32 tensors, None where the type is not fp8.
+    ``alibi_slopes`` and ``sinks`` are ``[num_query_heads]``, ``qq_bias`` is ``[rows, columns]``.
     ``window`` 0 and ``softcap`` 0 are none. ``softmax_scale`` and ``softcap`` are exact in float32.
     """
 
@@ -78,6 +83,8 @@ class AttentionTensors:
     """The bits of an output element not yet written."""
     launch: LaunchHints = field(default_factory=LaunchHints)
     """How the launcher should run; no number depends on it."""
+    form: CallForm = field(default_factory=CallForm)
+    """How arguments are passed; no number depends on it."""
     family: Family = "unified"
     kv_dtype: torch.dtype = torch.float32
     """The type of the numbers in the caches, which may be passed as uint8."""
@@ -212,10 +219,11 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         alibi_slopes=_slopes(case, device),
         qq_bias=_qq_bias(case, device),
         sinks=_sinks(case, device),
-        new_keys=_new(case, numbers.keys, device),
-        new_values=_new(case, numbers.values, device),
+        new_keys=_new(case, numbers.keys, (0, 0), device),
+        new_values=_new(case, numbers.values, (case.strides.new_value_token, case.strides.new_value_head), device),
         output_poison=output_poison(case.dtypes.out, case.poison.out),
         launch=case.launch,
+        form=case.form,
         family=case.family,
         kv_dtype=TORCH_DTYPES[case.dtypes.kv],
         answers=case.answers,
@@ -229,7 +237,7 @@ def output_of(case: AttentionCase, device: str) -> torch.Tensor:
     """Return only the poisoned output of a case."""
     gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
-    memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps)
+    memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
     view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 
@@ -267,20 +275,24 @@ def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
     return _packed(case, rounded(queries, case.dtypes.q, case.scales.q), gaps, device)
 
 
-def _new(case: AttentionCase, array: Floats, device: str) -> torch.Tensor | None:
-    """Return the packed keys or values of the new tokens, None for families that do not take them."""
+def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str) -> torch.Tensor | None:
+    """Return the packed keys or values of the new tokens, None for families that do not take them.
+
+    ``more`` padding of a token and of a head is added to that of the case.
+    """
     if not FAMILIES[case.family].packs_new_keys:
         return None
     lengths = [(s.context_len, s.query_len) for s in case.sequences]
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
-    return _packed(case, rounded(array[new], case.dtypes.q), (case.strides.new_token, case.strides.new_head), device)
+    gaps = case.strides.new_token + more[0], case.strides.new_head + more[1]
+    return _packed(case, rounded(array[new], case.dtypes.q), gaps, device, case.form.extra_new_rows)
 
 
-def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str) -> torch.Tensor:
+def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str, extra_rows: int = 0) -> torch.Tensor:
     """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN everywhere else."""
     dtype = case.dtypes.q
     poison = slot_poison(dtype, "nan")
-    memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps)
+    memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps, extra_rows)
     view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
     view[: case.num_tokens] = tokens
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
@@ -319,10 +331,10 @@ def _over(
 
 def _block_table(case: AttentionCase, pages: PageMap, device: str) -> torch.Tensor:
     sequences, width = pages.block_table.shape
-    garbage = table_poison(case.poison.table, pages.num_blocks)
-    memory = poisoned((sequences, width + case.strides.block_table), np.int32, garbage)
-    view = strided(memory, (sequences, width), (width + case.strides.block_table, 1))
-    view[...] = pages.block_table
+    rows, garbage = sequences + case.form.extra_table_rows, table_poison(case.poison.table, pages.num_blocks)
+    memory = poisoned((rows, width + case.strides.block_table), np.int32, garbage)
+    view = strided(memory, (rows, width), (width + case.strides.block_table, 1))
+    view[:sequences] = pages.block_table
     return tensors_over(memory, (view,), torch.int32, device)[0]
 
 
@@ -339,21 +351,42 @@ def _scale(scale: float, dtype: DTypeName, device: str) -> torch.Tensor | None:
 
 
 def _slopes(case: AttentionCase, device: str) -> torch.Tensor | None:
-    return None if case.alibi is None else _floats(biases.alibi_slopes(case.alibi, case), device)
+    if case.alibi is None:
+        return None
+    return _bias_vector(bias_bits(biases.alibi_slopes(case.alibi, case), case.alibi.dtype), case.alibi.dtype, device)
 
 
 def _qq_bias(case: AttentionCase, device: str) -> torch.Tensor | None:
     if case.qq_bias is None:
         return None
-    matrix = biases.qq_bias(case.qq_bias, case)
-    memory = poisoned(matrix.padded.shape, np.uint32, slot_poison("float32", "nan"))
-    memory[...] = matrix.padded.view(np.uint32)
-    return tensors_over(memory, (memory[:, : matrix.columns],), torch.float32, device)[0]
+    recipe = case.qq_bias
+    bits = bias_bits(biases.qq_bias(recipe, case), recipe.dtype)
+    live, columns = bits.shape
+    memory, view = _bias_memory(recipe, (live + recipe.extra_rows, columns), bits.dtype)
+    view[:live] = bits
+    return tensors_over(memory, (view,), BIAS_DTYPES[recipe.dtype], device)[0]
+
+
+def _bias_memory(recipe: QQBiasRecipe, shape: tuple[int, int], dtype: npt.DTypeLike) -> tuple[Bits, Bits]:
+    """Return poisoned memory for a query-query bias, and a view of it with this shape."""
+    rows, columns = shape
+    by_columns = recipe.order == "columns"
+    outer, inner = (columns, rows) if by_columns else (rows, columns)
+    outer = 1 if recipe.order == "one_row" else outer
+    inner = 1 if recipe.order == "one_column" else inner
+    width = (inner + recipe.row_padding) * recipe.step
+    memory = poisoned((outer, width), dtype, bias_poison(recipe.dtype))
+    strides = 0 if recipe.order == "one_row" else width, 0 if recipe.order == "one_column" else recipe.step
+    return memory, strided(memory, shape, strides[::-1] if by_columns else strides)
 
 
 def _sinks(case: AttentionCase, device: str) -> torch.Tensor | None:
     if case.sinks is None:
         return None
-    dtype = case.sinks.dtype
-    bits = rounded(biases.sinks(case.sinks, case), dtype)
-    return tensor_of(bits, TORCH_DTYPES[dtype], device, guard=slot_poison(dtype, "nan"))
+    dtype, numbers = case.sinks.dtype, biases.sinks(case.sinks, case)
+    bits = bias_bits(numbers, dtype) if dtype == "float64" else rounded(numbers, dtype)
+    return _bias_vector(bits, dtype, device)
+
+
+def _bias_vector(bits: Bits, dtype: BiasDType, device: str) -> torch.Tensor:
+    return tensor_of(bits, BIAS_DTYPES[dtype], device, guard=bias_poison(dtype))

@@ -64,7 +64,8 @@ def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
     for cache in (near.key_cache, near.value_cache):
         bits = bits_of(cache)
         bits.copy_(bits.flip(0))
-    for row, pages in zip(tensors.block_table, _pages_used(tensors), strict=True):
+    used = _pages_used(tensors)
+    for row, pages in zip(tensors.block_table[: len(used)], used, strict=True):
         row[:pages] = first + last - row[:pages]
     return tensors
 

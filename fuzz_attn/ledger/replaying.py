@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fuzz_attn.case.features import CASE_FEATURES, CaseFeature
+from fuzz_attn.case.domain import missing_feature
+from fuzz_attn.engine.failures.saved import NOT_PROMISED
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
@@ -71,19 +72,14 @@ def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row,
     with IsolatedWorker(setup) as worker:
         for row in rows:
             found = table.case(row)
-            lacking = [each for each in CASE_FEATURES if each.present(found.case) and not _takes(worker, each)]
+            lacking = missing_feature(found.case, worker.ready.domain)
             if lacking:
-                cells.append(Cell(row, version, "absent", f"the launcher takes no {lacking[0].words}"))
+                cells.append(Cell(row, version, "absent", NOT_PROMISED.format(lacking)))
                 continue
             worker.renew()
             answer = worker.judge(Order(found.case, found.relation))
             cells.append(_cell(row, version, found.verdict, answer))
     yield from cells
-
-
-def _takes(worker: IsolatedWorker, feature: CaseFeature) -> bool:
-    """Return whether the signature of the worker's target has the parameters of a feature."""
-    return worker.ready.domain.allows(feature.name)
 
 
 def _cell(row: Row, version: str, saved: Verdict, answer: Answer) -> Cell:

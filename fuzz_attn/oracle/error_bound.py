@@ -9,6 +9,7 @@ Every term is rigorous, not first-order: a perturbed weight is bounded by ``exp(
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,12 +17,11 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle import arithmetic
+from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
-    FLUSHED,
-    TF32_UNIT,
-    UNDERFLOW,
     UNIT,
     cast_unit,
     gamma,
@@ -135,54 +135,92 @@ def value_term(
 ) -> torch.Tensor:
     """Return the error of the sum ``sum_j p_j v_j``.
 
-    It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to tf32 or left unrounded,
-    exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the rescalings, a
-    division of P before its cast (4 units), and products that underflow.
+    It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to fewer bits or left
+    unrounded, exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the
+    rescalings, v's scale on partial sums, a division of P before its cast (4 units), and products that underflow; and
+    the roundings of the model's narrow types. Only significant keys are rounded; where all weights are exactly 0 or 1
+    the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
-    summed = gamma(logits.terms + 5, accumulation_unit(probability, model))
+    summed = sum_units(logits.terms, tensors, model)
     rest = (1 + summed).mul_(1 + value_unit(tensors, model)).sub_(1)
     share = largest * rest
     cast = probability_unit(tensors, model)
     if cast:
-        share.add_(largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest))
-    share.add_((logits.rescales + 2).mul_(FLUSHED)).masked_fill_(block.hidden, 0.0)
+        lost = largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest)
+        share.add_(lost if logits.equal_rows is None else lost.masked_fill_(logits.equal_rows, 0.0))
+    if logits.significant is not None:
+        share.masked_fill_(~logits.significant, 0.0)
+    flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
+    share.add_(flushed).masked_fill_(block.hidden, 0.0)
     moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
-    return moved.add_((logits.terms + 4).mul_(UNDERFLOW))
+    if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
+        unit = accumulation_unit(probability, tensors, model)
+        exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
+        least = flushed * block.value_sizes.sum(-2)[:, :, None, None]
+        moved = torch.where(exact, least, moved)
+    return moved.add_(arithmetic.lost_products(logits.terms + 4, summed, tensors, model))
+
+
+def sum_units(terms: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
+    """Return the relative error of sums of products of P and V with this many terms.
+
+    It covers the additions, a division of P before its cast (4 units), one product, and the roundings of products and
+    of partial sums to narrow types.
+    """
+    probability = probability_dtype(tensors, model)
+    terms = terms * arithmetic.passes(probability, model) + 5
+    units = gamma(terms, accumulation_unit(probability, tensors, model)).clamp_max_(arithmetic.ENDLESS)
+    narrow = arithmetic.product_unit(tensors, model)
+    return units.mul_(1 + narrow).add_(narrow) if narrow else units
 
 
 def probability_dtype(tensors: AttentionTensors, model: RoundingModel) -> torch.dtype:
-    """Return the type that P is cast to: the model's if it names one, else the type of q, bfloat16 for fp8."""
-    if model.probability is not None:
-        dtype: torch.dtype = getattr(torch, model.probability)
-        return dtype
-    return torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
+    """Return the type that P is cast to."""
+    return arithmetic.dtype_of(model.probability, tensors)
 
 
 def probability_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the relative error of P's cast: 0 for float32, unless the dot cuts it to tf32."""
+    """Return the relative error of P's cast: 0 for float32, unless the dot cuts it."""
     dtype = probability_dtype(tensors, model)
-    return TF32_UNIT if model.tf32 and dtype == torch.float32 else cast_unit(dtype)
+    return arithmetic.operand_unit(dtype, model) or cast_unit(dtype)
 
 
 def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the relative error of V as operand of the dot: cut to tf32, or not rounded after dequantisation."""
+    """Return the relative error of V as operand of the dot: cut to fewer bits, or not rounded after dequantisation."""
     query = tensors.query.dtype
-    unit = TF32_UNIT if model.tf32 and probability_dtype(tensors, model) == torch.float32 else 0.0
+    unit = arithmetic.operand_unit(probability_dtype(tensors, model), model)
     if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
         unit += unit_roundoff(query)
     return unit
 
 
-def normaliser_units(tensors: AttentionTensors, logits: Logits) -> torch.Tensor:
+def scales_exactly(tensors: AttentionTensors) -> bool:
+    """Return whether products of sums with v's scale are exact.
+
+    For fp8 queries a kernel may scale the partial sums of its segments before it adds them.
+    """
+    if tensors.query.dtype.itemsize > 1 or tensors.v_scale is None:
+        return True
+    mantissa, _ = math.frexp(float(tensors.v_scale))
+    return abs(mantissa) in (0.0, 0.5)
+
+
+def normaliser_units(tensors: AttentionTensors, logits: Logits, model: RoundingModel) -> torch.Tensor:
     """Return the relative error of all factors of a whole row.
 
     It covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units if
     approximate, or a reciprocal and a product), v's scale, and the product with the reciprocal of the output's scale.
+    Where all weights are 0 or 1 the denominator is exact.
     """
+    terms = logits.terms
+    if logits.equal_rows is not None:
+        terms = terms.expand_as(logits.equal_rows).masked_fill(logits.equal_rows, 0.0)
     scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
-    return gamma(logits.terms + (1 + scaling), UNIT)
+    units = gamma(terms + (1 + scaling), UNIT)
+    cast = probability_unit(tensors, model)
+    return arithmetic.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
 
 
 def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,8 +13,11 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import EXP_UNITS, OVERFLOW, TF32_UNIT, UNDERFLOW, UNIT, unit_roundoff
+from fuzz_attn.oracle import arithmetic
+from fuzz_attn.oracle.arithmetic import SCORE_ROUNDINGS, Rounding
+from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
+from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
+from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SECOND_ORDER: Final = 1 + 2.0**-16
@@ -33,7 +36,11 @@ class Logits:
     - ``top`` ``[..., 1]`` is the largest logit, including the sink.
     - ``rescales`` ``[B, 1, Q, 1, 1]`` is how often a kernel may rescale the accumulator after a row's first visible
       key.
-    - ``terms`` is the number of terms in a row's sums: its visible keys and its rescalings.
+    - ``terms`` is the number of terms in a row's sums that may be rounded: its significant keys and the rescalings
+      between them.
+    - ``significant`` bool marks the keys that may have a weight other than 0; None if all visible keys may.
+    - ``equal_rows`` bool ``[..., 1]`` marks the rows whose weights are all exactly 0 or 1 before they are normalised;
+      None if there are none.
     - ``overflows`` bool ``[..., 1]`` marks rows whose scores may overflow float32; None if there are none.
     """
 
@@ -45,6 +52,8 @@ class Logits:
     rescales: torch.Tensor
     terms: torch.Tensor
     overflows: torch.Tensor | None
+    significant: torch.Tensor | None = None
+    equal_rows: torch.Tensor | None = None
 
 
 def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) -> Logits:
@@ -53,27 +62,46 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
     shape = (*block.queries.shape[:4], block.keys.shape[2])
     scores = (queries @ keys).mul_(scale).view(shape)
-    magnitudes = (queries.abs() @ keys.abs()).mul_(abs(scale)).view(shape)
-    error = (magnitudes * dot_units(tensors, model)).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
+    products = (queries.abs() @ keys.abs()).view(shape)
+    magnitudes = products * abs(scale)
+    units = dot_units(tensors, model)
+    error = (magnitudes * units).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
+    error = arithmetic.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
+    rounding = arithmetic.rounding_to(model.scores, tensors)
+    error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
-    scores, error = _biased(block, tensors, scores, error)
+        error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, tensors.softcap))
+    scores, error, biases = _biased(block, tensors, scores, error, rounding)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
     rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
-    error = exp_error(scores - top, rescales).add_(error).mul_(SECOND_ORDER)
-    return Logits(
+    present = sink.abs().masked_fill(sink <= NO_SINK, 0.0)
+    sink_error = rounding.after(present, torch.zeros_like(top), 2)
+    error, sink_error = arithmetic.softmax_errors(
+        (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
+    )
+    exponent = scores - top
+    error = exp_error(exponent, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
+    sink_error = exp_error(sink - top, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
+    narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
+    logits = Logits(
         exact=exact,
         error=error,
         sink=sink,
-        sink_error=exp_error(sink - top, rescales + 1).add_(sink.abs(), alpha=UNIT).mul_(SECOND_ORDER),
+        sink_error=sink_error.mul_(SECOND_ORDER),
         top=top,
         rescales=rescales,
         terms=num_visible + rescales,
-        overflows=_overflows(magnitudes, block.hidden, min(1.0, abs(scale))),
+        overflows=_either(_overflows(products, block.hidden, max(1.0, abs(scale))), narrow),
     )
+    logits = _with_significant_keys(logits, exponent, model.exp_units)
+    if not model.normalises_last or arithmetic.rounds_on_the_way(model) or not bool((top == 0.0).any()):
+        return logits
+    zero = (products == 0.0) if biases is None else (products + biases == 0.0)
+    return _with_equal_rows(logits, zero, ~block.hidden)
 
 
 def anchored(logits: Logits) -> Logits:
@@ -104,44 +132,48 @@ def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
 
     It covers ``head_size`` products and additions in any order (with FMA or without), the product with the scale, the
     scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
-    allows it the cut of both operands to tf32 and K left unrounded after dequantisation.
+    allows it operands cut to fewer bits, or in parts, and K left unrounded after dequantisation.
     """
     query = tensors.query.dtype
     units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
-    total = (tensors.query.shape[-1] * accumulation_unit(query, model) + units * UNIT) * SECOND_ORDER
-    if model.tf32 and query == torch.float32:
-        total += TF32_UNIT * (2 + TF32_UNIT)
+    terms, unit = tensors.query.shape[-1] * arithmetic.passes(query, model), accumulation_unit(query, tensors, model)
+    summed = terms * unit if model.accumulate == "float32" else grown(terms, unit)
+    total = (summed + units * UNIT) * SECOND_ORDER
+    cut = arithmetic.operand_unit(query, model)
+    total += cut * (2 + cut) * (1 + total)
     if not model.rounds_dequantised and tensors.kv_dtype != query:
         total += unit_roundoff(query)
     return total
 
 
-def accumulation_unit(operands: torch.dtype, model: RoundingModel) -> float:
+def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of one addition inside a dot product of operands of this type."""
     slack = model.accumulate_slack
     if operands.itemsize == 1:
         slack = max(model.fp8_dot_slack, model.tensor_core_slack)
-    elif operands.itemsize == 2 or model.tf32:
+    elif operands.itemsize == 2 or model.input_precision != "ieee":
         slack = max(slack, model.tensor_core_slack)
-    return slack * unit_roundoff(getattr(torch, model.accumulate))
+    return slack * unit_roundoff(arithmetic.dtype_of(model.accumulate, tensors))
 
 
 def softcap_error(
-    scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, tanh_units: float | None = None
+    scores: torch.Tensor, capped: torch.Tensor, error: torch.Tensor, softcap: float, model: RoundingModel
 ) -> torch.Tensor:
     """Return the error of ``c tanh(s / c)`` for a score ``s`` with an error.
 
     The error of ``s``, and of the division (2 units with a reciprocal), passes through tanh, whose slope on the
-    interval is largest at the end nearest to 0. A tanh made of exponentials has an *absolute* error of up to 8 units:
-    exp loses up to 6 and the rounding of its argument 1, of which at most half arrive; an approximate division loses 4
-    and the subtraction half a unit. With ``tanh_units`` the error is that many units of the result instead. The product
-    with ``c`` (and log2(e)) has a relative error.
+    interval is largest at the end nearest to 0. tanh itself has an absolute error, or with ``tanh_units`` one of that
+    many units of its result. The product with ``c`` (and log2(e)) has a relative error.
     """
     incoming = error + 2 * UNIT * scores.abs()
     nearest = (scores.abs() - incoming).clamp_min_(0.0).div_(softcap)
     slope = 1 - nearest.tanh_().square_()
-    absolute, relative = (8 * UNIT * softcap, 2.0) if tanh_units is None else (0.0, 2.0 + tanh_units)
-    return incoming.mul_(slope).add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
+    units = model.tanh_units
+    absolute, relative = (model.tanh_error * softcap, 2.0) if units is None else (0.0, 2.0 + units)
+    passed = incoming.mul_(slope)
+    if relative * UNIT > SECOND_ORDER - 1:
+        passed.mul_(1 + relative * UNIT)
+    return passed.add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
 
 
 def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
@@ -149,38 +181,78 @@ def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return (2 * addend.abs() + total.abs()) * UNIT
 
 
-def exp_error(exponent: torch.Tensor, rescales: torch.Tensor) -> torch.Tensor:
+def exp_error(exponent: torch.Tensor, rescales: torch.Tensor, units: float = EXP_UNITS) -> torch.Tensor:
     """Return the relative error of ``exp(exponent)`` and its rescalings, as an error of the logit.
 
     The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent; over all
     rescalings ``exp(m_old - m_new)`` the exponents sum to the same total. Each of the ``rescales + 1`` exponentials
-    loses ``EXP_UNITS``. Numerator and denominator use the same exponentials, so there is no further error.
+    loses ``units``. Numerator and denominator use the same exponentials, so there is no further error.
     """
-    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=EXP_UNITS * UNIT)
+    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=units * UNIT)
 
 
 def _capped(
     scores: torch.Tensor, error: torch.Tensor, softcap: float, model: RoundingModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     capped = (scores / softcap).tanh_().mul_(softcap)
-    return capped, softcap_error(scores, capped, error, softcap, model.tanh_units)
+    return capped, softcap_error(scores, capped, error, softcap, model)
+
+
+def _with_significant_keys(logits: Logits, exponent: torch.Tensor, exp_units: float) -> Logits:
+    """Return the logits with only those roundings counted that a significant key meets.
+
+    A rescaling by exactly 1 or 0 rounds nothing. Any other one after a significant key comes from another significant
+    key or from the sink, and one more may merge segments.
+    """
+    significant = significant_keys(exponent, logits.exact, logits.top, logits.error)
+    if significant is None:
+        return logits
+    count = significant.sum(-1, keepdim=True, dtype=torch.float64)
+    rescales = torch.minimum(logits.rescales, count + 2)
+    error = logits.error.sub_((logits.rescales - rescales).mul_(exp_units * UNIT))
+    return replace(logits, error=error, terms=count + rescales, significant=significant)
+
+
+def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor) -> Logits:
+    """Return the logits without errors in the rows whose weights are exactly 0 or 1."""
+    significant = visible if logits.significant is None else logits.significant
+    rows = rows_of_equal_weights(zero, significant, logits.sink, logits.top)
+    if rows is None:
+        return logits
+    return replace(
+        logits,
+        error=logits.error.masked_fill(rows, 0.0),
+        sink_error=logits.sink_error.masked_fill(rows, 0.0),
+        equal_rows=rows,
+    )
 
 
 def _biased(
-    block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias."""
+    block: RowBlock, tensors: AttentionTensors, scores: torch.Tensor, error: torch.Tensor, rounding: Rounding
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return scores and errors after ALiBi, whose distances count from the context length, and the query-query bias.
+
+    Biases and sums may be rounded to the type of the scores. The third tensor is the sum of the biases' magnitudes,
+    None without biases.
+    """
+    sizes = None
     if tensors.alibi_slopes is not None:
         slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
         distance = (block.key_position - block.context_len[:, None]).double()
         alibi = slopes * distance[:, None, None, None]
         scores = scores + alibi
         error = error + addition_error(alibi, scores)
+        error = rounding.after(alibi.abs(), error, SCORE_ROUNDINGS, float(distance.abs().max()) + 1)
+        error = rounding.after(scores.abs(), error, 1)
+        sizes = alibi.abs()
     if block.qq_bias is not None:
         bias = block.qq_bias[:, None, :, None]
         scores = scores + bias
         error = error + addition_error(bias, scores)
-    return scores, error
+        error = rounding.after(bias.abs(), error, SCORE_ROUNDINGS)
+        error = rounding.after(scores.abs(), error, 1)
+        sizes = bias.abs() if sizes is None else sizes + bias.abs()
+    return scores, error, sizes
 
 
 def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
@@ -191,9 +263,16 @@ def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
     return tensors.sinks.double().view(shape).clamp_min(NO_SINK)
 
 
-def _overflows(magnitudes: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
-    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may."""
-    limit = OVERFLOW * scale
-    if bool(magnitudes.max() < limit):
+def _overflows(products: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
+    """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may.
+
+    ``products`` are ``sum |q| |k|`` before they are scaled: with a scale of 0 or near it, they overflow first.
+    """
+    limit = OVERFLOW / scale
+    if bool(products.max() < limit):
         return None
-    return ~(magnitudes.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
+    return ~(products.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
+
+
+def _either(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return one if other is None else other if one is None else one | other

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.error_bound import (
     MAX_DRIFT,
     Weights,
@@ -90,16 +91,33 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     """Return the reference of one block of rows."""
     logits = logits_of(block, tensors, model)
     weights = weights_of(logits)
-    output = (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
+    output = _average(block, logits, weights)
     moved = logit_term(weights, block, output, probability_unit(tensors, model))
     summed = value_term(weights, logits, block, tensors, model)
-    units = normaliser_units(tensors, logits)
+    units = normaliser_units(tensors, logits, model)
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
     factor = output_factor(tensors)
-    scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(factor))
+    scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(abs(factor)))
+    error = arithmetic.output_error(scaled, error, tensors, model)
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
-    expected, bound = _sanitised(expected, bound, logits, block)
+    limit = min(OVERFLOW, arithmetic.value_limit(tensors, model))
+    expected, bound = _sanitised(expected, bound, logits, block, limit)
     return BlockReference(logits, weights, output, expected, bound, ~(weights.drift <= MAX_DRIFT))
+
+
+def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:
+    """Return the weighted average of V; where all weights are 0 or 1 it is a sum divided by a count.
+
+    There the bound may be far below the rounding of a weight in float64.
+    """
+    output = (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
+    if logits.equal_rows is None:
+        return output
+    counted = (~block.hidden if logits.significant is None else logits.significant).double()
+    counted = counted.expand(*output.shape[:-1], counted.shape[-1])
+    count = counted.sum(-1, keepdim=True).add_((logits.sink == 0.0).double())
+    total = (counted.flatten(2, 3) @ block.values).view_as(output)
+    return torch.where(logits.equal_rows, total / count, output)
 
 
 def output_factor(tensors: AttentionTensors) -> float:
@@ -113,11 +131,14 @@ def output_factor(tensors: AttentionTensors) -> float:
 
 
 def _sanitised(
-    expected: torch.Tensor, bound: torch.Tensor, logits: Logits, block: RowBlock
+    expected: torch.Tensor, bound: torch.Tensor, logits: Logits, block: RowBlock, limit: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return expected without NaN, and the bound with infinity wherever an intermediate result may overflow float32."""
+    """Return expected without NaN, and the bound with infinity wherever an intermediate result may overflow.
+
+    Sums of values do from ``limit`` on.
+    """
     num_keys = block.values.shape[-2]
-    large = not bool(block.value_sizes.max() * num_keys < OVERFLOW)
+    large = not bool(block.value_sizes.max() * num_keys < limit)
     if logits.overflows is None and not large:
         return expected, bound
     unknown = ~bound.isfinite() | ~expected.isfinite()
@@ -125,5 +146,5 @@ def _sanitised(
         unknown |= logits.overflows
     if large:
         visible = (logits.exact > -torch.inf).double().flatten(2, 3)
-        unknown |= ~(visible @ block.value_sizes < OVERFLOW).view_as(expected)
+        unknown |= ~(visible @ block.value_sizes < limit).view_as(expected)
     return expected.masked_fill(unknown, 0.0), bound.masked_fill(unknown, torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Final
 
@@ -13,9 +14,6 @@ UNIT: Final = 2.0**-24
 TF32_UNIT: Final = 2.0**-10
 """Relative error of a float32 operand that is cut to tf32: tensor cores drop its 13 low bits without rounding (measured
 on an H200, `tests/simulator/test_against_gpu.py`). A compiler that rounds first loses half of this."""
-
-EXP_UNITS: Final = 6.0
-"""Units that ``exp`` in float32 may lose: CUDA's ``ex2.approx`` loses 4 (2^-22), numpy's vectorised one 5.04."""
 
 FLUSHED: Final = 2.0**-126
 """Smallest normal float32: the absolute error of an ``exp`` that flushes denormals to zero."""
@@ -46,6 +44,11 @@ def half_denormal(dtype: torch.dtype) -> float:
 def cast_unit(dtype: torch.dtype) -> float:
     """Return the relative error of a cast from float32 to the type; 0 for float32 itself."""
     return 0.0 if dtype == torch.float32 else unit_roundoff(dtype)
+
+
+def grown(times: int, unit: float) -> float:
+    """Return ``(1 + u)^n - 1``, the relative error after ``n`` roundings none of which is divided by; always finite."""
+    return math.expm1(times * math.log1p(unit))
 
 
 def half_spacing(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -141,7 +141,7 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], page
     farthest, bias = reach.astype(np.float64), None
     num_visible = farthest + 1
     if tensors.qq_bias is not None:
-        matrix = _qq_bias(tensors.qq_bias.cpu().numpy(), row, key_position - context_len)
+        matrix = _qq_bias(tensors.qq_bias.double().cpu().numpy(), row, key_position - context_len)
         seen &= matrix > -np.inf
         bias = placed(np.where(seen, matrix, 0.0))
         num_visible = seen.sum(-1, dtype=np.float64)

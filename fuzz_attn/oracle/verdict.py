@@ -71,7 +71,7 @@ class Verdict(Plain, frozen=True):
     ``ratio`` is the largest ``|error| / bound``, None if nothing was measured. ``wrong`` of ``elements`` elements are
     wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
     sanitizer reports, or of the line that raised; empty for other failures. ``poison`` names the parts of the poison
-    that reach the output, once they were looked for.
+    that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure.
     """
 
     property_name: str
@@ -84,6 +84,7 @@ class Verdict(Plain, frozen=True):
     worst: tuple[Element, ...] = ()
     site: str = ""
     poison: tuple[str, ...] = ()
+    hint: str = ""
 
     @property
     def passed(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.case.domain import within
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.case.translation import translated
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
@@ -46,7 +47,9 @@ def segments(experiment: Experiment) -> Comparison:
     launch = experiment.case.launch
     hints = LaunchHints("2d", 0, launch.tile_size)
     if launch.path != "3d":
-        hints = LaunchHints("3d", SEGMENTS[experiment.case.seed % len(SEGMENTS)], launch.tile_size)
+        allowed = experiment.target.domain.segments
+        counts = [count for count in SEGMENTS if within(count, allowed)] or [allowed[0]]
+        hints = LaunchHints("3d", counts[experiment.case.seed % len(counts)], launch.tile_size)
     other = experiment.launch_tensors(dataclasses.replace(experiment.again(), launch=hints))
     how = f"3D in {hints.num_segments} segments" if hints.path == "3d" else "2D"
     exact = experiment.reference

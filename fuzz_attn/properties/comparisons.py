@@ -20,6 +20,10 @@ from fuzz_attn.properties.experiment import Experiment, Launch
 SECOND_LAUNCH: Final = "a second launch on the same input"
 """The change of the relation ``determinism``, in words."""
 
+FLOAT64: Final = 2.0**-28
+"""What the answer to the other problem has lost in float64, relative to that problem's bound. The bound counts the
+same operations with units of 2^-24, where float64 has units of 2^-53; the rest is for its exponential."""
+
 
 @dataclass(frozen=True)
 class SameBits:
@@ -41,7 +45,8 @@ class WithinBound:
 
     ``change`` describes the launch in a message. ``exact`` follows from the exact answer to another problem. Two
     launches that both stay within their bounds of it differ by at most the sum of the bounds; checking each against its
-    own bound finds more than checking their difference. ``slack`` is what the relation itself loses in float64.
+    own bound finds more than checking their difference. ``slack`` is what the relation itself loses in float64; what
+    ``exact`` lost is counted too (:func:`reference_of`).
 
     ``own`` is the reference of the launch's own problem where it is known: no row's bound depends on the row's place,
     so a reordered batch has the reordered reference. Otherwise it is computed for ``rounding_model``, by default
@@ -133,8 +138,12 @@ def _within_bound(comparison: WithinBound, experiment: Experiment, name: str) ->
 
 
 def reference_of(comparison: WithinBound, experiment: Experiment) -> Reference:
-    """Return what the second launch must give, and the bound within which it must do so."""
+    """Return what the second launch must give, and the bound within which it must do so.
+
+    Where the launch's own problem is exact and the other one is not, the own bound may lie below the roundings of the
+    expected output in float64.
+    """
     exact, tensors = comparison.exact, comparison.launch.tensors
     own = comparison.own or attend(tensors, comparison.rounding_model or experiment.target.rounding_model)
-    bound = (own.bound + comparison.slack).masked_fill(exact.bound.isinf(), torch.inf)
+    bound = own.bound + comparison.slack + FLOAT64 * exact.bound
     return Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)

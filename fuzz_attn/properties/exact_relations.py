@@ -89,9 +89,9 @@ def with_other_poison(case: AttentionCase) -> AttentionCase:
 def with_other_strides(case: AttentionCase) -> AttentionCase:
     """Return the case with every padding of at least 16 elements shortened by 16, every other lengthened by 16."""
     paddings = {
-        name: _other_padding(size)
+        name: _other_padding(getattr(case.strides, name))
         for name in Strides.__struct_fields__
-        if isinstance(size := getattr(case.strides, name), int)
+        if name not in ("cache", "key_piece")
     }
     bias = case.qq_bias
     if bias is not None:

@@ -54,10 +54,16 @@ class Launch:
 
 
 class Experiment:
-    """One case on one target and one backend. With ``strict``, refusals are failures."""
+    """One case on one target and one backend. With ``strict``, refusals are failures.
 
-    def __init__(self, case: AttentionCase, target: Target, backend: Backend, *, strict: bool = True) -> None:
+    With ``host_only`` a launch ends at the first kernel: that is enough to see what host code refuses.
+    """
+
+    def __init__(
+        self, case: AttentionCase, target: Target, backend: Backend, *, strict: bool = True, host_only: bool = False
+    ) -> None:
         self.strict = strict
+        self.host_only = host_only
         self.case = case
         self.target = target
         self.backend = backend
@@ -128,6 +134,7 @@ class Experiment:
         layouts = _layouts(tensors)
         try:
             with self.backend.running() as watch:
+                watch.host_only = self.host_only
                 changed = self.target.run(tensors)
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt):
             raise

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family, Feature
+from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.translation import translated
 
 OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FAMILIES)
@@ -100,15 +101,22 @@ def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and num_pages(case) > 1
 
 
+def _may_get(feature: Feature, case: AttentionCase, domain: Domain) -> bool:
+    """Return whether a domain has a feature, beside those of the case."""
+    if not domain.excluded:
+        return domain.allows(feature)
+    return beside(domain, all_features_of(case) - {feature}).allows(feature)
+
+
 def _may_be_strided(case: AttentionCase, domain: Domain) -> bool:
-    return case.num_tokens > 0 and domain.allows("strides")
+    return case.num_tokens > 0 and _may_get("strides", case, domain)
 
 
 def _may_have_empty_sequences(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the batch may contain empty sequences; a paged decode without a filter cannot skip them."""
     return (
         case.num_tokens > 0
-        and domain.allows("empty_sequences")
+        and _may_get("empty_sequences", case, domain)
         and (case.family != "paged" or case.filter_by_query_len)
     )
 
@@ -166,7 +174,9 @@ def _absent(name: str, feature: Feature, claim: str) -> Relation:
     """Return the relation of a feature that is switched on without effect, where the target has it and a case not."""
 
     def lacks(case: AttentionCase, domain: Domain) -> bool:
-        return case.num_tokens > 0 and domain.allows(feature) and not getattr(case, feature)
+        if feature == "alibi" and "zero" not in domain.alibi_kinds:
+            return False
+        return case.num_tokens > 0 and not getattr(case, feature) and _may_get(feature, case, domain)
 
     return Relation(name, "absent", claim, lacks, compiles=True, adds=feature)
 

@@ -12,12 +12,12 @@ import msgspec
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.arithmetic import denominator_units, lost_exponential, lost_products, output_error
 from fuzz_attn.oracle.comparison import judge
-from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, value_unit
-from fuzz_attn.oracle.logits import accumulation_unit
+from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, sum_units, value_unit
 from fuzz_attn.oracle.reference import Reference, output_factor
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import FLUSHED, UNDERFLOW, UNIT, gamma, half_denormal
+from fuzz_attn.oracle.roundings import UNIT, gamma, half_denormal
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
@@ -55,7 +55,9 @@ def nearest_inside(
             low, high = low.clamp_max(0.0), high.clamp_min(0.0)
         error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, model)
         factor, dtype = output_factor(tensors), tensors.output.dtype
-        ends = [stored_bound(end * factor, error * factor, dtype) for end in (low, high)]
+        low, high = (low, high) if factor > 0 else (high, low)
+        errors = [output_error(end * factor, error * abs(factor), tensors, model) for end in (low, high)]
+        ends = [stored_bound(end * factor, widened, dtype) for end, widened in zip((low, high), errors, strict=True)]
         (low, _), (high, _) = ends
         group = tensors.query.shape[1] // low.shape[2]
         low, high, error = (
@@ -102,10 +104,10 @@ def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, mo
     count = block.visible.sum(-1, dtype=torch.float64)[..., None, None]
     probability = probability_dtype(tensors, model)
     cast = probability_unit(tensors, model)
-    summed = gamma(2 * count + 5, accumulation_unit(probability, model))
+    summed = sum_units(2 * count, tensors, model)
     rest = (1 + summed) * (1 + value_unit(tensors, model)) - 1
     lost = half_denormal(probability) * (1 + rest) if cast else 0.0
-    relative = (1 + cast) * (1 + rest) - 1 + count * (lost + (count + 2) * FLUSHED)
-    error = largest * relative + (2 * count + 4) * UNDERFLOW
-    units = gamma(2 * count + 8, UNIT)
+    relative = (1 + cast) * (1 + rest) - 1 + count * (lost + (count + 2) * lost_exponential(tensors, model))
+    error = largest * relative + lost_products(2 * count + 4, summed, tensors, model)
+    units = denominator_units(gamma(2 * count + 8, UNIT), 2 * count, count, cast, tensors, model)
     return (largest * units + error) * (1 + 2 * units)

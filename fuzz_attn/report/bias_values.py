@@ -24,8 +24,8 @@ def bias_values(case: AttentionCase) -> list[Line]:
     if case.alibi is not None:
         found.append(("slopes", biases.alibi_slopes(case.alibi, case)))
     if case.qq_bias is not None and case.max_query_len**2 <= FEW:
-        matrix, live = biases.qq_bias(case.qq_bias, case), max(1, case.max_query_len)
-        found.append(("bias values", matrix.padded[:live, : min(live, matrix.columns)]))
+        matrix = biases.qq_bias(case.qq_bias, case)
+        found.append(("bias values", matrix[:, : matrix.shape[0]]))
     if case.sinks is not None:
         found.append(("sink values", biases.sinks(case.sinks, case)))
     return [(what, _listed(numbers)) for what, numbers in found if numbers.size <= FEW]

@@ -31,10 +31,12 @@ def _tensor(recipe: TensorRecipe) -> str:
 
 
 def conventions_of(ready: Ready) -> Iterator[str]:
-    """Yield a sentence for each convention that matters for the parameters of a target."""
+    """Yield a sentence for each convention that matters for the parameters of a target, and each stated rounding."""
     binding = ready.binding
     for name in ("output", *(name for name in CHOICES if matters(name, binding))):
         yield capital(f"{phrase(name, getattr(binding, name))}.")
     for role, value in binding.off.items():
         if role in binding.parameter_of:
             yield f"{role} is off as {value!r}."
+    for name, value in binding.rounding.items():
+        yield f"rounding.{name} is {value!r} (stated)."

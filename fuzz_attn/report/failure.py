@@ -24,6 +24,8 @@ from fuzz_attn.report.plain_text import count, text_of, whole
 def render(found: Counterexample, path: Path | None = None, headline: str = "FAILED") -> RenderableType:
     """Return the report of a failure, for rich to print."""
     parts: list[RenderableType] = [reason(found, headline), Text(certainty(found))]
+    if found.verdict.hint:
+        parts.append(Text(found.verdict.hint))
     if found.trigger and found.shrunk:
         parts.append(Text(f"Needs: {', '.join(found.trigger)}"))
     parts.append(case_table(found))

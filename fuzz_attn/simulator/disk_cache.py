@@ -64,6 +64,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     loaded: list[str]
     elements: int
     sequential: bool
+    precisions: list[str]
 
 
 def _encode(program: Program) -> bytes:
@@ -81,6 +82,7 @@ def _encode(program: Program) -> bytes:
             loaded=sorted(program.loaded),
             elements=program.elements,
             sequential=program.sequential,
+            precisions=sorted(program.precisions),
         )
     )
     return hashlib.sha256(body).digest() + body
@@ -104,6 +106,7 @@ def _decode(data: bytes) -> Program:
         loaded=frozenset(stored.loaded),
         elements=stored.elements,
         sequential=stored.sequential,
+        precisions=frozenset(stored.precisions),
     )
 
 

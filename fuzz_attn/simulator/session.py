@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +26,8 @@ class Session:
 
     `findings` has one finding for each defect (kind, source line and tensor), `unsupported` the operations that the
     simulator does not know, `parsed` the kernels that were rewritten, as they were before. `launches` counts those that
-    were tried.
+    were tried, and `starting` is called before each. `precisions` says how their dots multiply float32 operands, in
+    Triton's words.
     """
 
     simulator: Simulator
@@ -33,6 +35,8 @@ class Session:
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
     parsed: list[Function] = field(default_factory=list, repr=False)
     launches: int = 0
+    precisions: set[str] = field(default_factory=set)
+    starting: Callable[[], None] | None = None
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
     def watcher(self) -> EmptyWatcher:
@@ -42,6 +46,8 @@ class Session:
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a decorated function. Raises UnsupportedOperation or another SimulatorError."""
         self.launches += 1
+        if self.starting is not None:
+            self.starting()
         try:
             self._launch(kernel, arguments, keywords, grid)
         except UnsupportedOperation as error:
@@ -67,6 +73,7 @@ class Session:
             self._note(refused)
 
     def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int]) -> None:
+        self.precisions |= program.precisions
         run = Run(program, self.simulator.masks, extents)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)

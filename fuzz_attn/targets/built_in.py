@@ -9,18 +9,23 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.target import Target
 
+_TILES: Final = (16, 32, 64, 128)
+
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
     "unified": (
         "unified_attention:unified_attention",
-        Domain(paths=("auto", "2d", "3d"), tile_sizes=(16, 32, 64), tile_hint=True),
+        Domain(paths=("auto", "2d", "3d"), tile_sizes=_TILES, tile_hint=True),
     ),
-    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_hint=True)),
-    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_hint=True)),
-    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", Domain(family="chunked", tile_hint=True)),
+    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_sizes=_TILES, tile_hint=True)),
+    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_sizes=_TILES, tile_hint=True)),
+    "chunked": (
+        "chunked_prefill:chunked_prefill_paged_decode",
+        Domain(family="chunked", tile_sizes=_TILES, tile_hint=True),
+    ),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
-_ROUNDING_MODEL: Final = RoundingModel(tanh_units=24.0)
+_ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
@@ -38,4 +43,4 @@ def built_in(name: str) -> Target | None:
     place, domain = _BUILT_IN[name]
     module, _, function = place.partition(":")
     launcher = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
-    return Target(name=name, call=launcher, domain=domain, rounding_model=_ROUNDING_MODEL)
+    return Target(name=name, call=launcher, domain=domain, rounding=_ROUNDING)

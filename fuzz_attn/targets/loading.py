@@ -13,7 +13,7 @@ from typing import Final
 
 from fuzz_attn.bindings.binding import Binding, Constant, python_value
 from fuzz_attn.case.families import Family
-from fuzz_attn.errors import BindingError, FuzzAttnError, TargetError
+from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.bindings.matching import match_of
 from fuzz_attn.targets.bindings.promises import declared, domain_of
 from fuzz_attn.targets.bindings.signature import signature_of
@@ -21,6 +21,7 @@ from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.answers import answers_of
 from fuzz_attn.targets.published.importing import Folder, import_published
+from fuzz_attn.targets.published.known_bindings import known_binding, with_known
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
 from fuzz_attn.targets.published.wheel import Wheel
 from fuzz_attn.targets.target import Target
@@ -52,9 +53,16 @@ def _loaded(spec: str, family: Family | None, binding: Binding | None) -> Target
         raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
     module, _, attribute = spec.rpartition(":")
     holder = _published(place) if place is not None else _module(module, spec)
+    binding = with_known(known_binding(place), binding, family)
     path = place.attribute if place is not None else attribute
     instance = binding.instance if binding is not None else None
     return as_target(_attribute(holder, path, spec, instance), spec, family, binding)
+
+
+def is_known(spec: str, binding: Binding | None) -> bool:
+    """Return whether this package completes the binding that a user states of a target."""
+    whole = binding is not None and binding.whole
+    return not whole and spec not in target_names() and known_binding(place_of(spec)) is not None
 
 
 def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
@@ -80,10 +88,10 @@ def as_target(found: object, name: str, family: Family | None = None, binding: B
     if not callable(found):
         raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
     try:
-        match = match_of(signature_of(found), family, binding)
-    except (TargetError, BindingError) as error:
+        domain = domain_of(match_of(signature_of(found), family, binding).binding)
+    except (TargetError, BindingError, DomainError) as error:
         raise TargetError(f"target={name!r} {error}") from error
-    return Target(name=name, call=found, domain=domain_of(match.binding), binding=binding)
+    return Target(name=name, call=found, domain=domain, binding=binding)
 
 
 def _is_kernel(found: object) -> bool:

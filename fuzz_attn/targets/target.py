@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding, binding_of
+from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.oracle.rounding_model import InputPrecision, RoundingModel
 from fuzz_attn.targets.bindings.call import Call, call_of
 from fuzz_attn.targets.bindings.matching import Match, match_of
 from fuzz_attn.targets.bindings.signature import Signature, signature_of
@@ -26,18 +26,22 @@ from fuzz_attn.targets.torch_defaults import target_defaults
 
 @dataclass(frozen=True)
 class Target:
-    """A callable, how it is called, the domain it promises, and its rounding model.
+    """A callable, how it is called, the domain it promises, and how it rounds.
 
     ``binding`` states what the names of the parameters do not tell, as a :class:`Binding` or a dict with its fields.
+    What it states of the roundings wins over ``rounding``; without a ``rounding`` the default holds, with the
+    ``input_precision`` of its compiled kernels. ``tensor_core_slack`` is that of the device.
     """
 
     name: str
     call: Callable[..., object]
     domain: Domain = field(default_factory=Domain)
-    rounding_model: RoundingModel = field(default_factory=RoundingModel)
+    rounding: RoundingModel | None = None
     without_gpu: bool = False
     """Whether it runs on a machine without a GPU and is told that there is one."""
     binding: Binding | dict[str, Any] | None = None
+    tensor_core_slack: float = 1.0
+    input_precision: InputPrecision = "ieee"
 
     @property
     def family(self) -> Family:
@@ -64,11 +68,25 @@ class Target:
         """The name as a folder name."""
         return slug_of(self.name)
 
+    @cached_property
+    def rounding_model(self) -> RoundingModel:
+        """How the target rounds on its device; raises :class:`BindingError` for fields that do not exist."""
+        stated = self.stated.rounding if self.stated is not None else {}
+        model = overruled(self.rounding or RoundingModel(input_precision=self.input_precision), stated)
+        slack = max(model.tensor_core_slack, self.tensor_core_slack)
+        return msgspec.structs.replace(model, tensor_core_slack=slack)
+
+    @property
+    def states_precision(self) -> bool:
+        """Whether the target or its binding states how dots multiply float32."""
+        return self.rounding is not None or "input_precision" in self.match.binding.rounding
+
     def on_device(self, tensor_core_slack: float) -> Target:
-        """Return the target for a device whose tensor cores lose ``tensor_core_slack`` units at each addition."""
-        slack = max(self.rounding_model.tensor_core_slack, tensor_core_slack)
-        model = msgspec.structs.replace(self.rounding_model, tensor_core_slack=slack)
-        return replace(self, rounding_model=model)
+        """Return the target for a device whose tensor cores lose ``tensor_core_slack`` units at each addition.
+
+        Raises :class:`BindingError` where the binding states fields of a rounding model that do not exist.
+        """
+        return replace(self, tensor_core_slack=max(self.rounding_model.tensor_core_slack, tensor_core_slack))
 
     def call_on(self, tensors: AttentionTensors) -> Call:
         """Return the call of the target on tensors; raises :class:`BindingError` where it cannot be computed."""
@@ -90,6 +108,15 @@ class Target:
             result = self.call(**call.arguments)
         call.finish(result)
         return call.changed()
+
+
+def overruled(model: RoundingModel, stated: dict[str, Constant]) -> RoundingModel:
+    """Return a rounding model with the stated fields in place of its own; raises :class:`BindingError` for others."""
+    fields = {name: python_value(value) for name, value in stated.items()}
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(model), **fields}, RoundingModel)
+    except msgspec.ValidationError as error:
+        raise BindingError(f"binding: rounding: {error}") from error
 
 
 def slug_of(name: str) -> str:

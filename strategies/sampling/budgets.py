@@ -19,10 +19,14 @@ MAX_MS = 420
 MAX_TIMES = 4
 """How many times as much a rare case may take."""
 
+RARE_TIMES = 12
+"""The same for very rare cases."""
+
 MAX_SHARE = 0.6
 """The share of the remaining budget that one sequence may take, so that others can follow it."""
 
 MAX_TOKENS = 72
+RARE_TOKENS = 320
 MAX_QUERY_ELEMENTS = 2**17
 MAX_CACHE_ELEMENTS = 2**18
 TYPICAL_TILE = 32
@@ -93,17 +97,18 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
     return max(16, rows) // num_queries_per_kv
 
 
-def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1) -> Budget:
+def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1, tokens: int = MAX_TOKENS) -> Budget:
     """Return the budget of a case.
 
     ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all.
+    ``tokens`` is the largest number of query tokens.
     """
     row = num_kv_heads * key.head_size
     segments = max(0, key.launch.num_segments - 1)
     return Budget(
         ms=MAX_MS * times,
         share=1.0 if times > 1 else MAX_SHARE,
-        tokens=max(1, min(MAX_TOKENS, MAX_QUERY_ELEMENTS // (row * key.num_queries_per_kv))),
+        tokens=max(1, min(tokens, MAX_QUERY_ELEMENTS // (row * key.num_queries_per_kv))),
         pages=max(2, MAX_CACHE_ELEMENTS // (row * key.block_size)),
         per_block=num_kv_heads * (PROGRAM_MS + segments * SEGMENT_MS),
         per_tile=num_kv_heads * TILE_MS,

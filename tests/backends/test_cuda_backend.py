@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from triton import knobs
@@ -28,6 +30,18 @@ def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(BackendError, match=r"^backend='cuda' needs a GPU, and torch sees none$"):
         cuda.CudaBackend().prepare()
+
+
+def test_precisions_of_dots_are_read_from_the_lowered_kernel(tmp_path: Path) -> None:
+    (tmp_path / "k.ttir").write_text(
+        "%a = tt.dot %x, %y, %z : tensor<16x32xf32> * tensor<32x16xf32> -> tensor<16x16xf32> loc(#loc)\n"
+        "%b = tt.dot %x, %y, %z, inputPrecision = tf32x3 : tensor<16x32xf32> * tensor<32x16xf32> -> ...\n"
+        "%c = tt.dot %x, %y, %z, inputPrecision = tf32 : tensor<16x32xbf16> * tensor<32x16xbf16> -> ...\n"
+    )
+    (tmp_path / "k.llir").write_text("tt.dot %x, %y, %z, inputPrecision = tf32 : tensor<16x32xf32> * ...")
+    files = {path.name: str(path) for path in tmp_path.iterdir()}
+    assert cuda.precisions_in(files) == {"ieee", "tf32x3"}
+    assert not cuda.precisions_in({})
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *errors: str | None) -> None:
@@ -71,7 +85,7 @@ def test_kernels_are_counted_while_a_target_runs_beside_another_listener(monkeyp
     before, backend = knobs.compilation.listener, cuda.CudaBackend()
     with backend.running():
         for hit in (False, False, True):
-            knobs.compilation.listener(cache_hit=hit)
+            knobs.compilation.listener(cache_hit=hit, metadata_group={})
     assert knobs.compilation.listener is before
     assert heard == [False, False, True]
     assert [backend.new_kernels() for _ in range(2)] == [(2, 1), (0, 0)]

@@ -15,7 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
@@ -53,8 +53,10 @@ FULL = AttentionCase(
     softmax_scale=0.125,
     window=7,
     softcap=30.0,
-    alibi=AlibiRecipe(kind="negative", scale=2.0),
-    qq_bias=QQBiasRecipe(kind="tree", extra_rows=1, extra_columns=-2, row_padding=4, scale=0.5),
+    alibi=AlibiRecipe(kind="negative", scale=2.0, dtype="float16"),
+    qq_bias=QQBiasRecipe(
+        kind="tree", extra_rows=1, extra_columns=-2, row_padding=4, scale=0.5, dtype="float64", order="columns", step=2
+    ),
     sinks=SinkRecipe(level=-4.0, spread=0.25, dtype="bfloat16"),
     scales=Scales(k=0.5, v=1.7, out=0.3),
     scores=NeedleScores(place="outside_left", strength=9.0),
@@ -73,11 +75,19 @@ FULL = AttentionCase(
         new_token=7,
         new_head=8,
         value_slot=9,
+        new_value_token=10,
+        new_value_head=11,
+        page_head=12,
+        key_chunk=13,
+        key_slot=14,
+        value_dim=15,
+        key_piece=2,
     ),
     padded_tokens=2,
     poison=PoisonRecipe(keys="huge", values="negative_inf", table="zero", out=1),
     launch=LaunchHints(path="3d", num_segments=5, tile_size=32),
     seed=2**53 - 1,
+    form=CallForm("scalar", 1, 2, False, 3, 4, 5),
 )
 
 GOLDEN = (
@@ -86,19 +96,20 @@ GOLDEN = (
     '"dtypes":{"q":"bfloat16","kv":"float8_e4m3fn","out":"float8_e5m2"},'
     '"pages":{"block_size":8,"permuted":true,"shared_prefix":1,"repeated":true,"spare_blocks":2,"extra_columns":3,"first_block":9},'
     '"softmax_scale":0.125,"window":7,"softcap":30.0,'
-    '"alibi":{"kind":"negative","scale":2.0},'
-    '"qq_bias":{"kind":"tree","extra_rows":1,"extra_columns":-2,"row_padding":4,"scale":0.5},'
+    '"alibi":{"kind":"negative","scale":2.0,"dtype":"float16"},'
+    '"qq_bias":{"kind":"tree","extra_rows":1,"extra_columns":-2,"row_padding":4,"scale":0.5,"dtype":"float64","order":"columns","step":2},'
     '"sinks":{"level":-4.0,"spread":0.25,"dtype":"bfloat16"},'
     '"scales":{"k":0.5,"v":1.7,"out":0.3},'
     '"scores":{"type":"needle","place":"outside_left","strength":9.0},'
     '"values":{"type":"outlier","factor":32.0},'
     '"near_uniform":true,"key_marks":true,'
     '"overrides":[{"tensor":"v","sequence":1,"position":2,"head":1,"column":4,"value":-16.0}],'
-    '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9},'
+    '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9,"new_value_token":10,"new_value_head":11,"page_head":12,"key_chunk":13,"key_slot":14,"value_dim":15,"key_piece":2},'
     '"padded_tokens":2,'
     '"poison":{"keys":"huge","values":"negative_inf","table":"zero","out":1},'
     '"launch":{"path":"3d","num_segments":5,"tile_size":32},'
-    '"seed":9007199254740991}'
+    '"seed":9007199254740991,'
+    '"form":{"scales":"scalar","window":1,"cache_name":2,"query_starts":false,"extra_table_rows":3,"extra_output_rows":4,"extra_new_rows":5}}'
 )
 
 SPLIT = AttentionCase(
@@ -116,7 +127,7 @@ SPLIT_GOLDEN = (
 """Schema version 2. A change here changes what saved files mean: raise ``SCHEMA``."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "AlibiRecipe": {"kind": "standard", "scale": 1.0},
+    "AlibiRecipe": {"kind": "standard", "scale": 1.0, "dtype": "float32"},
     "AttentionCase": {
         "family": "unified",
         "heads": {"num_kv_heads": 1, "num_queries_per_kv": 1, "head_size": 16},
@@ -153,6 +164,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "new_token": 0,
             "new_head": 0,
             "value_slot": 0,
+            "new_value_token": 0,
+            "new_value_head": 0,
+            "page_head": 0,
+            "key_chunk": 0,
+            "key_slot": 0,
+            "value_dim": 0,
+            "key_piece": 0,
         },
         "padded_tokens": 0,
         "poison": {"keys": "nan", "values": "nan", "table": "one_past", "out": 0},
@@ -161,6 +179,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "uint8_cache": False,
         "stale_cache": False,
         "seed": 0,
+        "form": {
+            "scales": "vector",
+            "window": 0,
+            "cache_name": 0,
+            "query_starts": True,
+            "extra_table_rows": 0,
+            "extra_output_rows": 0,
+            "extra_new_rows": 0,
+        },
     },
     "ConstantValues": {"type": "constant", "value": 1.0},
     "DenormalScores": {"type": "denormal"},
@@ -175,7 +202,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "OutlierValues": {"type": "outlier", "factor": 64.0},
     "Override": {"sequence": 0, "position": 0, "head": 0, "column": 0, "value": 0.0},
     "PositionValues": {"type": "position"},
-    "QQBiasRecipe": {"kind": "dense", "extra_rows": 0, "extra_columns": 0, "row_padding": 0, "scale": 1.0},
+    "HeavyScores": {"type": "heavy", "place": "tiles", "depth": 256.0},
+    "QQBiasRecipe": {
+        "kind": "dense",
+        "extra_rows": 0,
+        "extra_columns": 0,
+        "row_padding": 0,
+        "scale": 1.0,
+        "dtype": "float32",
+        "order": "rows",
+        "step": 1,
+    },
     "RampScores": {"type": "ramp", "step": 0.25},
     "Sequence": {"context_len": 0},
     "SinkRecipe": {"level": 0.0, "spread": 1.0, "dtype": "float32"},
@@ -188,7 +225,17 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Override": {"tensor": "q"},
     "Sequence": {"query_len": 1},
 }
-PARTS = ("CompileKey", "DTypes", "HeadLayout", "LaunchHints", "PageLayout", "PoisonRecipe", "Scales", "Strides")
+PARTS = (
+    "CallForm",
+    "CompileKey",
+    "DTypes",
+    "HeadLayout",
+    "LaunchHints",
+    "PageLayout",
+    "PoisonRecipe",
+    "Scales",
+    "Strides",
+)
 """Pinned as parts of a case; no file holds the compile key."""
 
 

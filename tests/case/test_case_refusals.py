@@ -77,8 +77,7 @@ NUMBERS: list[tuple[dict[str, Any], str]] = [
 
 ONE_BYTE = DTypes(q="float8_e4m3fn", kv="float8_e4m3fn", out="float8_e4m3fn")
 SCALES = [
-    (0.0, "0.0"),
-    (-1.0, "-1.0"),
+    (-1e-39, "-1e-39"),
     (float("nan"), "nan"),
     (float("inf"), "inf"),
     (1e-39, "1e-39"),
@@ -134,10 +133,32 @@ def test_contradiction_is_refused(changes: dict[str, Any], message: str) -> None
         AttentionCase(sequences=(), **changes)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_scales_of_inputs_may_be_0_or_negative(name: str, scale: float) -> None:
+    scales = msgspec.structs.replace(Scales(), **{name: scale})
+    assert AttentionCase(sequences=(), dtypes=ONE_BYTE, scales=scales).scales == scales
+
+
+def test_an_output_scale_of_0_is_refused() -> None:
+    with pytest.raises(CaseError, match=r"^scales\.out=0\.0 must be finite, of a size from"):
+        AttentionCase(sequences=(), dtypes=ONE_BYTE, scales=Scales(out=0.0))
+
+
+@pytest.mark.parametrize("kind", ["tree", "diagonal"])
+@pytest.mark.parametrize("order", ["one_row", "one_column"])
+def test_a_mask_that_hides_own_tokens_is_refused(kind: Any, order: Any) -> None:
+    with pytest.raises(
+        CaseError, match=rf"^qq_bias\.order='{order}' must be 'rows' or 'columns' for the kind '{kind}'$"
+    ):
+        AttentionCase(sequences=(), qq_bias=QQBiasRecipe(kind, order=order))
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
 @pytest.mark.parametrize(("scale", "text"), SCALES)
 def test_scale_that_float32_cannot_invert_is_refused(name: str, scale: float, text: str) -> None:
-    message = rf"^scales.{name}={text} must be positive and finite, from 2\*\*-126 to 2\*\*126$"
+    zero = "" if name == "out" else "0 or "
+    message = rf"^scales.{name}={text} must be {zero}finite, of a size from 2\*\*-126 to 2\*\*126$"
     with pytest.raises(CaseError, match=message):
         AttentionCase(sequences=(), dtypes=ONE_BYTE, scales=msgspec.structs.replace(Scales(), **{name: scale}))
 

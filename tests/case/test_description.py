@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -125,6 +125,17 @@ def test_richest_case() -> None:
             ("poison", "Inf in dead keys and values, num_blocks in dead table entries"),
         ),
         ({"launch": LaunchHints("2d", tile_size=16)}, ("launch", "2D kernel, tiles of 16 keys")),
+        (
+            {"qq_bias": QQBiasRecipe(order="columns", step=3, dtype="float64")},
+            ("qq-bias", "dense, stored column by column, every element followed by 2 others, float64"),
+        ),
+        (
+            {"form": CallForm("expanded", 1, extra_table_rows=2)},
+            (
+                "call",
+                "scales expanded over sequences and heads, window in alternative form 1, 2 more rows in the table",
+            ),
+        ),
         ({"padded_tokens": 1}, ("padding", "1 more row in q and out than tokens")),
         (
             {"dtypes": DTypes("float16", "float16", "float32")},
@@ -172,6 +183,20 @@ FIELDS: list[tuple[str, Any]] = [
     ("strides", Strides(cache="heads_first")),
     ("strides", Strides(cache_slot=1)),
     ("strides", Strides(block_table=1)),
+    ("strides", Strides(new_value_token=1)),
+    ("strides", Strides(new_value_head=1)),
+    ("strides", Strides(page_head=1)),
+    ("strides", Strides(key_chunk=1)),
+    ("strides", Strides(key_slot=1)),
+    ("strides", Strides(value_dim=1)),
+    ("strides", Strides(key_piece=1)),
+    *(("form", CallForm(scales=form)) for form in ("scalar", "expanded", "omitted")),
+    *(("form", CallForm(window=form)) for form in (1, 2)),
+    *(("form", CallForm(cache_name=name)) for name in (1, 2)),
+    ("form", CallForm(query_starts=False)),
+    ("form", CallForm(extra_table_rows=1)),
+    ("form", CallForm(extra_output_rows=1)),
+    ("form", CallForm(extra_new_rows=1)),
     *(("poison", PoisonRecipe(keys=kind)) for kind in ("inf", "negative_inf", "huge")),
     *(("poison", PoisonRecipe(values=kind)) for kind in ("inf", "negative_inf", "huge")),
     *(("poison", PoisonRecipe(table=entry)) for entry in ("zero", "negative", "huge")),
@@ -186,6 +211,7 @@ FIELDS: list[tuple[str, Any]] = [
     ("alibi", AlibiRecipe()),
     ("alibi", AlibiRecipe(scale=2.0)),
     ("alibi", AlibiRecipe("zero")),
+    ("alibi", AlibiRecipe(dtype="float16")),
     ("qq_bias", QQBiasRecipe()),
     ("qq_bias", QQBiasRecipe("tree")),
     ("qq_bias", QQBiasRecipe(scale=2.0)),
@@ -193,6 +219,9 @@ FIELDS: list[tuple[str, Any]] = [
     ("qq_bias", QQBiasRecipe(extra_columns=1)),
     ("qq_bias", QQBiasRecipe(extra_columns=-1)),
     ("qq_bias", QQBiasRecipe(row_padding=1)),
+    *(("qq_bias", QQBiasRecipe(order=order)) for order in ("columns", "one_row", "one_column")),
+    ("qq_bias", QQBiasRecipe(step=2)),
+    ("qq_bias", QQBiasRecipe(dtype="float16")),
     *(("overrides", (Override(tensor),)) for tensor in ("q", "k", "v")),
     ("overrides", (Override("q", 1),)),
     ("overrides", (Override("q", position=1),)),

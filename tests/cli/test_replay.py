@@ -7,12 +7,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
+from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.trust import ENTRY_POINT_GROUP, is_installed
@@ -83,6 +87,41 @@ def test_a_case_that_the_target_refuses_now_is_no_failure(save: Save, folder: Pa
     assert result.stdout.startswith("REFUSED")
     assert "the target or the compiler refuses the case" in result.stdout
     assert result.stdout.endswith("1 replayed, 0 failed\n")
+
+
+LIMITED = """
+from fuzz_attn.targets import Domain, Target
+from torch_attention import last_row_unwritten
+
+limited = Target("limited", last_row_unwritten, domain=Domain(features=frozenset({"window"}), {limits}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "lacking"),
+    [
+        ({"sinks": SinkRecipe()}, "", "sinks"),
+        ({"padded_tokens": 1}, "", "padded rows of q and out"),
+        ({"heads": HeadLayout(head_size=32)}, "head_sizes=(64,)", "heads of 32"),
+        ({"window": 3}, "", ""),
+        ({"launch": LaunchHints(path="3d")}, "", ""),
+    ],
+)
+def test_a_case_that_the_target_does_not_promise_is_no_failure(
+    changes: dict[str, Any], limits: str, lacking: str, save: Save, folder: Path
+) -> None:
+    (folder / "limited.py").write_text(LIMITED.replace("{limits}", limits))
+    path = save("a.json", "limited.py:limited")
+    case = AttentionCase(**({"sequences": (Sequence(3, 9),)} | changes))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), case=case)))
+    result = replay("--trust", path)
+    if lacking:
+        assert result.exit_code == 0, result.output
+        assert result.stdout.startswith("REFUSED")
+        assert f"the target does not promise {lacking}\n" in result.stdout
+    else:
+        assert result.exit_code == 1, result.output
+        assert result.stdout.startswith("FAILED")
 
 
 def test_an_empty_folder_is_an_error(folder: Path) -> None:

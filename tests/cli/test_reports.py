@@ -99,6 +99,12 @@ def test_the_report_says_how_a_failure_was_confirmed(
     assert text[2 : text.index("The case")] == lines
 
 
+def test_the_report_prints_a_hint(found: Counterexample) -> None:
+    hint = "It passes with rounding.scores = 'query', and so do similar launches."
+    verdict = msgspec.structs.replace(found.verdict, hint=hint)
+    assert hint in failure.plain_text(msgspec.structs.replace(found, verdict=verdict)).splitlines()
+
+
 def test_the_summary_counts_known_failures_apart() -> None:
     text = text_of(summary.render(shard(known=("a.json",))))
     assert " failures             0, and 1 known" in text.splitlines()

@@ -10,6 +10,7 @@ import pytest
 
 import fuzz_attn
 from fuzz_attn.api import IN_WORKER
+from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import FuzzAttnError, TargetError
 
 TORCH = Path(__file__).parents[1] / "sample_targets" / "torch_attention.py"
@@ -36,6 +37,18 @@ def test_verify_returns_a_report(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "grade.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name[0] not in "._") == ["out"]
+
+
+def test_a_rounding_is_stated_and_an_undeclared_one_is_named(tmp_path: Path) -> None:
+    def report(cases: int, **rounding: str) -> RunReport:
+        target, binding = f"{TORCH.parent / 'narrow_attention.py'}:bfloat16_scores", {"rounding": rounding}
+        return fuzz_attn.verify(target, binding=binding, max_cases=cases, workers=1, seed=1, out=tmp_path)
+
+    assert report(6, scores="bfloat16").ok
+    found = report(20, partials="query").failures[0].counterexample
+    assert "It passes with rounding.scores = 'bfloat16'" in found.verdict.hint
+    assert found.binding is not None
+    assert found.binding.rounding == {"partials": "query"}
 
 
 def test_verify_in_a_script_without_a_guard_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_a_failure_is_reduced_to_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_lengths_do_not_stay_in_a_local_minimum(tmp_path: Path) -> None:
-    bug = wrong(lambda case: case.num_tokens and (case.max_seq_len == 34 or case.max_seq_len > 96))
+    bug = wrong(lambda case: any(s.query_len and (s.seq_len == 34 or s.seq_len > 96) for s in case.sequences))
     (found,) = Run(tmp_path, FakeWorker(bug), cases=600).failures
     assert [sequence.seq_len for sequence in found.case.sequences] == [34]
 

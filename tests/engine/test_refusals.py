@@ -15,6 +15,7 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe
 from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
@@ -305,3 +306,28 @@ def test_a_campaign_ends_where_everything_is_refused(campaign: Callable[..., Res
     statistics = campaign("refuses_all", setup=Setup(f"{FILE}:refuses_all"), max_cases=40).statistics
     assert (statistics.cases, len(statistics.refusals)) == (0, 1)
     assert "every case" in text_of(render(statistics), 200)
+
+
+PICKY = """
+from pathlib import Path
+
+from fuzz_attn.kernels.unified_attention import unified_attention
+
+
+def attend(**given):
+    if given["q"].shape[2] != 16:
+        raise ValueError("only heads of 16")
+    unified_attention(**given)
+    Path(__file__).with_name("launched").touch()
+"""
+
+
+@pytest.mark.parametrize("backend", ["simulator", "interpreter"])
+def test_a_probe_of_host_code_ends_at_the_first_launch(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    probes = (SHORT, LARGE)
+    with IsolatedWorker(Setup(f"{tmp_path / 'picky.py'}:attend", backend=backend)) as worker:
+        for host_only in (True, False):
+            refusals = worker.judge(Order(SHORT, probes=probes, host_only=host_only)).refusals
+            assert [refusal and refusal.message for refusal in refusals] == [None, "only heads of 16"]
+            assert (tmp_path / "launched").exists() is not host_only

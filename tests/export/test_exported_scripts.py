@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
@@ -58,6 +58,15 @@ CASES: dict[str, AttentionCase] = {
     "unified": replace(SPLIT, family="unified", sequences=(Sequence(3, 4), Sequence(0, 7)), padded_tokens=1),
     "bytes": replace(
         SPLIT, dtypes=DTypes("float32", "float8_e5m2", "float32"), scales=Scales(k=0.5, v=2.0), uint8_cache=True
+    ),
+    "forms": replace(
+        SPLIT,
+        dtypes=DTypes("float32", "float8_e5m2", "float16"),
+        scales=Scales(k=-0.5, v=2.0),
+        strides=Strides(page_head=3, key_chunk=1, key_slot=2, value_dim=1, key_piece=2),
+        alibi=AlibiRecipe(dtype="bfloat16"),
+        sinks=SinkRecipe(dtype="float64"),
+        form=CallForm("expanded", 1, 1, False, 1, 1),
     ),
 }
 BROKEN = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.biases import alibi_slopes, qq_bias, sinks, standard_slopes
+from fuzz_attn.inputs.dtypes import BIAS_DTYPES
 from fuzz_attn.inputs.tensors import materialise
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -52,6 +56,8 @@ def test_kinds_of_slopes(scale: float) -> None:
     np.testing.assert_allclose(alibi_slopes(AlibiRecipe("standard", scale), case), expected, rtol=2.0**-24)
     np.testing.assert_allclose(alibi_slopes(AlibiRecipe("negative", scale), case), -expected, rtol=2.0**-24)
     assert alibi_slopes(AlibiRecipe("zero", scale), case).tolist() == [0.0] * 40
+    positive = alibi_slopes(AlibiRecipe("positive", scale), case)
+    assert 0 < (positive / scale).min() < (positive / scale).max() <= 1
     arbitrary = alibi_slopes(AlibiRecipe("arbitrary", scale), case)
     assert (np.abs(arbitrary) <= abs(scale)).all()
     assert (arbitrary < 0).any()
@@ -90,19 +96,43 @@ RECIPES = st.builds(
 def test_matrix_has_its_shape_and_nan_around(recipe: QQBiasRecipe, query_len: int) -> None:
     case = AttentionCase((Sequence(query_len, 4), Sequence(min(query_len, 2))))
     bias, live = qq_bias(recipe, case), max(1, query_len)
-    assert bias.columns == max(1, live + recipe.extra_columns)
-    assert bias.padded.shape == (live + recipe.extra_rows, bias.columns + recipe.row_padding)
-    assert bias.padded.dtype == np.float32
-    unreadable = np.ones(bias.padded.shape, dtype=np.bool_)
-    unreadable[:live, : bias.columns] = False
-    np.testing.assert_array_equal(np.isnan(bias.padded), unreadable)
+    assert bias.shape == (live, max(1, live + recipe.extra_columns))
+    assert bias.dtype == np.float32
+    assert not np.isnan(bias).any()
+    tensor = materialise(replace(case, qq_bias=recipe)).qq_bias
+    assert tensor is not None
+    assert tensor.shape == (live + recipe.extra_rows, bias.shape[1])
+    np.testing.assert_array_equal(tensor[:live].numpy(), bias)
+    assert tensor[live:].isnan().all()
+    assert tensor.stride(0) == bias.shape[1] + recipe.row_padding
+    gap = tensor.storage_offset() + bias.shape[1]
+    assert torch.as_strided(tensor, (tensor.shape[0], recipe.row_padding), tensor.stride(), gap).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", BIAS_DTYPES)
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize(
+    ("order", "strides"), [("rows", (9, 1)), ("columns", (1, 8)), ("one_row", (0, 1)), ("one_column", (4, 0))]
+)
+def test_memory_of_a_bias(order: Any, strides: tuple[int, int], step: int, dtype: Any) -> None:
+    recipe = QQBiasRecipe("dense", 1, 2, 3, dtype=dtype, order=order, step=step)
+    case = case_of(query_len=4)
+    tensor = materialise(replace(case, qq_bias=recipe)).qq_bias
+    assert tensor is not None
+    assert tensor.shape == (5, 6)
+    assert tensor.stride() == tuple(stride * step for stride in strides)
+    assert torch.equal(tensor[:4], torch.from_numpy(qq_bias(recipe, case)).to(BIAS_DTYPES[recipe.dtype]))
+    memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    unused = torch.ones_like(memory, dtype=torch.bool)
+    unused.as_strided((4, 6), tensor.stride(), tensor.storage_offset()).fill_(False)
+    assert bool(memory[unused].isnan().all())
 
 
 @QUIET
 @given(RECIPES, st.integers(1, 12), st.integers(0, 100))
 def test_diagonal_is_finite_and_nothing_is_plus_infinity(recipe: QQBiasRecipe, query_len: int, seed: int) -> None:
     bias = qq_bias(recipe, case_of(query_len=query_len, seed=seed))
-    matrix = bias.padded[: max(2, query_len), : bias.columns]
+    matrix = bias[: max(2, query_len)]
     assert np.isfinite(np.diagonal(matrix)).all()
     assert not np.isposinf(matrix).any()
 
@@ -111,7 +141,7 @@ def test_diagonal_is_finite_and_nothing_is_plus_infinity(recipe: QQBiasRecipe, q
 @given(st.integers(1, 12), st.integers(0, 1000), st.integers(-6, 6))
 def test_tree_shows_the_own_token_and_its_ancestors(query_len: int, seed: int, extra_columns: int) -> None:
     case = AttentionCase((Sequence(query_len),), seed=seed)
-    whole = qq_bias(QQBiasRecipe("tree"), case).padded
+    whole = qq_bias(QQBiasRecipe("tree"), case)
     assert set(np.unique(whole).tolist()) <= {0.0, -np.inf}
     parents = {}
     for row in range(query_len):
@@ -122,21 +152,21 @@ def test_tree_shows_the_own_token_and_its_ancestors(query_len: int, seed: int, e
             parents[row] = path[-2]
             # A path is the parent's path and the token itself: so it is a tree.
             assert path[:-1] == np.flatnonzero(whole[parents[row]] == 0.0).tolist()
-    other = qq_bias(QQBiasRecipe("tree", extra_columns=extra_columns), case).padded
+    other = qq_bias(QQBiasRecipe("tree", extra_columns=extra_columns), case)
     shared = min(other.shape[1], query_len)
     np.testing.assert_array_equal(other[:, :shared], whole[:, :shared])
     assert (other[:, query_len:] == -np.inf).all()
 
 
 def test_diagonal_bias_lets_tokens_see_only_themselves() -> None:
-    bias = qq_bias(QQBiasRecipe("diagonal"), case_of(query_len=5)).padded
+    bias = qq_bias(QQBiasRecipe("diagonal"), case_of(query_len=5))
     np.testing.assert_array_equal(bias == 0.0, np.eye(5, dtype=np.bool_))
     assert set(np.unique(bias).tolist()) == {0.0, -np.inf}
 
 
 def test_trees_branch() -> None:
     # Not a chain: some token has a parent other than the one before it, and the seed decides which.
-    trees = {qq_bias(QQBiasRecipe("tree"), case_of(query_len=6, seed=seed)).padded.tobytes() for seed in range(20)}
+    trees = {qq_bias(QQBiasRecipe("tree"), case_of(query_len=6, seed=seed)).tobytes() for seed in range(20)}
     chain = np.where(np.tri(6, dtype=np.bool_), np.float32(0.0), np.float32(-np.inf)).tobytes()
     assert len(trees) > 10
     assert trees != {chain}
@@ -144,13 +174,13 @@ def test_trees_branch() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_dense_bias_is_normal(scale: float) -> None:
-    bias = qq_bias(QQBiasRecipe(scale=scale), case_of(query_len=50)).padded
+    bias = qq_bias(QQBiasRecipe(scale=scale), case_of(query_len=50))
     assert abs(bias.std() / scale - 1.0) < 0.1
     assert abs(bias.mean()) < 0.1 * scale
 
 
 def test_zero_bias_is_zero() -> None:
-    assert not qq_bias(QQBiasRecipe("zero"), case_of()).padded.any()
+    assert not qq_bias(QQBiasRecipe("zero"), case_of()).any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

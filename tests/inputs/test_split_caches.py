@@ -44,12 +44,13 @@ def expected_slots(case: AttentionCase) -> dict[int, int]:
 @QUIET
 @given(split_cases)
 def test_each_element_is_where_the_layout_puts_it(case: AttentionCase) -> None:
-    tensors, numbers, piece = materialise(case), numbers_of(case), FAMILIES[case.family].cache.piece(case.dtypes.kv)
+    tensors, numbers, usual = materialise(case), numbers_of(case), FAMILIES[case.family].cache.piece(case.dtypes.kv)
+    piece = case.strides.key_piece or usual
     heads, size, slots = case.heads.num_kv_heads, case.heads.head_size, case.pages.block_size
     blocks = page_map(case).num_blocks
     assert tensors.key_cache.shape == (blocks, heads, size // piece, slots, piece)
     assert tensors.value_cache.shape == (blocks, heads, size, slots)
-    assert piece * TORCH_DTYPES[case.dtypes.kv].itemsize == 16
+    assert usual * TORCH_DTYPES[case.dtypes.kv].itemsize == 16
     keys = np.full(tensors.key_cache.shape, slot_poison(case.dtypes.kv, case.poison.keys))
     values = np.full(tensors.value_cache.shape, slot_poison(case.dtypes.kv, case.poison.values))
     stored_keys = rounded(numbers.keys, case.dtypes.kv, case.scales.k)
@@ -113,7 +114,8 @@ def test_new_keys_and_values_are_packed_in_the_type_of_q(case: AttentionCase) ->
     for packed, array in ((tensors.new_keys, numbers.keys), (tensors.new_values, numbers.values)):
         assert packed is not None
         assert packed.dtype == TORCH_DTYPES[case.dtypes.q]
-        assert packed.shape == (case.num_tokens + case.padded_tokens, case.heads.num_kv_heads, case.heads.head_size)
+        rows = case.num_tokens + case.padded_tokens + case.form.extra_new_rows
+        assert packed.shape == (rows, case.heads.num_kv_heads, case.heads.head_size)
         np.testing.assert_array_equal(bits_of(packed[: case.num_tokens]), rounded(array[new_rows(case)], case.dtypes.q))
         assert bool(packed[case.num_tokens :].isnan().all())
         assert packed.stride()[-1] == 1

@@ -145,12 +145,15 @@ def test_output_is_all_poison(case: AttentionCase) -> None:
 @given(strided_cases())
 def test_block_table_is_surrounded_by_garbage(case: AttentionCase) -> None:
     table, pages = materialise(case).block_table, page_map(case)
-    np.testing.assert_array_equal(table.numpy(), pages.block_table)
+    np.testing.assert_array_equal(table[: len(case.sequences)].numpy(), pages.block_table)
+    garbage = table_poison(case.poison.table, pages.num_blocks)
+    assert set(table[len(case.sequences) :].flatten().tolist()) <= {garbage}
     others = np.ones(table.untyped_storage().nbytes() // 4, dtype=np.bool_)
     others[places(table)] = False
     entries = storage_bytes(table).numpy().view(np.int32)[others]
-    assert set(entries.tolist()) <= {table_poison(case.poison.table, pages.num_blocks)}
-    assert int(others.sum()) == len(case.sequences) * case.strides.block_table + 2 * GUARD_BYTES // 4
+    assert set(entries.tolist()) <= {garbage}
+    assert len(table) == len(case.sequences) + case.form.extra_table_rows
+    assert int(others.sum()) == len(table) * case.strides.block_table + 2 * GUARD_BYTES // 4
 
 
 def expected_strides(case: AttentionCase) -> dict[str, tuple[int, ...]]:
@@ -202,7 +205,8 @@ def test_shapes_and_types(case: AttentionCase) -> None:
     tensors, heads = materialise(case), case.heads
     rows = case.num_tokens + case.padded_tokens
     cache = (page_map(case).num_blocks, case.pages.block_size, heads.num_kv_heads, heads.head_size)
-    assert tensors.query.shape == tensors.output.shape == (rows, heads.num_query_heads, heads.head_size)
+    assert tensors.query.shape == (rows, heads.num_query_heads, heads.head_size)
+    assert tensors.output.shape == (rows + case.form.extra_output_rows, heads.num_query_heads, heads.head_size)
     assert tensors.key_cache.shape == tensors.value_cache.shape == cache
     assert tensors.query.dtype == TORCH_DTYPES[case.dtypes.q]
     assert tensors.output.dtype == TORCH_DTYPES[case.dtypes.out]
@@ -210,7 +214,7 @@ def test_shapes_and_types(case: AttentionCase) -> None:
     for name in ("query_start_loc", "seq_lens", "block_table"):
         assert getattr(tensors, name).dtype == torch.int32, name
     for name, tensor in tensors.inputs():
-        assert tensor.stride(-1) == 1, name
+        assert name == "qq_bias" or tensor.stride(-1) == 1, name
 
 
 @settings(QUIET, max_examples=100)

@@ -20,7 +20,8 @@ from fuzz_attn.kernels.common.scores import apply_softcap, tanh
 from fuzz_attn.kernels.common.sequences import find_seq_idx
 from fuzz_attn.kernels.common.softmax import normalize, online_softmax_update
 from fuzz_attn.kernels.unified.segments import segment_tiles
-from fuzz_attn.oracle.roundings import EXP_UNITS, UNIT
+from fuzz_attn.oracle.rounding_model import EXP_UNITS
+from fuzz_attn.oracle.roundings import UNIT
 
 NEVER = -math.inf
 SERIES_UNITS = 2

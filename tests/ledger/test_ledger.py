@@ -155,7 +155,7 @@ def test_a_version_whose_signature_lacks_a_feature_of_the_case(
     result = ledger("--replay", "--backend", "interpreter", "--ledger", folder)
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1].split() == ["a-row", "FAILED", "absent", "!"]
-    assert "the launcher takes no bias between new tokens" in result.stderr
+    assert "the target does not promise bias between new tokens" in result.stderr
 
 
 def test_a_version_that_cannot_be_downloaded(write: Write, wheels: Callable[[dict[str, str]], None]) -> None:

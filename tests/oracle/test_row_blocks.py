@@ -16,7 +16,8 @@ from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, Sink
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle import error_bound, row_blocks
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.oracle.roundings import EXP_UNITS, UNIT
+from fuzz_attn.oracle.rounding_model import EXP_UNITS
+from fuzz_attn.oracle.roundings import UNIT
 
 RAGGED = AttentionCase(
     sequences=(Sequence(3, 40), Sequence(0, 9), Sequence(1, 2), Sequence(17, 0), Sequence(0, 0), Sequence(5, 100)),

@@ -17,7 +17,7 @@ from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, RampScores, ScoreRecipe, SinkRecipe
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.oracle import error_bound, logits
+from fuzz_attn.oracle import arithmetic, error_bound, logits
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 
@@ -134,7 +134,9 @@ def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: RoundingM
             place = (row.token, row.head, column)
             expected = float(reference.expected[place])
             for side in (1, -1):
-                output = Adversary(tensors, row, column, expected / row.factor, side, tf32=model.tf32).output()
+                output = Adversary(
+                    tensors, row, column, expected / row.factor, side, tf32=model.input_precision == "tf32"
+                ).output()
                 worst = max(worst, abs(output - expected) / float(reference.bound[place]))
     return worst
 
@@ -219,7 +221,7 @@ def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     monkeypatch.setattr(module, name, right / 2 if isinstance(right, float) else lambda *args: right(*args) / 2)
 
 
-PLAIN, TF32_DOTS = RoundingModel(), RoundingModel(tf32=True)
+PLAIN, TF32_DOTS = RoundingModel(), RoundingModel(input_precision="tf32")
 Term = tuple[Callable[[Builder], AttentionTensors], RoundingModel, Any, str]
 TERMS: dict[str, Term] = {
     "dot": (dot_dominates, PLAIN, logits, "unit_roundoff"),
@@ -229,8 +231,8 @@ TERMS: dict[str, Term] = {
     "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, error_bound, "half_spacing"),
     "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, error_bound, "half_spacing"),
     "denormal weights": (denormals_dominate, PLAIN, error_bound, "half_denormal"),
-    "tf32 scores": (truncated_score_dominates, TF32_DOTS, logits, "TF32_UNIT"),
-    "tf32 weights": (truncated_weights_dominate, TF32_DOTS, error_bound, "TF32_UNIT"),
+    "tf32 scores": (truncated_score_dominates, TF32_DOTS, arithmetic, "operand_unit"),
+    "tf32 weights": (truncated_weights_dominate, TF32_DOTS, arithmetic, "operand_unit"),
 }
 
 

@@ -12,15 +12,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import UNPUBLISHED_FEATURES
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
-from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.properties import bounded_relations
-from fuzz_attn.properties.check import MODULES
+from fuzz_attn.properties.check import MODULES, check
+from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import (
     OWN_FAMILIES,
     RELATIONS,
@@ -43,7 +46,8 @@ PLAIN = AttentionCase(
 )
 CHOICES = st.builds(lambda high, low: 64 * high + low, *[st.sampled_from(range(64))] * 2)
 FP8_CACHE = DTypes(kv="float8_e4m3fn")
-DOMAIN = Domain(features=Domain().features - {"fp8_q"}, paths=("auto", "2d", "3d"))
+DOMAIN = Domain(features=Domain().features - UNPUBLISHED_FEATURES - {"fp8_q"}, paths=("auto", "2d", "3d"))
+"""What the target in torch promises."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,23 @@ def test_nondeterministic_target_fails_determinism_in_every_exact_relation(judge
     for relation in ("poison_independence", "page_permutation", "other_strides"):
         verdict = judge_of("nondeterministic")(Order(PLAIN, relation)).verdict
         assert (verdict.property_name, verdict.kind) == ("determinism", "nondeterministic")
+
+
+@pytest.mark.parametrize("context_len", [2, 5, 6])
+def test_keys_may_be_shifted_to_zero(context_len: int) -> None:
+    """Where the shifted keys are 0, no weight is rounded, but the weights of the original problem are, in float64."""
+    target = built_in("unified")
+    assert target is not None
+    case = AttentionCase(
+        sequences=(Sequence(1, context_len),),
+        heads=HeadLayout(head_size=16),
+        softmax_scale=0.25,
+        scores=LevelScores(level=-16.0, jitter=0.0),
+        values=IntegerValues(),
+        seed=1,
+    )
+    verdict = check(Experiment(case, target, SimulatorBackend()), "key_shift")
+    assert verdict.passed, verdict.message
 
 
 @settings(max_examples=600, database=None, deadline=None, suppress_health_check=list(HealthCheck))

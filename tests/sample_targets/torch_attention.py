@@ -66,42 +66,42 @@ def _attend_one(given: dict[str, Any], index: int, rows: slice, seq_len: int, mi
     context_len = seq_len - query.shape[0]
     left = given["window_size"][0]
     window = left + 1 + mistakes.longer_window if left >= 0 else seq_len
-    positions = _readable(seq_len, context_len, window, given["k"].shape[1], mistakes)
+    positions = readable(seq_len, context_len, window, given["k"].shape[1], mistakes)
     scales = given["k_descale"], given["v_descale"]
     key_scale, value_scale = reversed(scales) if mistakes.swapped_scales else scales
-    keys = _gathered(given["k"], given, index, positions, key_scale)
-    values = _gathered(given["v"], given, index, positions, value_scale)
+    keys = gathered(given["k"], given, index, positions, key_scale)
+    values = gathered(given["v"], given, index, positions, value_scale)
     scores = torch.einsum("ihd,jhd->hij", query, keys) * given["softmax_scale"]
     if given["softcap"] > 0:
         scores = given["softcap"] * torch.tanh(scores / given["softcap"])
-    scores = scores + _biases(given, query.shape[0], positions - context_len, mistakes)
+    scores = scores + biases(given, query.shape[0], positions - context_len, mistakes)
     distance = (context_len + torch.arange(query.shape[0]))[:, None] - positions
     scores.masked_fill_((distance < 0) | (distance >= window), -torch.inf)
     weights = _softmax(scores, given["sinks"])
     result = torch.einsum("hij,jhd->ihd", weights, values)
     written = query.shape[0] - mistakes.last_row_unwritten
-    given["out"][rows][:written] = _stored(result, given["out"].dtype, given["output_scale"])[:written]
+    given["out"][rows][:written] = stored(result, given["out"].dtype, given["output_scale"])[:written]
 
 
-def _readable(seq_len: int, context_len: int, window: int, block_size: int, mistakes: Mistakes) -> torch.Tensor:
+def readable(seq_len: int, context_len: int, window: int, block_size: int, mistakes: Mistakes) -> torch.Tensor:
     """Return the positions of the keys that some row sees."""
     end = -(-seq_len // block_size) * block_size if mistakes.reads_dead_slots else seq_len
     return torch.arange(max(0, context_len - window + 1), end)
 
 
-def _gathered(
+def gathered(
     cache: torch.Tensor, given: dict[str, Any], index: int, positions: torch.Tensor, scale: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the keys or values of one sequence, ``[positions, query heads, head_size]`` in float32."""
     block_size = cache.shape[1]
     pages = given["block_table"][index].long()[positions // block_size]
-    gathered = cache[pages, positions % block_size].float()
+    cached = cache[pages, positions % block_size].float()
     if scale is not None:
-        gathered = (gathered * scale).to(given["q"].dtype).float()
-    return gathered.repeat_interleave(given["q"].shape[1] // cache.shape[2], dim=1)
+        cached = (cached * scale).to(given["q"].dtype).float()
+    return cached.repeat_interleave(given["q"].shape[1] // cache.shape[2], dim=1)
 
 
-def _biases(given: dict[str, Any], query_len: int, relative: torch.Tensor, mistakes: Mistakes) -> torch.Tensor:
+def biases(given: dict[str, Any], query_len: int, relative: torch.Tensor, mistakes: Mistakes) -> torch.Tensor:
     """Return the sum of ALiBi and the query-query bias; ``relative`` are key positions relative to the context."""
     slopes, bias = given["alibi_slopes"], given["qq_bias"]
     total = torch.zeros(given["q"].shape[1], query_len, len(relative))
@@ -124,7 +124,7 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
 
 
-def _stored(result: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:
+def stored(result: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:
     if dtype.itemsize > 1:
         return result.to(dtype)
     assert scale is not None

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.oracle.roundings import EXP_UNITS, FLUSHED, UNDERFLOW, UNIT, cast_unit, gamma, half_denormal
+from fuzz_attn.oracle.rounding_model import EXP_UNITS
+from fuzz_attn.oracle.roundings import FLUSHED, UNDERFLOW, UNIT, cast_unit, gamma, half_denormal
 from fuzz_attn.simulator import simulate
 
 KERNELS = "sample_kernels.py"

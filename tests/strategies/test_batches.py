@@ -13,16 +13,17 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import ALL_FEATURES
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.strategies.batches import MAX_CROWD, batches
+from fuzz_attn.strategies.batches import MAX_MANY, batches
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import (
     MAX_CACHE_ELEMENTS,
     MAX_MS,
     MAX_TIMES,
-    MAX_TOKENS,
     MERGE_MS,
     MIN_TILES,
     PROGRAM_MS,
+    RARE_TIMES,
+    RARE_TOKENS,
     SEGMENT_MS,
     TILE_MS,
     TYPICAL_TILE,
@@ -62,6 +63,9 @@ def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]
         pytest.param(lambda b: {1, 2} <= {min(s.query_len, 2) for s in b}, id="mixed"),
         pytest.param(lambda b: len(b) >= 20, id="crowd"),
         pytest.param(lambda b: len(b) >= 20 and any(not s.query_len for s in b[1:-1]), id="crowd with empty ones"),
+        pytest.param(lambda b: len(b) > 64, id="many sequences"),
+        pytest.param(lambda b: any(s.query_len >= 128 for s in b), id="hundreds of tokens"),
+        pytest.param(lambda b: any(s.seq_len > 4096 for s in b), id="thousands of keys"),
         pytest.param(lambda b: not b, id="no sequence"),
         pytest.param(lambda b: b and not sum(s.query_len for s in b), id="no token"),
         pytest.param(lambda b: len(b) > 1 and not b[0].query_len, id="first empty"),
@@ -130,13 +134,13 @@ def test_costs_are_bounded(data: st.DataObject, key: CompileKey, num_kv_heads: i
     row = num_kv_heads * key.head_size
     one_token = cost((Sequence(1, 4 * (key.launch.tile_size or TYPICAL_TILE)),), key, num_kv_heads)
     pages = sum(-(-sequence.seq_len // key.block_size) for sequence in batch)
-    assert len(batch) <= MAX_CROWD
-    assert sum(sequence.query_len for sequence in batch) <= MAX_TOKENS
-    assert cost(batch, key, num_kv_heads) <= MAX_TIMES * MAX_MS + one_token
+    assert len(batch) <= MAX_MANY
+    assert sum(sequence.query_len for sequence in batch) <= RARE_TOKENS
+    assert cost(batch, key, num_kv_heads) <= RARE_TIMES * MAX_MS + one_token
     assert pages * key.block_size * row <= max(MAX_CACHE_ELEMENTS, 2 * key.block_size * row)
 
 
-@pytest.mark.parametrize("times", [1, 2, MAX_TIMES])
+@pytest.mark.parametrize("times", [1, 2, MAX_TIMES, RARE_TIMES])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
 def test_every_affordable_sequence_stays_within_the_budget(num_kv_heads: int, times: int) -> None:
     """Check every key of the pool and every query length, so that no draw has to find the worst."""

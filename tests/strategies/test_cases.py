@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -11,16 +12,17 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain, within
+from fuzz_attn.case.domain import Domain, unpromised, within
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
-from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.features import has_bias_dtypes, has_inner_strides, is_mixed
+from fuzz_attn.case.parts import CallForm, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
-RARE = "large_offsets"
+RARE = {"large_offsets"}
 SIMPLEST = AttentionCase(sequences=(Sequence(1),), softmax_scale=0.25)
 
 DOMAINS = [
@@ -38,6 +40,15 @@ DOMAINS = [
         family="paged", dtypes=("float16",), features=FAMILIES["paged"].features - {"filter_by_query_len", "fp8_out"}
     ),
     Domain(family="context", features=frozenset({"stale_cache"})),
+    Domain(cache_dtypes=("float16", "float8_e4m3fn"), output_dtypes=("float16", "float8_e4m3fn")),
+    Domain(dtypes=("float16", "bfloat16"), output_dtypes=("float32",)),
+    Domain(dtypes=("bfloat16",), cache_dtypes=("float8_e5m2",), output_dtypes=("float8_e5m2",)),
+    Domain(paths=("2d", "3d"), segments=(16,), alibi_kinds=("standard", "positive")),
+    Domain(paths=("3d",), segments=(3, 9), alibi_kinds=("standard",)),
+    Domain(excluded=(frozenset({"alibi", "sinks"}), frozenset({"fp8_kv", "window"}), frozenset({"fp8_q", "fp8_out"}))),
+    Domain(excluded=(frozenset({"window", "softcap", "qq_bias"}), frozenset({"alibi", "padded_tokens"}))),
+    Domain(excluded=(frozenset({"strides", "empty_sequences"}), frozenset({"strides", "padded_tokens"}))),
+    Domain(family="chunked", excluded=(frozenset({"uint8_cache", "stale_cache"}), frozenset({"sinks", "strides"}))),
 ]
 
 
@@ -48,7 +59,7 @@ def features(case: AttentionCase) -> set[str]:
         "alibi": case.alibi is not None,
         "qq_bias": case.qq_bias is not None,
         "sinks": case.sinks is not None,
-        "fp8_kv": is_fp8(case.dtypes.kv),
+        "fp8_kv": is_fp8(case.dtypes.kv) and not is_fp8(case.dtypes.q),
         "fp8_q": is_fp8(case.dtypes.q),
         "fp8_out": is_fp8(case.dtypes.out),
         "strides": case.strides != Strides(),
@@ -58,6 +69,11 @@ def features(case: AttentionCase) -> set[str]:
         "uint8_cache": case.uint8_cache,
         "stale_cache": case.stale_cache,
         "large_offsets": case.pages.first_block > 0,
+        "scale_signs": min(case.softmax_scale, *msgspec.structs.astuple(case.scales)) <= 0,
+        "mixed_dtypes": is_mixed(case.dtypes),
+        "bias_dtypes": has_bias_dtypes(case),
+        "inner_strides": has_inner_strides(case),
+        "call_forms": case.form != CallForm(),
     }
     return {name for name, on in found.items() if on}
 
@@ -68,14 +84,21 @@ def lies_within(case: AttentionCase, domain: Domain) -> bool:
         and within(case.pages.block_size, domain.block_sizes)
         and within(case.heads.num_queries_per_kv, domain.group_sizes)
     )
-    types = (is_fp8(case.dtypes.q) or case.dtypes.q in domain.dtypes) and (
-        is_fp8(case.dtypes.out) or case.dtypes.out in domain.dtypes
+    types = (
+        (is_fp8(case.dtypes.q) or case.dtypes.q in domain.dtypes)
+        and case.dtypes.kv in domain.cache_dtypes
+        and case.dtypes.out in domain.output_dtypes
     )
+    segments = case.launch.path != "3d" or within(case.launch.num_segments, domain.segments)
+    slopes = case.alibi is None or case.alibi.kind in domain.alibi_kinds
     tiles = (0, *domain.tile_sizes) if domain.tile_hint else (0,)
     scales = (case.scales.q, case.scales.k, case.scales.v)
     return (
         sizes
         and types
+        and segments
+        and slopes
+        and not any(set(excluded) <= features(case) for excluded in domain.excluded)
         and case.launch.path in domain.paths
         and case.launch.tile_size in tiles
         and features(case) <= set(domain.features)
@@ -89,7 +112,24 @@ def test_every_case_lies_within_its_domain(sample: Any, domain: Domain) -> None:
     assert outside == []
 
 
-@pytest.mark.parametrize("feature", sorted(FAMILIES["unified"].features - {RARE}))
+@pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
+def test_every_case_is_promised_by_its_domain(sample: Any, domain: Domain) -> None:
+    assert {unpromised(case, domain) for case in sample(cases(domain), 60)} == {""}
+
+
+EXCLUSIVE = Domain(
+    excluded=(frozenset({"alibi", "sinks"}), frozenset({"fp8_kv", "window"}), frozenset({"strides", "padded_tokens"}))
+)
+
+
+def test_each_pair_of_features_occurs_unless_it_is_excluded(sample: Any) -> None:
+    found = [features(case) for case in sample(cases(EXCLUSIVE), 1500)]
+    pairs = map(frozenset, combinations(sorted(FAMILIES["unified"].features - RARE - UNPUBLISHED_FEATURES), 2))
+    absent = {pair for pair in pairs if not any(pair <= each for each in found)}
+    assert absent == {*EXCLUSIVE.excluded, frozenset({"fp8_kv", "fp8_q"})}
+
+
+@pytest.mark.parametrize("feature", sorted(FAMILIES["unified"].features - RARE))
 def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
     assert 0.1 < share < 0.6
@@ -98,7 +138,7 @@ def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feat
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
 def test_share_of_cases_with_each_feature_of_split_families(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
-    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FAMILIES[family].features - {RARE}}
+    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FAMILIES[family].features - RARE}
     assert {name for name, share in shares.items() if not 0.05 < share < 0.6} == set(), shares
 
 
@@ -151,10 +191,10 @@ def test_median_case_is_small_and_no_case_is_large(drawn_cases: list[AttentionCa
     assert median(case.num_tokens for case in drawn_cases) <= 20
     assert median(case.max_seq_len for case in drawn_cases) <= 64
     assert max(case.heads.num_query_heads for case in drawn_cases) <= 64
-    assert max(case.heads.num_query_heads * case.num_tokens for case in drawn_cases) <= 64 * 72
+    assert max(case.heads.num_query_heads * case.num_tokens for case in drawn_cases) <= 64 * 320
     rows_times_keys = [c.heads.num_query_heads * sum(s.query_len * s.seq_len for s in c.sequences) for c in drawn_cases]
     assert median(rows_times_keys) <= 5000
-    assert max(rows_times_keys) <= 2**19
+    assert max(rows_times_keys) <= 2**22
 
 
 def test_every_override_names_an_existing_element(sample: Any) -> None:

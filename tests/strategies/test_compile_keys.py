@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import combinations, product
 from typing import Any
 
@@ -15,14 +16,23 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.features import is_mixed
 from fuzz_attn.case.parts import DTypes, LaunchHints
-from fuzz_attn.strategies.compile_keys import compile_keys, key_pool
+from fuzz_attn.strategies.compile_keys import MIXED_KEYS, compile_keys, key_pool
+from fuzz_attn.strategies.dtypes import mixed_dtypes
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
 from fuzz_attn.strategies.pages import BLOCK_SIZES
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 BARE = Domain(features=frozenset(), dtypes=("bfloat16",), head_sizes=(64, 128), paths=("2d",))
 DOMAINS = (FULL, Domain(), BARE, Domain(features=frozenset({"fp8_kv", "sinks"}), tile_hint=True))
+EXCLUSIVE = Domain(
+    excluded=(
+        frozenset({"alibi", "sinks"}),
+        frozenset({"fp8_kv", "window"}),
+        frozenset({"window", "softcap", "qq_bias"}),
+    )
+)
 FIELDS = ("dtypes", "num_queries_per_kv", "head_size", "block_size", "window", "softcap", "alibi", "qq_bias", "sinks")
 
 
@@ -50,7 +60,35 @@ def expected_pairs(keys: tuple[CompileKey, ...]) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_pool_covers_every_pair_of_values(domain: Domain) -> None:
-    assert pairs(key_pool(domain)) == expected_pairs(key_pool(domain))
+    usual = tuple(key for key in key_pool(domain) if not is_mixed(key.dtypes))
+    assert pairs(usual) == expected_pairs(usual)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
+def test_pool_has_a_few_keys_of_each_mixed_combination_of_types(domain: Domain) -> None:
+    mixed = [key.dtypes for key in key_pool(domain) if is_mixed(key.dtypes)]
+    assert Counter(mixed) == dict.fromkeys(mixed_dtypes(domain), MIXED_KEYS)
+
+
+def test_excluded_combinations_cost_no_other_pair() -> None:
+    """A pair of Domain() is lost only where it is excluded itself."""
+    kept = key_pool(EXCLUSIVE)
+    assert not any(combination <= key.features for key in kept for combination in EXCLUSIVE.excluded)
+    names = ("window", "softcap", "alibi", "qq_bias", "sinks", "fp8_kv", "fp8_q", "fp8_out")
+    found = {pair for key in kept for pair in combinations(sorted(key.features), 2)}
+    expected = {pair for key in key_pool(Domain()) for pair in combinations(sorted(key.features & set(names)), 2)}
+    assert expected - found == {("alibi", "sinks"), ("fp8_kv", "window")}
+
+
+def test_a_domain_that_excludes_all_its_types_is_refused() -> None:
+    domain = Domain(
+        cache_dtypes=("float8_e5m2",),
+        output_dtypes=("float8_e5m2",),
+        features=frozenset({"fp8_kv", "fp8_out"}),
+        excluded=(frozenset({"fp8_kv", "fp8_out"}),),
+    )
+    with pytest.raises(InvalidArgument, match="excludes all combinations of its types"):
+        key_pool(domain)
 
 
 def test_keys_without_fp8_cover_every_pair_by_themselves() -> None:
@@ -63,7 +101,7 @@ def test_pool_holds_every_value_of_the_lattices() -> None:
     assert {key.head_size for key in pool} == set(HEAD_SIZES)
     assert {key.num_queries_per_kv for key in pool} == set(GROUP_SIZES)
     assert {key.block_size for key in pool} == set(BLOCK_SIZES)
-    assert {key.launch.num_segments for key in pool} == {0, 1, 2, 3, 4, 7, 8, 16}
+    assert {key.launch.num_segments for key in pool} == {0, 1, 2, 3, 4, 7, 8, 16, 64}
     assert {key.launch.tile_size for key in pool} == {0, 16, 32, 64}
 
 
@@ -165,7 +203,7 @@ def test_shrinks_to_a_single_feature(minimal: Any, flag: str) -> None:
         (lambda key: key.dtypes.q == "bfloat16", CompileKey(dtypes=DTypes("bfloat16", "bfloat16", "bfloat16"))),
         (lambda key: key.dtypes.out == "float8_e5m2", CompileKey(dtypes=DTypes(out="float8_e5m2"))),
         (lambda key: key.dtypes.kv == "float8_e4m3fn", CompileKey(dtypes=DTypes(kv="float8_e4m3fn"))),
-        (lambda key: is_fp8(key.dtypes.q), CompileKey(dtypes=DTypes(q="float8_e4m3fn", kv="float8_e4m3fn"))),
+        (lambda key: key.dtypes.q == "float8_e4m3fn", CompileKey(dtypes=DTypes(q="float8_e4m3fn", kv="float8_e4m3fn"))),
     ],
 )
 def test_shrinks_to_a_single_field(minimal: Any, condition: Any, expected: CompileKey) -> None:
@@ -183,6 +221,9 @@ def test_shrinks_to_a_single_field(minimal: Any, condition: Any, expected: Compi
         (Domain(group_sizes=(1, 8)), CompileKey(num_queries_per_kv=9), r"key\.num_queries_per_kv=9 lies outside"),
         (Domain(), CompileKey(launch=LaunchHints(path="3d", num_segments=2)), r"key\.launch=.* lies outside"),
         (Domain(), CompileKey(launch=LaunchHints(tile_size=32)), r"key\.launch=.* lies outside"),
+        (Domain(excluded=(frozenset({"window", "alibi"}),)), CompileKey(window=True, alibi=True), r"key\.features=.*"),
+        (Domain(paths=("3d",), segments=(4, 4)), CompileKey(launch=LaunchHints("3d", 2)), r"key\.launch=.* lies"),
+        (Domain(output_dtypes=("bfloat16",)), CompileKey(), r"key\.dtypes=.* lies outside"),
         (Domain(dtypes=("float16",)), CompileKey(), r"key\.dtypes=.* lies outside"),
         (
             Domain(tile_hint=True),

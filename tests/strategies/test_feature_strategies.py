@@ -77,6 +77,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         (alibi_slopes(), lambda recipe: recipe.kind == "negative"),
         (alibi_slopes(), lambda recipe: recipe.kind == "zero"),
         (alibi_slopes(), lambda recipe: recipe.kind == "arbitrary"),
+        (alibi_slopes(kinds=("standard", "positive")), lambda recipe: recipe.kind == "positive"),
         (dtypes(), lambda types: is_fp8(types.q) and is_fp8(types.out)),
         (head_layouts(), lambda heads: heads.num_kv_heads == 8),
         (head_layouts(num_queries_per_kv=17, head_size=256), lambda heads: heads.num_kv_heads == 2),
@@ -130,7 +131,7 @@ def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: 
         (scales(dtypes=FP8, fp8_q_scales=False), lambda values: values == Scales()),
         (scales(dtypes=DTypes(out="float8_e4m3fn")), lambda values: values.q == values.k == values.v == 1),
         (head_layouts(num_queries_per_kv=64), lambda heads: heads.num_kv_heads == 1),
-        (head_layouts(num_queries_per_kv=3), lambda heads: heads.num_query_heads <= 16),
+        (head_layouts(num_queries_per_kv=3), lambda heads: heads.num_query_heads <= 16 or heads.num_kv_heads == 8),
         (overrides(), lambda chosen: chosen == ()),
         (windows(sequences=BATCH), lambda window: window >= 1),
         (dtypes(domain=Domain(features=frozenset())), lambda types: types.q == types.kv == types.out),
@@ -186,9 +187,10 @@ def test_bad_arguments_are_refused(strategy: Any, arguments: dict[str, Any], mes
         strategy(**arguments)
 
 
+@pytest.mark.parametrize("inner_strides", [False, True])
 @pytest.mark.parametrize("family", get_args(Family))
-def test_layout_pool_covers_every_pair_of_paddings(family: Family) -> None:
-    pool = layout_pool(family=family)
+def test_layout_pool_covers_every_pair_of_paddings(family: Family, inner_strides: bool) -> None:
+    pool = layout_pool(family=family, inner_strides=inner_strides)
     assert Strides() not in pool
     assert len(set(pool)) == len(pool) < 60
     named = [field for field in Strides.__struct_fields__ if len({getattr(layout, field) for layout in pool}) > 1]

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from fuzz_attn.bindings.binding import binding_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Scales, Sequence
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.targets.loading import as_target
 
@@ -21,8 +23,8 @@ SCRATCH_NAMES = [
     "softmax_segm_max",
     "softmax_segm_expsum",
 ]
-DERIVED = FAMILIES["unified"].features - {"fp8_q"}
-"""The features that a signature can promise; a target has to declare fp8 queries."""
+DERIVED = FAMILIES["unified"].features - UNPUBLISHED_FEATURES - {"fp8_q"}
+"""The features that a signature can promise; a target has to declare the others."""
 
 
 def with_signature(parameters: str) -> Callable[..., None]:
@@ -63,6 +65,44 @@ def test_domain_lacks_features_without_a_parameter(parameters: str, left_out: se
     assert domain.features == DERIVED - left_out
     assert domain.paths == ("auto",)
     assert not domain.fp8_q_scales
+
+
+def test_a_binding_limits_the_domain() -> None:
+    limits = {
+        "dtypes": ["bfloat16"],
+        "cache_dtypes": ["bfloat16", "float8_e4m3fn"],
+        "output_dtypes": ["bfloat16"],
+        "head_sizes": [64, 64, 128],
+        "excluded": [["alibi", "window"], ["fp8_kv", "sinks"], ["qq_bias"]],
+        "alibi_kinds": ["standard"],
+    }
+    stated = binding_of({"domain": limits})
+    target = as_target(with_signature(PUBLISHED + "alibi_slopes, qq_bias, sinks, output_scale"), "some", None, stated)
+    domain = target.domain
+    assert domain.dtypes == domain.output_dtypes == ("bfloat16",)
+    assert domain.cache_dtypes == ("bfloat16", "float8_e4m3fn")
+    assert domain.head_sizes == (64, 64, 128)
+    assert domain.features == DERIVED - {"qq_bias"}
+    assert domain.excluded == (frozenset({"alibi", "window"}), frozenset({"fp8_kv", "sinks"}))
+    assert domain.alibi_kinds == ("standard",)
+    assert target.match.published
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"segment": [3]}, "target='some' domain: Object contains unknown field `segment`"),
+        ({"segments": [0]}, r"target='some' domain.segments=\(0,\) must be ascending sizes from 1 to 256"),
+        ({"family": ["paged"]}, "target='some' domain.family must be stated as the family of the binding"),
+        ({"features": ["sinks"]}, "target='some' domain.features names sinks, which its signature lacks"),
+        ({"paths": ["3d"]}, r"target='some' domain.paths=\('3d',\) needs a signature with num_segments"),
+        ({"excluded": [["sink"]]}, "target='some' domain: Invalid enum value 'sink'"),
+    ],
+)
+def test_limits_that_are_no_domain_are_one_line(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(TargetError, match=message) as raised:
+        as_target(with_signature(PUBLISHED), "some", None, binding_of({"domain": limits}))
+    assert "\n" not in str(raised.value)
 
 
 def test_scratch_arguments_choose_the_path(case: AttentionCase) -> None:
@@ -132,8 +172,12 @@ SPLIT += ", sm_scale=None, sinks=None"
     ("parameters", "family", "left_out"),
     [
         (PAGED + SPLIT + ", query_start_loc=None, filter_by_query_len=False, output_scale=None", "paged", set()),
-        (PAGED + SPLIT, "paged", {"filter_by_query_len", "fp8_out"}),
-        (PAGED, "paged", {"filter_by_query_len", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache"}),
+        (PAGED + SPLIT, "paged", {"filter_by_query_len", "fp8_out", "padded_tokens"}),
+        (
+            PAGED,
+            "paged",
+            {"filter_by_query_len", "fp8_out", "window", "alibi", "sinks", "fp8_kv", "uint8_cache", "padded_tokens"},
+        ),
         (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0, skip_decode=False, fp8_out_scale=None", "context", set()),
         (CONTEXT + SPLIT + ", max_seq_len=0, max_input_len=0", "context", {"filter_by_query_len", "fp8_out"}),
         (CHUNKED + SPLIT + ", max_seq_len=0, max_query_len=0, output_scale=None", "chunked", set()),
@@ -143,7 +187,7 @@ SPLIT += ", sm_scale=None, sinks=None"
 def test_split_families_are_recognised_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
     assert target.family == family
-    assert target.domain.features == FAMILIES[family].features - left_out
+    assert target.domain.features == FAMILIES[family].features - UNPUBLISHED_FEATURES - left_out
 
 
 def test_arguments_of_the_split_families() -> None:
@@ -204,3 +248,49 @@ def test_default_softmax_scale_is_left_out(parameters: str, scale: float, given:
 def test_cache_dtype_has_its_serving_name(kv: DTypeName, as_bytes: bool, word: str) -> None:
     case = AttentionCase((Sequence(1),), family="chunked", dtypes=DTypes(kv=kv), uint8_cache=as_bytes)
     assert arguments_of("**given", materialise(case), "chunked")["kv_cache_dtype"] == word
+
+
+FP8 = AttentionCase(
+    (Sequence(1, 3), Sequence(1)),
+    heads=HeadLayout(2, 1, 16),
+    dtypes=DTypes(q="bfloat16", kv="float8_e4m3fn", out="bfloat16"),
+    scales=Scales(k=1.0, v=0.5),
+)
+
+
+def in_form(case: AttentionCase, **form: Any) -> dict[str, Any]:
+    """Return the arguments of a call of the case's family with the arguments in some form."""
+    return arguments_of("**given", materialise(replace(case, form=CallForm(**form))), case.family)
+
+
+@pytest.mark.parametrize(
+    ("form", "window", "given"),
+    [(0, 0, (-1, -1)), (1, 0, (-1, 0)), (2, 0, (-1, -1)), (0, 3, (2, 0)), (1, 3, (2, -1)), (2, 3, (2, 0))],
+)
+def test_right_side_of_a_window_size_in_both_forms(form: int, window: int, given: tuple[int, int]) -> None:
+    assert in_form(replace(FP8, window=window), window=form)["window_size"] == given
+
+
+@pytest.mark.parametrize(
+    ("form", "window", "given"), [(0, 0, None), (1, 0, 0), (2, 0, -1), (0, 3, 3), (1, 3, 3), (2, 3, 3)]
+)
+def test_no_window_in_three_forms(form: int, window: int, given: int | None) -> None:
+    assert in_form(replace(FP8, family="paged", window=window), window=form)["sliding_window"] == given
+
+
+def test_scales_in_each_form() -> None:
+    assert [in_form(FP8)[name].tolist() for name in ("k_descale", "v_descale")] == [[1.0], [0.5]]
+    assert [in_form(FP8, scales="scalar")[name].shape for name in ("k_descale", "v_descale")] == [(), ()]
+    expanded = in_form(FP8, scales="expanded")["v_descale"]
+    assert (expanded.shape, expanded.stride(), expanded.unique().tolist()) == ((2, 2), (0, 0), [0.5])
+    omitted = in_form(FP8, scales="omitted")
+    assert (omitted["k_descale"], omitted["v_descale"].tolist()) == (None, [0.5])
+
+
+def test_names_of_cache_types_and_starts_of_queries() -> None:
+    paged = replace(FP8, family="paged")
+    assert [in_form(paged, cache_name=name)["kv_cache_dtype"] for name in range(3)] == ["fp8_e4m3", "fp8", "auto"]
+    as_bytes = replace(paged, uint8_cache=True)
+    assert [in_form(as_bytes, cache_name=name)["kv_cache_dtype"] for name in range(3)] == ["fp8", "fp8_e4m3", "fp8"]
+    assert in_form(paged, query_starts=False)["query_start_loc"] is None
+    assert in_form(replace(FP8, family="context"), query_starts=False)["b_start_loc"].tolist() == [0, 1, 2]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,8 +18,10 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.targets.bindings.matching import match_of
 from fuzz_attn.targets.loading import as_target, load_target
 from fuzz_attn.targets.target import Target
 
@@ -250,6 +253,31 @@ def test_features_that_a_layout_cannot_express_leave_the_domain() -> None:
     rows, other = (as_target(function, "m", binding=Binding(layout=name)).domain for name in ("rows", "heads_first"))
     assert rows.features - other.features == {"large_offsets"}
     assert other.features < rows.features
+
+
+def test_rounding_of_a_binding_wins_over_that_of_a_target() -> None:
+    function, _ = recorder(SCALES)
+    stated = Binding(layout="rows", rounding={"scores": "query", "exp_units": 8, "tanh_units": "None"})
+    target = Target("mine", function, rounding=RoundingModel(lse="query", tanh_units=24.0), binding=stated)
+    assert target.rounding_model == RoundingModel(lse="query", scores="query", exp_units=8.0)
+    assert target.match.binding.rounding == stated.rounding
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [({"score": "query"}, "unknown field `score`"), ({"scores": "half"}, r"'half' - at `\$.scores`")],
+)
+def test_unknown_rounding_is_an_error(stated: dict[str, Any], message: str) -> None:
+    function, _ = recorder(SCALES)
+    with pytest.raises(BindingError, match=rf"^binding: rounding: .*{message}"):
+        _ = Target("mine", function, binding={"rounding": stated}).rounding_model
+
+
+def test_published_interface_stays_one_with_another_rounding() -> None:
+    match = load_target("unified").match
+    narrow = match_of(load_target("unified").signature, None, Binding(rounding={"scores": "query"}))
+    assert narrow.published
+    assert narrow.binding == msgspec.structs.replace(match.binding, rounding={"scores": "query"})
 
 
 def test_target_states_its_binding_in_python() -> None:

@@ -11,12 +11,15 @@ from types import ModuleType
 import pytest
 import torch
 
+from fuzz_attn.bindings.binding import binding_of
 from fuzz_attn.errors import TargetError
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.published.answers import answers_of
+from fuzz_attn.targets.published.answers import Answers, answers_of
 from fuzz_attn.targets.published.gpu_answers import CAPABILITY, MULTIPROCESSORS, gpu_answers
 from fuzz_attn.targets.published.importing import Folder, import_published
+from fuzz_attn.targets.published.known_bindings import known_binding, with_known
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
+from fuzz_attn.targets.published.stubs import Stub
 from fuzz_attn.targets.published.wheel import Wheel
 
 LAUNCHER = """
@@ -202,6 +205,65 @@ def test_a_stub_answers_questions_with_no(name: str, value: object, load: Callab
     answer = found() if name == "is_tpu" else found
     assert not answer
     assert value is None or answer is value
+
+
+def test_a_loop_over_a_stub_ends() -> None:
+    stub = Stub("a.b", Answers())
+    assert list(stub) == []
+    assert len(stub) == 0
+    ones, twos = [1], [2]
+    assert stub + ones == ones
+    assert twos + stub == twos
+
+
+def test_a_package_is_told_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMPLE_VENDOR", "to be restored")
+    monkeypatch.delenv("SAMPLE_VENDOR")
+    (tmp_path / "sample_project.py").write_text("import os\nvendor = os.environ['SAMPLE_VENDOR']\ndevice = 'cuda'\n")
+    answers = Answers(environment={"SAMPLE_VENDOR": "nvidia"}, without_gpu={"sample_project": {"device": "cpu"}})
+    with gpu_answers():
+        module = import_published(Folder(tmp_path), "sample_project", answers)
+    assert (module.vendor, module.device) == ("nvidia", "cpu")
+
+
+def test_files_that_a_package_finds_by_itself_are_downloaded(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path / "cache"))
+    tree = Wheel("sample-project", "1.0")
+    tree.folder.mkdir(parents=True)
+    with zipfile.ZipFile(tree.folder / "sample_project-1.0-py3-none-any.whl", "w") as archive:
+        for path in checkout.rglob("*.py"):
+            archive.write(path, path.relative_to(checkout))
+    tree.provide("sample_project/helpers/")
+    files = [path.relative_to(tree.folder / "files") for path in (tree.folder / "files").rglob("*.py")]
+    assert files == [Path("sample_project/helpers/__init__.py")]
+
+
+def test_what_is_known_of_a_published_launcher() -> None:
+    known = known_binding(place_of("vllm==0.33.0:vllm.v1.attention.ops.triton_unified_attention:unified_attention"))
+    assert known is not None
+    assert known.domain["output_dtypes"] == ("float32", "float16", "bfloat16", "float8_e4m3fn")
+    assert known_binding(place_of("vllm==0.33.0:vllm.attention:other")) is None
+    assert known_binding(None) is None
+
+
+def test_what_a_user_states_wins_over_what_is_known() -> None:
+    known = binding_of(
+        {"family": "paged", "constants": {"a": 1, "b": 2}, "window": "left", "domain": {"segments": [2]}}
+    )
+    stated = binding_of({"roles": {"a": "window"}, "window": "keys", "domain": {"dtypes": ["float16"]}})
+    both = {
+        "roles": {"a": "window"},
+        "constants": {"b": 2},
+        "window": "keys",
+        "domain": {"segments": [2], "dtypes": ["float16"]},
+    }
+    assert with_known(known, stated, "unified") == binding_of(both)
+    whole = binding_of({"whole": True})
+    assert with_known(known, whole, None) is whole
+    assert with_known(None, stated, None) is stated
+    assert with_known(known, None, None) is known
 
 
 def test_questions_about_the_gpu_are_answered() -> None:

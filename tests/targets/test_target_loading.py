@@ -124,11 +124,11 @@ def test_declared_domain_has_the_features_of_the_signature(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("domain", "message"),
     [
-        ("features={'sinks', 'alibi'}", "domain.features names alibi, which its signature lacks; it has empty_sequenc"),
+        ("features={'sinks', 'alibi'}", "domain.features names alibi, which its signature lacks; it has bias_dtypes"),
         ("features={'slopes'}", r"domain.features=\['slopes'\] has no 'slopes': choose among alibi"),
         (
             "family='paged', features={'softcap'}",
-            "domain.features names softcap, which its signature lacks; it has empty",
+            "domain.features names softcap, which its signature lacks; it has bias_dtypes",
         ),
         ("paths=('2d', '3d')", r"domain.paths=\('2d', '3d'\) needs a signature with num_segments, or seq_threshold"),
         ("tile_hint=True", "domain.tile_hint=True needs a signature with tile_size"),

@@ -350,7 +350,7 @@ class FailureLives:
             self._change(failure, confirmation="flaky", failed=failed + 1, tries=checks + 1)
 
     def _explain(self, failure: KnownFailure) -> None:
-        """Let the message name the poison that reaches the output, if some does and there is time left."""
+        """Let the failure name poison that reaches the output, or a rounding, if there is time left."""
         found = failure.found
         if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
             return

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -17,20 +18,31 @@ from fuzz_attn.engine.failures.triage import failures_of, trigger_in
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import CounterexampleError
 
+NOT_PROMISED: Final = "the target does not promise {}"
+REFUSES: Final = "the target or the compiler refuses the case"
 MOST_TRIES: Final = 20
 """How often a flaky failure runs before it counts as passing."""
 
 
-def play_saved(shard: Launches, lives: FailureLives, folder: Path) -> None:
-    """Play the counterexamples of a folder and report each; those that fail are known from then on."""
+def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domain) -> None:
+    """Play the counterexamples of a folder and report each; those that fail are known from then on.
+
+    One that the target refuses, or that its domain does not promise, is reported as such.
+    """
     for path in counterexample.files_in((folder,)) if folder.is_dir() else ():
         try:
             found = counterexample.load(path)
         except CounterexampleError as error:
             lives.emit(Note(lives.shard, str(error)))
             continue
+        lacking = unpromised(found.case, domain)
+        if lacking:
+            lives.emit(Note(lives.shard, f"{path} is not played: {NOT_PROMISED.format(lacking)}"))
+            continue
         answer = played(found, shard, "saved")
-        if answer.verdict.passed:
+        if answer.refusal is not None:
+            lives.emit(Note(lives.shard, f"{path} is not judged: {REFUSES}"))
+        elif answer.verdict.passed:
             lives.emit(SavedPassed(lives.shard, found, str(path)))
         else:
             _enter(found, answer, path, lives)

@@ -18,7 +18,7 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case import traits
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.traits import FEATURES, KINDS, simplicity
@@ -137,6 +137,8 @@ def _simplicity(order: Order) -> tuple[float, ...]:
 
 def allowed(order: Order, domain: Domain) -> bool:
     """Return whether a case lies in a domain and its relation holds."""
+    if unpromised(order.case, domain):
+        return False
     try:
         check_key(order.case.compile_key, domain=domain)
     except InvalidArgument:

@@ -11,9 +11,9 @@ from fuzz_attn.oracle.verdict import Verdict
 
 
 def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
-    """Return a failure whose message also names the poison that reaches the output, if some does.
+    """Return a failure that also names the poison that reaches the output, or the rounding that would explain it.
 
-    This takes up to eight launches. A launch that ends otherwise, for example with a crash, explains nothing.
+    This takes up to twenty launches. A launch that ends otherwise, for example with a crash, explains nothing.
     """
     if verdict.passed:
         return verdict

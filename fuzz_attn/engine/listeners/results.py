@@ -169,7 +169,7 @@ class Results:
                 self._count(event.path, 1)
             case SavedPassed() if event.counterexample.status != "fixed":
                 self.notes.append(pass_in_words(event))
-            case Note():
+            case Note() if event.text not in self.notes:
                 self.notes.append(event.text)
             case Finished(error=error) if error:
                 self.errors.append(error)

@@ -31,6 +31,7 @@ NAMESPACE: Final[dict[str, Any]] = {
     "unsigned_remainder": arithmetic.unsigned_remainder,
     # floats
     "bitcast": float_formats.bitcast,
+    "cut_to_tf32": float_formats.cut_to_tf32,
     "error_function": arithmetic.error_function,
     "float_to_integer": float_formats.float_to_integer,
     "fused_multiply_add": arithmetic.fused_multiply_add,

@@ -41,7 +41,8 @@ class Program:
 
     `origins` has for each line of the source the operation that it was generated for. `parameters` are the types of the
     arguments that are not constexprs, in order. `coverage_sites` are its masks: kind, line, and whether the mask has
-    several elements. `elements` is the size of its largest tile. `namespace` holds builtins of an extension.
+    several elements. `elements` is the size of its largest tile. `precisions` says how its dots multiply float32
+    operands, in Triton's words. `namespace` holds builtins of an extension.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Program:
     loaded: frozenset[str]
     elements: int
     sequential: bool
+    precisions: frozenset[str]
     namespace: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     code: CodeType | None = None
     function: Callable[..., None] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -53,6 +53,9 @@ CONTAINER: dict[str, np.dtype[Any]] = {
 """The numpy type that holds an element inside a running kernel."""
 
 
+_TF32: Final = np.int32(~0x1FFF)
+
+
 def round_bf16(values: Array) -> Array:
     """Return float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
     if values.size > _SMALL["bf16"]:
@@ -66,6 +69,12 @@ def round_f16(values: Array) -> Array:
     if values.size > _SMALL["f16"]:
         return _through_torch(values, torch.float16)
     return values.astype(np.float16).astype(np.float32)
+
+
+def cut_to_tf32(values: Array) -> Array:
+    """Return float32 values without their 13 low bits, as an H200's tensor cores read them in tf32."""
+    cut: Array = (values.view(np.int32) & _TF32).view(np.float32)
+    return cut
 
 
 def _through_torch(values: Array, dtype: torch.dtype) -> Array:

@@ -4,27 +4,46 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.layouts import native_layout
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Feature
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Feature
 from fuzz_attn.case.parts import LaunchPath
-from fuzz_attn.errors import DomainError
+from fuzz_attn.errors import BindingError, DomainError
 from fuzz_attn.targets.bindings.roles import NEEDED, SEGMENT_ROLES
 
-_UNDECLARED: Final[frozenset[Feature]] = frozenset(("fp8_q",))
-"""Features that never follow from a signature: published versions differ in how they compute them."""
+_UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
+"""Features that never follow from a signature: a target has to declare them. Published versions differ in how they
+compute fp8 queries."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 
 
 def domain_of(binding: Binding) -> Domain:
-    """Return the inputs that a binding promises: those features whose roles it all has."""
+    """Return the inputs that a binding promises: those features whose roles it all has, within the stated limits.
+
+    Raises :class:`BindingError` for limits that are no part of a domain, and :class:`DomainError` for a domain that
+    needs parameters which the signature lacks.
+    """
     assert binding.family is not None
     features = expressible(binding) - _UNDECLARED
-    return Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False)
+    own = Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False)
+    return _checked(_limited(own, binding), binding)
+
+
+def _limited(domain: Domain, binding: Binding) -> Domain:
+    """Return a domain within the limits that a binding states."""
+    if not binding.domain:
+        return domain
+    if "family" in binding.domain:
+        raise BindingError("domain.family must be stated as the family of the binding")
+    try:
+        return convert({**to_builtins(domain), **binding.domain}, Domain)
+    except ValidationError as error:
+        raise BindingError(str(error) if "domain." in str(error) else f"domain: {error}") from error
 
 
 def declared(domain: Domain, binding: Binding) -> Domain:
@@ -33,13 +52,8 @@ def declared(domain: Domain, binding: Binding) -> Domain:
     Raises :class:`DomainError` for a domain that needs parameters which the signature lacks.
     """
     if domain.features == ALL_FEATURES:
-        return _checked(replace(domain, features=domain_of(binding).features), binding)
-    known = expressible(binding)
-    lacking = sorted(domain.features - known)
-    if lacking:
-        has = ", ".join(sorted(known)) or "none"
-        raise DomainError(f"domain.features names {', '.join(lacking)}, which its signature lacks; it has {has}")
-    return _checked(domain, binding)
+        domain = replace(domain, features=expressible(binding) - _UNDECLARED)
+    return _checked(_limited(domain, binding), binding)
 
 
 def expressible(binding: Binding) -> frozenset[Feature]:
@@ -68,6 +82,11 @@ def _inexpressible(binding: Binding) -> frozenset[Feature]:
 
 
 def _checked(domain: Domain, binding: Binding) -> Domain:
+    known = expressible(binding)
+    lacking = sorted(domain.features - known)
+    if lacking:
+        has = ", ".join(sorted(known)) or "none"
+        raise DomainError(f"domain.features names {', '.join(lacking)}, which its signature lacks; it has {has}")
     roles = binding.parameter_of
     chooses = "num_segments" in roles or _paths(binding) != ("auto",)
     if domain.paths != ("auto",) and not chooses:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fuzz_attn.case.families import Feature
-from fuzz_attn.targets.bindings import values
+from fuzz_attn.targets.bindings import call_forms, values
 from fuzz_attn.targets.bindings.problem import Problem
 
 
@@ -108,7 +108,7 @@ ROLES: Final[dict[str, Role]] = {
             "cu_q_lens",
             "cumulative_sequence_length_q",
         ),
-        _input("query_start_loc"),
+        lambda problem: call_forms.query_starts(problem.tensors),
     ),
     "query_lens": Role(
         "query tokens of each sequence",
@@ -220,5 +220,7 @@ NEEDED: Final[dict[Feature, tuple[frozenset[str], ...]]] = {
     "fp8_out": (frozenset(("out_scale",)),),
     "filter_by_query_len": (frozenset(("query_start_loc", "skips_others")),),
     "uint8_cache": (frozenset(("kv_cache_dtype",)),),
+    "padded_tokens": tuple(frozenset((role,)) for role in ("query_start_loc", "query_lens", "kv_indptr")),
 }
-"""The roles that a feature needs; where there are several sets, one of them is enough."""
+"""The roles that a feature needs; where there are several sets, one of them is enough. Without a length of its own, the
+rows of q are the sequences."""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.targets.bindings import call_forms
 from fuzz_attn.targets.bindings.problem import Problem
 
 DEFAULT_SEGMENTS: Final = 4
 """Segments of a launch of the 3D kernel whose case names no number."""
 
-_CACHE_DTYPES: Final = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 _NO_REQUEST: Final = 2
 """Rows of a request table that belong to no sequence of the batch."""
 
@@ -98,9 +98,12 @@ def block_size(problem: Problem) -> int:
 
 def window(problem: Problem) -> object:
     """Return the window in the target's spelling."""
-    size = problem.tensors.window
+    tensors, pair = problem.tensors, problem.binding.window == "pair"
+    size = tensors.window
+    if tensors.form.window and (pair or not size):
+        return call_forms.window_size(tensors) if pair else call_forms.no_window(tensors)
     if not size:
-        return problem.off("window", (-1, -1) if problem.binding.window == "pair" else None)
+        return problem.off("window", (-1, -1) if pair else None)
     return {"pair": (size - 1, 0), "keys": size, "left": size - 1}[problem.binding.window or "keys"]
 
 
@@ -161,13 +164,12 @@ def _formed(problem: Problem, role: str, scale: torch.Tensor) -> object:
             return float(scale)
         case "per_head":
             return problem.kept(role, scale.float().repeat(problem.tensors.num_kv_heads))
-    return scale
+    return call_forms.scale_in_form(problem.tensors, scale)
 
 
 def kv_cache_dtype(problem: Problem) -> str:
-    """Return the name of the cache's type in serving systems: e4m3 as bytes has the short name "fp8"."""
-    name = _CACHE_DTYPES.get(problem.tensors.kv_dtype, "auto")
-    return "fp8" if name == "fp8_e4m3" and problem.key_cache.dtype == torch.uint8 else name
+    """Return the name of the cache's type in serving systems."""
+    return call_forms.cache_name(problem.tensors, as_bytes=problem.key_cache.dtype == torch.uint8)
 
 
 def kv_quant_mode(problem: Problem) -> int:

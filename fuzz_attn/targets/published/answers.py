@@ -1,4 +1,4 @@
-"""Answers: what stubs of known packages return, from ``answers.toml``."""
+"""Answers: what known packages are told and what their stubs return, from ``answers.toml``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answers:
-    """The modules that are always stubs, and values by dotted name: ``name`` of an attribute, ``name()`` of a call."""
+    """The modules that are always stubs, and values by dotted name: ``name`` of an attribute, ``name()`` of a call.
+
+    ``environment`` has variables that the package reads, ``files`` prefixes of files that it does not
+    import. ``without_gpu`` has attributes of modules that run on a machine without a GPU.
+    """
 
     modules: frozenset[str] = frozenset()
     values: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    without_gpu: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def answers_of(package: str) -> Answers:
@@ -22,10 +29,13 @@ def answers_of(package: str) -> Answers:
     The file has a table for each module that is replaced by a stub, with its attributes. A value such as
     ``"torch.float8_e4m3fn"`` is the dtype of that name.
     """
-    every = tomllib.loads(resources.files(__package__).joinpath("answers.toml").read_text())
-    tables = {module: table for module, table in every.items() if _within(module, package)}
+    told = tomllib.loads(resources.files(__package__).joinpath("answers.toml").read_text())
+    tables = {module: table for module, table in told["modules"].items() if _within(module, package)}
     values = {f"{module}.{name}": _value(value) for module, table in tables.items() for name, value in table.items()}
-    return Answers(frozenset(tables), values)
+    needs = told["packages"].get(package, {})
+    without_gpu = {module: table for module, table in told["without_gpu"].items() if _within(module, package)}
+    environment, files = needs.get("environment", {}), tuple(needs.get("files", ()))
+    return Answers(frozenset(tables), values, environment, files, without_gpu)
 
 
 def _within(module: str, package: str) -> bool:

@@ -137,6 +137,11 @@ _CUDA: Final[dict[str, Callable[..., Any]]] = {
 """Functions of ``torch.cuda`` and their answers."""
 
 
+def answering() -> bool:
+    """Return whether questions about a GPU are answered as an H100 would."""
+    return all(vars(torch.cuda).get(name) is value for name, value in _CUDA.items())
+
+
 @contextmanager
 def gpu_answers() -> Iterator[None]:
     """Answer every question about a GPU as an H100 would; on exit everything is as before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 from fuzz_attn.errors import TargetError
 from fuzz_attn.targets.published.answers import Answers
+from fuzz_attn.targets.published.gpu_answers import answering
 from fuzz_attn.targets.published.stubs import StubModule, answer
 
 
@@ -27,6 +29,9 @@ class Tree(Protocol):
 
     def file(self, name: str) -> Path | None:
         """Return the path of a file by its name with slashes; None if there is none."""
+
+    def provide(self, prefix: str) -> None:
+        """Put all files whose names begin with a prefix in place."""
 
 
 class Folder:
@@ -39,6 +44,9 @@ class Folder:
         """Return the path of a file by its name with slashes; None if there is none."""
         path = self.folder / name
         return path if path.is_file() else None
+
+    def provide(self, prefix: str) -> None:
+        """Do nothing: all files are in place."""
 
 
 class LazyPackage(ModuleType):
@@ -71,6 +79,13 @@ def _execute(package: LazyPackage, source: Path) -> None:
         exec(compile(source.read_bytes(), source, "exec"), vars(package))  # noqa: S102 - the target's own code
     except Exception as error:  # noqa: BLE001 - an import of a large project may fail in any way
         package.__doc__ = f"Incomplete: {type(error).__name__}: {error}"
+    _tell(package, package._answers)
+
+
+def _tell(module: ModuleType, answers: Answers) -> None:
+    """Set what a module is told on a machine without a GPU."""
+    if answering():
+        vars(module).update(answers.without_gpu.get(module.__name__, {}))
 
 
 class Finder(MetaPathFinder, Loader):
@@ -112,6 +127,7 @@ class Finder(MetaPathFinder, Loader):
         module.__file__ = str(file)
         try:
             exec(compile(file.read_bytes(), file, "exec"), vars(module))  # noqa: S102 - the target's own code
+            _tell(module, self._answers)
         except Exception as error:
             if name == self._required:
                 raise
@@ -137,6 +153,10 @@ def import_published(tree: Tree, module: str, answers: Answers) -> ModuleType:
     loaded = sys.modules.get(top)
     if loaded is not None and not isinstance(loaded, LazyPackage | StubModule):
         raise TargetError(f"package {top!r} is already imported from {getattr(loaded, '__file__', 'elsewhere')}")
+    for prefix in answers.files:
+        tree.provide(prefix)
+    for variable, value in answers.environment.items():
+        os.environ.setdefault(variable, value)
     sys.meta_path.insert(0, Finder(tree, top, module, answers))
     try:
         return importlib.import_module(module)

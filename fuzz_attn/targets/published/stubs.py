@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -61,6 +62,19 @@ class Stub:
 
     def __getitem__(self, key: object) -> Stub:
         return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an empty iterator; by ``__getitem__`` a loop over the stub would not end."""
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __add__(self, other: object) -> Any:
+        """Return the other operand, as if the stub were empty."""
+        return other
+
+    __radd__ = __add__
 
     def __repr__(self) -> str:
         return f"<stub {self._name}>"

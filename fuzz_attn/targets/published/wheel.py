@@ -56,6 +56,12 @@ class Wheel:
             _write(path, data)
         return path
 
+    def provide(self, prefix: str) -> None:
+        """Download all files whose names begin with a prefix."""
+        for name in sorted(self.names):
+            if name.startswith(prefix) and not name.endswith("/"):
+                self.file(name)
+
     @cached_property
     def _archive(self) -> zipfile.ZipFile:
         whole = sorted(self.folder.glob("*.whl"))

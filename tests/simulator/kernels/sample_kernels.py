@@ -80,7 +80,7 @@ def matmul_kernel(
     for step in range(tl.cdiv(K, BLOCK_K)):
         a = tl.load(a_ptrs, mask=inner[None, :] < K - step * BLOCK_K, other=0.0)
         b = tl.load(b_ptrs, mask=inner[:, None] < K - step * BLOCK_K, other=0.0)
-        accumulator = tl.dot(a, b, accumulator)
+        accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
         a_ptrs += BLOCK_K * a_stride_k
         b_ptrs += BLOCK_K * b_stride_k
     c_rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -113,13 +113,13 @@ def flash_attention_kernel(
         visible = columns[None, :] < length
         if CAUSAL:
             visible = visible & (columns[None, :] <= rows[:, None])
-        scores = tl.where(visible, tl.dot(q, tl.trans(k)) * scale, -float("inf"))
+        scores = tl.where(visible, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -float("inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1))
         safe_max = tl.where(new_max == -float("inf"), 0.0, new_max)
         weights = tl.exp2((scores - safe_max[:, None]) * 1.4426950408889634)
         alpha = tl.exp2((row_max - safe_max) * 1.4426950408889634)
         row_sum = row_sum * alpha + tl.sum(weights, axis=1)
-        accumulator = accumulator * alpha[:, None] + tl.dot(weights.to(v.dtype), v)
+        accumulator = accumulator * alpha[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         row_max = new_max
     result = accumulator / row_sum[:, None]
     tl.store(out_ptr + q_offsets, result.to(out_ptr.dtype.element_ty), mask=rows[:, None] < length)
@@ -190,7 +190,7 @@ def paged_attention_kernel(
         visible = key[None, :] <= context + query[:, None]
         if WINDOW > 0:
             visible = visible & (context + query[:, None] - key[None, :] < WINDOW)
-        scores = scale * tl.dot(q, k)
+        scores = scale * tl.dot(q, k, input_precision="ieee")
         if SOFTCAP > 0:
             ratio = tl.exp2(-2 * 1.4426950408889634 * tl.abs(scores / SOFTCAP))
             magnitude = (1 - ratio) / (1 + ratio)
@@ -203,7 +203,7 @@ def paged_attention_kernel(
         accumulator = accumulator * alpha[:, None]
         row_sum = row_sum * alpha + tl.sum(weights, axis=1)
         row_max = new_max
-        accumulator += tl.dot(weights.to(v.dtype), v)
+        accumulator += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     result = accumulator / row_sum[:, None]
     tl.store(out_ptr + q_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & dim_mask[None, :])
 

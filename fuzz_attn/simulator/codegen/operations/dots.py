@@ -18,6 +18,13 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 from fuzz_attn.simulator.frontend.ir import Operation
 
 
+def input_precision(operation: Operation) -> str:
+    """Return how a dot multiplies float32 operands, in Triton's words; empty for other operands."""
+    if operation.name != "tt.dot" or operation.operands[0].type.element != "f32":
+        return ""
+    return operation.attributes.named.get("inputPrecision", "ieee")
+
+
 def _dot(emitter: Emitter, operation: Operation) -> None:
     operands = [full(emitter, operation, 0), full(emitter, operation, 1)]
     addend, result = emitter.operand(operation, 2), operation.results[0]
@@ -25,9 +32,11 @@ def _dot(emitter: Emitter, operation: Operation) -> None:
         operands.append(emitter.ranked(addend))
     integers = not operation.operands[0].type.is_float
 
+    cut = input_precision(operation) == "tf32"
+
     def build(left: Expression, right: Expression, last: Expression = NONE) -> Expression:
         sides = (_as_int32(left), _as_int32(right)) if integers else (left, right)
-        return call("dot", *sides, last)
+        return call("dot", *(call("cut_to_tf32", side) for side in sides) if cut else sides, last)
 
     element = result.type.element
     emitter.define(result, emitter.assign(rounded(build, element), operands, result.type.shape, element))

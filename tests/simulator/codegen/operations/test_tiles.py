@@ -145,12 +145,16 @@ def test_dot_of_integers(kernels: Any) -> None:
     _same(out, (a.int() @ b.int()).to(torch.int32))
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
-def test_a_dot_product_reads_all_of_float32(kernels: Any, precision: str) -> None:
-    a, out = torch.full((1, 16, 16), 1 + 2**-12), torch.empty(1, 16, 16)
-    with simulate():
-        kernels.dot_kernel[(1,)](a, torch.eye(16), out, M=16, N=16, K=16, PRECISION=precision)
-    _same(out, a)
+@pytest.mark.parametrize(("precision", "lost"), [("ieee", 0.0), ("tf32", 2**-11 + 2**-23), ("tf32x3", 0.0)])
+def test_a_dot_product_reads_as_much_of_float32_as_it_says(kernels: Any, precision: str, lost: float) -> None:
+    a, out = torch.full((1, 16, 16), 1 + 2**-9 + 2**-11 + 2**-23), torch.empty(1, 16, 16)
+    with simulate() as session:
+        kernels.dot_kernel[(1,)](a, -torch.eye(16), out, M=16, N=16, K=16, PRECISION=precision)
+    _same(out, lost - a)
+    assert session.precisions == {precision}
+    with simulate(session.simulator) as session:
+        kernels.dot_kernel[(1,)](a.bfloat16(), torch.eye(16).bfloat16(), out, M=16, N=16, K=16, PRECISION=precision)
+    assert not session.precisions, "no float32 is cut"
 
 
 def _let_through(form: str, rows: int) -> torch.Tensor:

@@ -1,0 +1,58 @@
+"""Exactness: which weights are exactly 0 or 1 in every correct kernel, and which sums of values are exact.
+
+Nothing here depends on how a case was made, only on its numbers.
+
+- A key whose logit lies ``NEGLIGIBLE`` below the largest one has a weight below half the smallest denormal of float32.
+  Every float32 exponential returns 0 for it, also if it is computed in several rescalings.
+- A logit is exactly 0 where all products of query and key are 0 and no bias is added. ``exp(0)`` is 1, in every base.
+  If all other visible keys of a row are negligible, all its weights are 0 or 1 and its denominator is a count, which
+  float32 sums exactly in any order.
+- Then the numerator is a sum of values. An adder that loses at most ``unit`` of its largest operand drops only bits
+  below ``2 unit`` times that operand. If all values are multiples of a grid at least ``2 unit`` times the sum of their
+  magnitudes, nothing is dropped, in any order. Partial sums stay exact when they are scaled by a power of two.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+NEGLIGIBLE: Final = 110.0
+"""``exp(-110)`` is 2^-158.7, far below half of the smallest denormal, 2^-150."""
+
+
+def significant_keys(
+    exponent: torch.Tensor, exact: torch.Tensor, top: torch.Tensor, error: torch.Tensor
+) -> torch.Tensor | None:
+    """Return bool: which visible keys may have a weight other than 0; None if that is all of them.
+
+    ``exponent`` is the logit relative to ``top``, the largest one of its row, masked keys included. ``exact`` is the
+    logit itself, -inf where masked. ``error`` may move both the key's logit and the largest one.
+    """
+    if float(exponent.amin()) >= -NEGLIGIBLE:
+        return None
+    farthest = error.amax(-1, keepdim=True).mul_(-2.0).sub_(NEGLIGIBLE)
+    return exact >= farthest.add_(top)
+
+
+def rows_of_equal_weights(
+    zero: torch.Tensor, significant: torch.Tensor, sink: torch.Tensor, top: torch.Tensor
+) -> torch.Tensor | None:
+    """Return bool ``[..., 1]``: the rows whose weights are all exactly 0 or 1, None if there are none.
+
+    ``zero`` marks the keys whose logit is exactly 0 however it is computed.
+    """
+    possible = (top == 0.0) & ((sink == 0.0) | (sink < -NEGLIGIBLE))
+    if not bool(possible.any()):
+        return None
+    rows = possible & (zero | ~significant).all(-1, keepdim=True)
+    return rows if bool(rows.any()) else None
+
+
+def exact_columns(values: torch.Tensor, sizes: torch.Tensor, unit: float) -> torch.Tensor:
+    """Return bool ``[B, num_kv_heads, 1, 1, head_size]``: the columns of V whose sums are exact in any order."""
+    total = sizes.sum(-2, keepdim=True)
+    grid = torch.exp2(torch.ceil(torch.log2((total * (2 * unit)).clamp_min_(2.0**-900))))
+    multiples = values / grid
+    return (multiples == multiples.round()).all(-2)[:, :, None, None]

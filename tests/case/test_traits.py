@@ -1,0 +1,27 @@
+"""Traits: features that a target must declare can be removed from the cases that have them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.traits import without_feature
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.targets.loading import load_target
+
+PRESENT = {feature.name: feature.present for feature in CASE_FEATURES if feature.name in UNPUBLISHED_FEATURES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_feature_can_be_removed(family: Family) -> None:
+    strategy, random, seen = cases(load_target(family).domain), Random(4), set()
+    for _ in range(300):
+        case = Sample(random).draw(strategy)
+        for name in (name for name, present in PRESENT.items() if present(case)):
+            assert not PRESENT[name](without_feature(case, name)), case
+            seen.add(name)
+    assert seen == set(UNPUBLISHED_FEATURES)

@@ -1,0 +1,119 @@
+"""Everything that the contract of our kernels allows is drawn: its freedoms against 24,000 drawn cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.kernels.common import contract as common
+from fuzz_attn.kernels.split import contract as split
+from fuzz_attn.kernels.unified import contract as unified
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.targets.loading import load_target
+
+CASES_OF_EACH_FAMILY = 6000
+
+SHOWS: dict[str, Callable[[AttentionCase], object]] = {
+    "dense_q": lambda c: c.strides.q_token and c.strides.q_head and c.strides.out_token and c.strides.out_head,
+    "out_rows": lambda c: c.form.extra_output_rows and c.num_tokens,
+    "table_rows": lambda c: c.form.extra_table_rows and c.num_tokens,
+    "table_stride": lambda c: c.strides.block_table,
+    "padding_rows": lambda c: c.padded_tokens,
+    "no_sequence": lambda c: not c.sequences,
+    "empty_sequences": lambda c: any(not s.query_len for s in c.sequences),
+    "out_dtype": lambda c: not is_fp8(c.dtypes.q) and not is_fp8(c.dtypes.out) and c.dtypes.out != c.dtypes.q,
+    "fp8_out_kind": lambda c: is_fp8(c.dtypes.kv) and is_fp8(c.dtypes.out) and c.dtypes.kv != c.dtypes.out,
+    "scales_of_zero": lambda c: 0.0 in (c.scales.q, c.scales.k, c.scales.v),
+    "negative_scales": lambda c: min(c.scales.k, c.scales.v) < 0,
+    "softmax_scale_of_zero": lambda c: not c.softmax_scale,
+    "negative_softmax_scale": lambda c: c.softmax_scale < 0,
+    "scalar_scales": lambda c: c.form.scales == "scalar" and is_fp8(c.dtypes.kv),
+    "expanded_scales": lambda c: c.form.scales == "expanded" and is_fp8(c.dtypes.kv) and c.scales.v != 1,
+    "omitted_scales": lambda c: c.form.scales == "omitted" and is_fp8(c.dtypes.kv) and c.scales.v == 1,
+    "float16_slopes": lambda c: c.alibi and c.alibi.dtype == "float16",
+    "bfloat16_slopes": lambda c: c.alibi and c.alibi.dtype == "bfloat16",
+    "float64_slopes": lambda c: c.alibi and c.alibi.dtype == "float64",
+    "float16_sinks": lambda c: c.sinks and c.sinks.dtype == "float16",
+    "bfloat16_sinks": lambda c: c.sinks and c.sinks.dtype == "bfloat16",
+    "float64_sinks": lambda c: c.sinks and c.sinks.dtype == "float64",
+    "largest_tile": lambda c: c.launch.tile_size == 128,
+    "largest_head": lambda c: c.heads.head_size == 256,
+    "largest_group": lambda c: c.heads.num_queries_per_kv == 64,
+    "many_kv_heads": lambda c: c.heads.num_kv_heads >= 8,
+    "many_sequences": lambda c: len(c.sequences) > 64,
+    "many_tokens": lambda c: c.family == "paged" or c.max_query_len >= 128,
+    "many_pages": lambda c: sum(-(-s.seq_len // c.pages.block_size) for s in c.sequences) >= 1024,
+    "large_pages": lambda c: c.pages.block_size >= 784,
+    "far_alibi": lambda c: c.alibi and c.max_seq_len > 2048,
+    "windows_of_all": lambda c: not c.window and c.form.window % 2,
+    "right_of_window": lambda c: c.window and c.form.window % 2,
+    "bias_rows": lambda c: c.qq_bias and c.qq_bias.extra_rows,
+    "bias_columns": lambda c: c.qq_bias and c.qq_bias.extra_columns,
+    "bias_column_stride": lambda c: c.qq_bias and c.qq_bias.order == "rows" and c.qq_bias.step > 1,
+    "bias_by_columns": lambda c: c.qq_bias and c.qq_bias.order == "columns",
+    "expanded_bias_rows": lambda c: c.qq_bias and c.qq_bias.order == "one_row",
+    "expanded_bias_columns": lambda c: c.qq_bias and c.qq_bias.order == "one_column",
+    "float16_bias": lambda c: c.qq_bias and c.qq_bias.dtype == "float16",
+    "bfloat16_bias": lambda c: c.qq_bias and c.qq_bias.dtype == "bfloat16",
+    "float64_bias": lambda c: c.qq_bias and c.qq_bias.dtype == "float64",
+    "fp8_kinds": lambda c: is_fp8(c.dtypes.q) and c.dtypes.q != c.dtypes.kv,
+    "value_cache_strides": lambda c: c.strides.value_slot and c.strides.cache in ("separate", "heads_first"),
+    "many_segments": lambda c: c.launch.num_segments >= 64,
+    "head_stride": lambda c: c.strides.page_head and c.heads.num_kv_heads > 1,
+    "chunk_stride": lambda c: c.strides.key_chunk and c.strides.cache == "separate",
+    "slot_stride": lambda c: c.strides.key_slot and c.strides.cache == "separate",
+    "dim_stride": lambda c: c.strides.value_dim and c.strides.cache == "separate",
+    "pieces": lambda c: c.strides.key_piece,
+    "cache_names": lambda c: is_fp8(c.dtypes.kv) and c.form.cache_name,
+    "bytes": lambda c: c.uint8_cache,
+    "window_of_zero": lambda c: not c.window and c.form.window == 1,
+    "window_of_minus_one": lambda c: not c.window and c.form.window == 2,
+    "new_token_rows": lambda c: c.form.extra_new_rows and c.num_tokens,
+    "new_value_strides": lambda c: c.strides.new_value_token or c.strides.new_value_head,
+    "stale_cache": lambda c: c.stale_cache,
+    "no_starts": lambda c: not c.form.query_starts and not c.filter_by_query_len,
+}
+"""Whether a case uses a freedom, by the freedom's name in the contracts."""
+
+_DENSE = split.FREEDOMS | split.NEW_TOKEN_FREEDOMS
+FREEDOMS: dict[Family, dict[str, str]] = {
+    "unified": common.FREEDOMS | unified.FREEDOMS,
+    "paged": common.FREEDOMS | split.FREEDOMS | split.DECODE_FREEDOMS,
+    "context": common.FREEDOMS | _DENSE,
+    "chunked": common.FREEDOMS | _DENSE,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
+    strategy, random = cases(load_target(family).domain), Random(2)
+    missing = set(FREEDOMS[family])
+    for _ in range(CASES_OF_EACH_FAMILY):
+        case = Sample(random).draw(strategy)
+        missing -= {name for name in missing if SHOWS[name](case)}
+    assert missing == set()
+
+
+def test_the_freedoms_of_all_contracts_are_known() -> None:
+    assert set().union(*FREEDOMS.values()) == set(SHOWS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
+    features = FAMILIES[family].features - UNPUBLISHED_FEATURES
+    strategy, random = cases(Domain(family=family, features=features)), Random(3)
+    own = {
+        "scales_of_zero", "negative_scales", "softmax_scale_of_zero", "out_dtype", "fp8_out_kind", "fp8_kinds",
+        "float16_slopes", "float64_sinks", "float64_bias", "bias_column_stride", "bias_by_columns", "pieces",
+        "head_stride", "new_value_strides", "table_rows", "out_rows", "expanded_scales", "no_starts", "cache_names",
+        "windows_of_all",
+    }  # fmt: skip
+    drawn = [Sample(random).draw(strategy) for _ in range(400)]
+    assert {name for name in own & set(FREEDOMS[family]) for case in drawn if SHOWS[name](case)} == set()
