@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,7 @@ class Campaign:
         self._started = 0.0
         self._ready: Ready | None = None
         self._unfinished = False
+        self._told: set[str] = set()
         self._refusals = Refusals(Domain())
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
@@ -160,7 +161,13 @@ class Campaign:
         if self.worker.ready is not self._ready:
             self._ready = self.worker.ready
             self.emit(WorkerReady(self.plan.shard, self._ready))
-            for note in self._ready.notes:
+            self._tell(self._ready.notes)
+
+    def _tell(self, notes: Iterable[str]) -> None:
+        """Emit each note once: every new worker learns the same of its target."""
+        for note in notes:
+            if note not in self._told:
+                self._told.add(note)
                 self.emit(Note(self.plan.shard, note))
 
     def _search(self) -> None:
@@ -238,8 +245,7 @@ class Campaign:
         if self.worker.deaths > deaths:
             self._last.clear()
             self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
-        for note in answer.notes:
-            self.emit(Note(self.plan.shard, note))
+        self._tell(answer.notes)
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
         if answer.unsupported:

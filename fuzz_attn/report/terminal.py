@@ -32,6 +32,7 @@ class Terminal:
         self._max_time: float | None = None
         self._began: float | None = None
         self._headline = ""
+        self._told: set[str] = set()
         self._shown = time.monotonic()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -66,7 +67,8 @@ class Terminal:
                 self._row("shrunk", event.path or event.counterexample.signature)
             case SavedPassed() if event.counterexample.status != "fixed":
                 self._row("note", pass_in_words(event))
-            case Note():
+            case Note() if event.text not in self._told:  # by another worker
+                self._told.add(event.text)
                 self._row("note", event.text)
 
     def _show_headline(self) -> None:

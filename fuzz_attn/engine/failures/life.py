@@ -14,13 +14,14 @@ from typing import Final, Protocol
 
 import msgspec
 
-from fuzz_attn.case.traits import needed_by, simplicity
+from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, FailureSeenAgain, Note
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches
+from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.failures.simplification import simplify
 from fuzz_attn.engine.failures.triage import (
     OUTPUT,

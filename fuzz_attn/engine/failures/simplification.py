@@ -21,7 +21,8 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.parts import Strides
-from fuzz_attn.case.traits import FEATURES, KINDS, simplicity
+from fuzz_attn.case.traits import FEATURES, KINDS
+from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.properties.relations import RELATIONS
