@@ -85,6 +85,8 @@ def with_rounding_named(verdict: Verdict, experiment: Experiment) -> Verdict:
     if verdict.kind != "mismatch" or experiment.first.error:
         return verdict
     own = experiment.target.rounding_model
+    if _fits(experiment.first.tensors, own, {}):
+        return verdict  # the second launch of a relation failed
     fitting = [f for f in alternatives(experiment.case, own) if _fits(experiment.first.tensors, own, f)]
     launches = []
     for tensors in _probes(experiment) if fitting else ():

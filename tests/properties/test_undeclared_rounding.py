@@ -121,3 +121,9 @@ def test_failure_of_a_bug_names_no_field(name: str) -> None:
     verdict = explained(load_target(f"{FOLDER / 'torch_attention.py'}:{name}"), BUGS[name])
     assert not verdict.passed
     assert not verdict.hint
+
+
+def test_a_relation_that_fails_names_no_rounding() -> None:
+    experiment = Experiment(FLOAT32, narrow_target("float32_attention"), InterpreterBackend())
+    failed = Verdict("empty_sequences", "mismatch", "a launch with an empty sequence differs", ratio=3.0)
+    assert with_rounding_named(failed, experiment) == failed, "the case itself passes"
