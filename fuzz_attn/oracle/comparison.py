@@ -35,6 +35,8 @@ def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
     if worst <= 1.0:
         return Verdict("oracle", ratio=worst, elements=expected.numel())
     unwritten = is_unwritten(actual, tensors.output_poison)
+    if actual.dtype.itemsize == 1:  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
+        unwritten &= bound.isfinite()
     if answered is not None:
         unwritten &= answered[:, None, None]
     wrong = (unwritten | ~(ratio <= 1.0)) & (unwritten | bound.isfinite())

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 
@@ -214,3 +215,10 @@ def test_roundings_leave_the_bound_of_the_default_model(
     reference, plain = attend(tensors, model), attend(tensors)
     assert bool((reference.expected == plain.expected).all())
     assert float((reference.bound / plain.bound).max()) * worst_ratio(tensors, row_views, model) > 1.0
+
+
+def test_nan_of_an_overflow_in_a_narrow_type_is_not_unwritten_fp8(by_hand: Builder) -> None:
+    tensors = by_hand([[200.0]], [[-1000.0]], [[1.0]], output=torch.full((1, 1, 1), torch.nan).to(torch.float8_e5m2))
+    tensors = replace(tensors, output_poison=int(tensors.output.view(torch.uint8)))
+    assert judge(tensors, attend(tensors)).kind == "unwritten"
+    assert judge(tensors, attend(tensors, RoundingModel(scores="float16"))).passed
