@@ -14,7 +14,7 @@ from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Feature
+from fuzz_attn.case.families import FAMILIES, Feature
 from fuzz_attn.case.parts import CallForm, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
 from fuzz_attn.strategies.batches import batches
@@ -78,16 +78,9 @@ def cases(
     many cases of few keys. Strided cases take one of ``layouts`` where given. Raises InvalidArgument for keys outside
     of the domain.
     """
-    domain = _without_excluded_freedoms(domain)
     inner = domain.allows("inner_strides")
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner)
     return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain))
-
-
-def _without_excluded_freedoms(domain: Domain) -> Domain:
-    """Return a domain without the unpublished features that it excludes beside others: few targets have any."""
-    excluded = frozenset[Feature]().union(*domain.excluded) & UNPUBLISHED_FEATURES
-    return msgspec.structs.replace(domain, features=domain.features - excluded) if excluded else domain
 
 
 @lru_cache(maxsize=64)

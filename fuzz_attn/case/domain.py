@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr, replace
 
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family, Feature
+from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Family, Feature
 from fuzz_attn.case.features import CASE_FEATURES, all_features_of
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.case.recipes import AlibiKind
@@ -25,11 +25,12 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
 
     - ``features``: only those count that the interface of ``family`` can express.
-    - ``excluded``: combinations of features that are not supported together; one of a single feature removes it.
+    - ``excluded``: combinations of features that are not supported together; one of a single feature removes it. Of a
+      combination with unpublished features, those are removed.
     - ``dtypes``: the types of q without fp8, which comes through the features.
     - ``cache_dtypes`` and ``output_dtypes``: the types of the caches, and of fp8 queries, and of the output. A target
       with one fp8 type names only that one. With ``mixed_dtypes``, an output that cannot have
-      the type of q has the first wide type.
+      the type of q has the first wide type; without, q has only types that the output can have, beside an fp8 output.
     - ``head_sizes``, ``block_sizes``, ``group_sizes`` and ``segments`` (of the path ``3d``) are inclusive ranges, or an
       explicit tuple of another length than two. Families with split caches use only head sizes that the cache's type
       can split.
@@ -89,7 +90,9 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
         for combination in self.excluded:
             _require_known("an entry of domain.excluded", tuple(combination), known)
         excluded = [frozenset(combination) for combination in self.excluded]
-        lost = frozenset[Feature]().union(*(each for each in excluded if len(each) == 1))
+        lost = frozenset[Feature]().union(
+            *(each if len(each) == 1 else each & UNPUBLISHED_FEATURES for each in excluded)
+        )
         force_setattr(self, "features", frozenset(self.features) - lost)
         force_setattr(self, "excluded", tuple(each for each in excluded if each <= self.features))
 
@@ -100,8 +103,9 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
             allowed = ", ".join((*self.dtypes, *fp8))
             raise DomainError(f"domain.cache_dtypes={self.cache_dtypes} must contain one of {allowed}")
         fp8 = FP8_DTYPES if self.allows("fp8_out") else ()
-        if not {*WIDE_DTYPES, *fp8} & set(self.output_dtypes):
-            allowed = ", ".join((*WIDE_DTYPES, *fp8))
+        wide = WIDE_DTYPES if self.allows("mixed_dtypes") else self.dtypes
+        if not {*wide, *fp8} & set(self.output_dtypes):
+            allowed = ", ".join((*wide, *fp8))
             raise DomainError(f"domain.output_dtypes={self.output_dtypes} must contain one of {allowed}")
 
     def allows(self, feature: Feature) -> bool:

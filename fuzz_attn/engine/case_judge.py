@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fuzz_attn.targets.target import Target
 
 
-KNOWN = "A part of the binding is known of this launcher (fuzz_attn/targets/published/bindings.toml)."
+KNOWN: Final = "A part of the binding is known of this launcher (fuzz_attn/targets/published/bindings.toml)."
 
 
 @dataclass

@@ -10,6 +10,7 @@ from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe
 from fuzz_attn.errors import DomainError
 from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.dtypes import plain_dtypes
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,20 @@ def test_bad_domain_is_refused_in_one_line(arguments: dict[str, Any], message: s
 def test_features_may_be_any_set() -> None:
     assert Domain(features={"window"}) == Domain(features=frozenset({"window"}))  # type: ignore[arg-type] # a user's
     assert Domain(features=()).features == frozenset()  # type: ignore[arg-type] # as above
+
+
+def test_an_unpublished_feature_of_an_excluded_combination_is_no_feature() -> None:
+    domain = Domain(excluded=(frozenset({"bias_dtypes", "sinks"}), frozenset({"window", "sinks"})))
+    assert Domain().features - domain.features == {"bias_dtypes"}
+    assert domain.excluded == (frozenset({"window", "sinks"}),)
+
+
+def test_without_mixed_types_an_output_needs_a_type_of_the_queries() -> None:
+    limits: dict[str, Any] = {"dtypes": ("bfloat16",), "output_dtypes": ("float32",)}
+    assert plain_dtypes(Domain(**limits)) == (DTypes("bfloat16", "bfloat16", "float32"),)
+    message = r"^domain\.output_dtypes=\('float32',\) must contain one of bfloat16$"
+    with pytest.raises(DomainError, match=message):
+        Domain(**limits, features=frozenset({"window"}))
 
 
 def test_an_excluded_single_feature_is_no_feature() -> None:
