@@ -1,8 +1,8 @@
 """Exceptions of a target: which refuse a case, and which are failures.
 
 A target refuses a case where its own host code raises before the first launch, or where a kernel does not compile for a
-reason that the compiler states. A refusal depends on the shape and the features of a case only: where the same shape
-with other data runs, the exception is a failure.
+reason that the compiler states, such as an option that only another GPU's compiler has. A refusal depends on the shape
+and the features of a case only: where the same shape with other data runs, the exception is a failure.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.simulator.frontend.rejections import rejection_of
+from fuzz_attn.simulator.triton_compat import is_unknown_option
 from fuzz_attn.targets import target
 
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
@@ -40,11 +41,13 @@ def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal |
         message = rejection.reason or rejection.source
         compiled = Refusal("compile", rejection.error, message, rejection.location, rejection.source)
         return compiled if rejection.stated else None
-    place = None if launched or not isinstance(raised, REFUSING) else place_of(raised)
+    unknown = is_unknown_option(raised)
+    place = place_of(raised) if unknown or (not launched and isinstance(raised, REFUSING)) else None
     if place is None:
         return None
     source = linecache.getline(place.filename, place.lineno or 0).strip()
-    return Refusal("host", type(raised).__name__, text, f"{place.filename}:{place.lineno}", source)
+    location = f"{place.filename}:{place.lineno}"
+    return Refusal("compile" if unknown else "host", type(raised).__name__, text, location, source)
 
 
 def place_of(raised: BaseException) -> traceback.FrameSummary | None:

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
+import msgspec
+
+from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
@@ -138,11 +140,25 @@ class KnownFailures:
 
     def avoids(self, order: Order) -> bool:
         """Return whether an order has the trigger of a failure whose cases show little else."""
-        avoided = [known.trigger for known in self._known if known.is_avoided]
-        if not avoided:
-            return False
-        traits = _traits(order)
-        return any(trigger is not None and trigger <= traits for trigger in avoided)
+        return bool(self._avoided_in(order))
+
+    def around(self, order: Order) -> Order | None:
+        """Return an order with milder poison than a failure needs that :meth:`avoids` it, None where none helps.
+
+        So a bug is seen that needs the same features as a frequent one, and other numbers.
+        """
+        needed = frozenset[str]().union(*self._avoided_in(order))
+        case = order.case
+        for trait in POISONS:
+            case = trait.without(case) if trait.name in needed else case
+        milder = msgspec.structs.replace(order, case=case)
+        return None if self.avoids(milder) else milder
+
+    def _avoided_in(self, order: Order) -> list[frozenset[str]]:
+        """Return the triggers that an order has of failures whose cases show little else."""
+        avoided = [known.trigger for known in self._known if known.is_avoided and known.trigger is not None]
+        traits = _traits(order) if avoided else frozenset()
+        return [trigger for trigger in avoided if trigger <= traits]
 
     def same_as(self, new: KnownFailure) -> KnownFailure | None:
         """Return the known failure that a shrunk one is the same bug as."""
