@@ -60,6 +60,15 @@ def test_host_code_refuses(name: str, error: str, message: str, source: str) -> 
     assert answer.refusal.location.startswith(f"{FILE}:")
 
 
+def test_an_option_of_another_gpus_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns
+    refusal = _judge("needs_another_gpu", SHORT).refusal
+    assert refusal is not None
+    assert (refusal.stage, refusal.error) == ("compile", "KeyError")
+    assert refusal.message == "'Keyword argument waves_per_eu was specified but unrecognised'"
+    assert refusal.source.startswith("_any_kernel._pack_args(")
+
+
 @pytest.mark.parametrize(
     ("name", "head_size", "error", "message"),
     [
