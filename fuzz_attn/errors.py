@@ -23,6 +23,10 @@ class OutputError(FuzzAttnError):
     """A folder or file that cannot be written."""
 
 
+class MergeError(FuzzAttnError):
+    """Folders that hold no runs to merge, or a log of a run that cannot be read."""
+
+
 class SettingsError(FuzzAttnError):
     """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
 

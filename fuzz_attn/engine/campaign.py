@@ -73,6 +73,8 @@ class Plan:
     """The work of one shard. ``max_time`` in seconds and ``max_cases`` are the shard's own; None has no limit.
 
     ``run_folder`` is for statistics and the journal, ``fixtures`` for counterexamples, with a folder for each target.
+    ``worker`` is the number of the shard on its machine, by default that of the shard: the first one plays the saved
+    counterexamples, and the GPUs are given to them in turn.
     """
 
     setup: Setup
@@ -83,6 +85,12 @@ class Plan:
     max_cases: int | None
     run_folder: Path
     fixtures: Path
+    worker: int | None = None
+
+    @property
+    def place(self) -> int:
+        """The number of the shard on its machine."""
+        return self.shard if self.worker is None else self.worker
 
 
 class Campaign:
@@ -98,7 +106,7 @@ class Campaign:
         self.emit = emit
         self.news = news
         limit = launch_limit(plan.max_time)
-        self.worker = worker or IsolatedWorker(plan.setup, launch_seconds=limit, index=plan.shard)
+        self.worker = worker or IsolatedWorker(plan.setup, launch_seconds=limit, index=plan.place)
         self.cases = 0
         """Cases judged in the search, which the limit of cases counts."""
         self._deadline: float | None = None
@@ -173,7 +181,7 @@ class Campaign:
     def _search(self) -> None:
         number = 0
         with contextlib.suppress(BudgetSpentInterrupt):
-            if not self.plan.shard:
+            if not self.plan.place:
                 play_saved(self, self._lives, self.folder(), self.ready.domain)
             while self._has_budget() and not self._refusals.hopeless(number):
                 self._round(number)

@@ -228,7 +228,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         target=first.target,
         backend=first.backend,
         seed=first.seed,
-        shards=len(shards),
+        shards=sum(shard.shards for shard in shards),
         seconds=max(shard.seconds for shard in shards),
         cases=sum(shard.cases for shard in shards),
         shrinking=sum(shard.shrinking for shard in shards),

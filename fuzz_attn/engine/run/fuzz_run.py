@@ -90,12 +90,12 @@ class FuzzRun:
             stack.enter_context(self._signals_noted())
             stack.callback(self._end)
             plan = self.plan
-            self._emit(Started(plan.setup.target, plan.seed, plan.workers, time.time(), plan.max_time, plan.max_cases))
+            limits = plan.max_time, plan.max_cases
+            self._emit(Started(plan.setup.target, plan.seed, plan.workers, time.time(), *limits, plan.part))
             self._start_shards()
             while self._shards:
                 self._step()
-            self.results.stopped_by = self._signal
-            self._emit(Finished(WHOLE_RUN, time.monotonic() - self._started))
+            self._emit(Finished(WHOLE_RUN, time.monotonic() - self._started, stopped_by=self._signal))
         return self.results
 
     @contextmanager

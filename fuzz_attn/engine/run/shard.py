@@ -95,6 +95,7 @@ def plan_of(message: ShardPlan) -> Plan:
     return Plan(
         setup=message.setup,
         shard=message.shard,
+        worker=message.worker,
         shards=message.shards,
         seed=message.seed,
         max_time=message.max_time,
