@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,6 +39,12 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @backend_option
 @click.option("--max-time", type=Seconds(), metavar="SECONDS", help="Time limit, shrinking included.")
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
+@click.option(
+    "--until-flat", type=Seconds(), metavar="SECONDS", help="End a target's run when nothing was new so long."
+)
+@click.option(
+    "--continue", "continued", is_flag=True, help="First draw what no earlier run in the output directory has."
+)
 @seed_option
 @workers_option
 @click.option("--shard", type=Shard(), default="1/1", help="One of n parts on n machines; give all the same --seed.")
@@ -54,6 +61,8 @@ def run(
     backend: str,
     max_time: float | None,
     max_cases: int | None,
+    until_flat: float | None,
+    continued: bool,
     seed: int,
     workers: int,
     shard: Part,
@@ -69,6 +78,10 @@ def run(
     all of it is saved in that directory. The table [tool.fuzz_attn] of the nearest pyproject.toml can hold other
     defaults, with the names of the options. Of the folders in reports/runs only the newest 20 are kept.
 
+    With --until-flat, a run ends when no compile key, no failure and no outcome of a mask was new for so long, and has
+    no other limits but those that are given. With --continue, compile keys come first that no earlier run covered, as
+    the summary.json of the run folders in the output directory say.
+
     With --shard i/n, the run is a part of a larger one with n times the workers, whose cases --max-cases limits.
     `fuzz-attn merge` unites the parts.
 
@@ -77,7 +90,7 @@ def run(
     """
     if binding is not None and len(targets) != 1:
         raise BindingError("--binding needs exactly one --target")
-    if max_time is None and max_cases is None:
+    if max_time is None and max_cases is None and until_flat is None:
         max_time = DEFAULT_MAX_TIME
     if family and targets and _is_given("targets") and not _is_given("family"):
         family = None  # the settings name it for their own target
@@ -87,7 +100,7 @@ def run(
     _check_part(shard, max_cases, len(names))
     limits, stated = (max_time, max_cases, seed, workers), stated_binding(binding)
     request = Request(names, family, backend, *limits, out, memory, Documents(**documents), strict, stated, shard)
-    return run_campaigns(request)
+    return run_campaigns(dataclasses.replace(request, until_flat=until_flat, continued=continued))
 
 
 def _check_part(part: Part, max_cases: int | None, targets: int) -> None:

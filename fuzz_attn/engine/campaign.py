@@ -46,7 +46,7 @@ from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
-from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
+from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round, uncovered
 from fuzz_attn.errors import BudgetSpentInterrupt, FuzzAttnError, OutOfProbesError, OutOfTimeError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
@@ -86,6 +86,8 @@ class Plan:
     run_folder: Path
     fixtures: Path
     worker: int | None = None
+    covered: frozenset[int] = frozenset()
+    """The numbers of compile keys that earlier runs have covered; others are drawn first."""
 
     @property
     def place(self) -> int:
@@ -115,6 +117,7 @@ class Campaign:
         self._unfinished = False
         self._told: set[str] = set()
         self._refusals = Refusals(Domain())
+        self._covered = set(plan.covered)
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
@@ -180,6 +183,9 @@ class Campaign:
 
     def _search(self) -> None:
         number = 0
+        if self._covered:
+            left, every = uncovered(self.ready.domain, self._covered)
+            self._tell([f"{left} of {every} compile keys were not covered by earlier runs: they are drawn first"])
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.place:
                 play_saved(self, self._lives, self.folder(), self.ready.domain)
@@ -206,7 +212,8 @@ class Campaign:
         left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.cases
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         domain, excludes = self._refusals.drawing(number)
-        play_round(domain, round_seed, min(size.cases, left), self._try, size, excludes, self._skips)
+        number_of_cases = min(size.cases, left)
+        play_round(domain, round_seed, number_of_cases, self._try, size, excludes, self._skips, self._covered)
 
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
         """Return whether to draw another case: most of those with the trigger of a known failure.
@@ -269,6 +276,8 @@ class Campaign:
             self._refuse(order, phase, answer.refusal)
         if answer.unsupported:
             self.emit(CaseUnsupported(self.plan.shard, phase, order, answer.unsupported, answer.instead))
+        if self._covered:
+            self._covered.add(order.case.compile_key.number)
         if answer.judged:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))

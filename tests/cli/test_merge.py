@@ -78,3 +78,15 @@ def test_a_folder_without_runs_cannot_be_merged(call: Call) -> None:
     done = call("merge", "empty", "--out", "merged")
     assert (done.exit_code, done.stderr) == (2, "fuzz-attn: empty: holds no events.jsonl of a run\n")
     assert done.stdout == ""
+
+
+def test_a_run_continues_the_last_one(call: Call) -> None:
+    options = "--target", "torch_attention.py:unified_attention", "--workers", "1", "--max-cases", "30", "--seed", "1"
+    keys = []
+    for _ in range(2):
+        done = call("run", *options, "--continue", "--out", "results", "--json")
+        assert done.exit_code == 0, done.output
+        (target,) = json.loads(done.stdout)["targets"]
+        keys.append(set(target["statistics"]["compile_keys"]))
+    assert len(keys[0] & keys[1]) <= 3, "only the simplest key, and keys that are simplified, come again"
+    assert "compile keys were not covered by earlier runs: they are drawn first" in target["notes"][0]

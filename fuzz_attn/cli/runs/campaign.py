@@ -23,7 +23,15 @@ from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, share_of
-from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
+from fuzz_attn.engine.run_folder import (
+    SUMMARY_NAME,
+    counterexample_folder,
+    covered_keys,
+    folder_name,
+    new_run_folder,
+    prune,
+    runs_folder,
+)
 from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.report import failure, github, markdown, summary
 from fuzz_attn.report.json_document import document, numbers
@@ -66,6 +74,8 @@ class Request:
     strict: bool = False
     binding: Binding | None = None
     part: Part = ONLY_PART
+    until_flat: float | None = None
+    continued: bool = False
 
 
 def run_campaigns(request: Request) -> int:
@@ -155,6 +165,8 @@ def _plan(request: Request, folder: Path) -> RunPlan:
         run_folder=folder,
         counterexamples=counterexample_folder(request.out),
         part=request.part,
+        until_flat=request.until_flat,
+        covered=covered_keys(runs_folder(request.out), target) if request.continued else frozenset(),
     )
 
 
@@ -182,7 +194,7 @@ def _print_results(report: RunReport, printer: Console) -> None:
 
 def _save(report: RunReport, folder: Path) -> list[str]:
     """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run."""
-    path = folder / "summary.json"
+    path = folder / SUMMARY_NAME
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(numbers(report.statistics)), indent=1) + b"\n")
         covered = mask_coverage.save([report.statistics.coverage], folder)

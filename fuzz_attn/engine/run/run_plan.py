@@ -23,6 +23,7 @@ class ShardPlan(Plain, frozen=True):
     max_cases: int | None
     run_folder: str
     counterexamples: str
+    covered: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class RunPlan:
     run_folder: Path
     counterexamples: Path
     part: Part = ONLY_PART
+    until_flat: float | None = None
+    """The run ends when nothing was new for so many seconds."""
+    covered: frozenset[int] = frozenset()
+    """The numbers of compile keys that are drawn last."""
 
 
 def share_of(max_cases: int | None, shard: int, shards: int) -> int | None:
@@ -61,4 +66,4 @@ def shard_plans(plan: RunPlan) -> Iterator[ShardPlan]:
         cases, shard = share_of(own, worker, plan.workers), worker * part.of + part.number - 1
         if cases != 0:
             shards = plan.workers * part.of
-            yield ShardPlan(plan.setup, shard, worker, shards, plan.seed, plan.max_time, cases, *folders)
+            yield ShardPlan(plan.setup, shard, worker, shards, plan.seed, plan.max_time, cases, *folders, plan.covered)

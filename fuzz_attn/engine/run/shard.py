@@ -96,6 +96,7 @@ def plan_of(message: ShardPlan) -> Plan:
         setup=message.setup,
         shard=message.shard,
         worker=message.worker,
+        covered=message.covered,
         shards=message.shards,
         seed=message.seed,
         max_time=message.max_time,
