@@ -65,12 +65,12 @@ def test_a_feature_that_a_relation_switches_on_counts(relation: str | None, same
 @pytest.mark.parametrize(
     ("trigger", "keys", "values"),
     [
-        (("sliding window", "NaN or Inf in dead values"), "nan", "huge"),
-        (("NaN or Inf in dead keys", "NaN or Inf in dead values"), "huge", "huge"),
+        (("sliding window", "NaN or Inf in dead values"), "nan", "zero"),
+        (("NaN or Inf in dead keys", "NaN or Inf in dead values"), "zero", "zero"),
         (("sinks", "NaN or Inf in dead values"), "nan", "nan"),
     ],
 )
-def test_milder_poison_leads_around_a_failure_that_needs_worse(
+def test_harmless_poison_leads_around_a_failure_that_needs_worse(
     trigger: tuple[str, ...], keys: str, values: str
 ) -> None:
     failures = KnownFailures()

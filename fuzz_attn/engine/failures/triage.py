@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.attention_case import replace
 from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
@@ -143,15 +144,14 @@ class KnownFailures:
         return bool(self._avoided_in(order))
 
     def around(self, order: Order) -> Order | None:
-        """Return an order with milder poison than a failure needs that :meth:`avoids` it, None where none helps.
+        """Return an order without the poison that a failure needs that :meth:`avoids` it, None where that is no help.
 
         So a bug is seen that needs the same features as a frequent one, and other numbers.
         """
         needed = frozenset[str]().union(*self._avoided_in(order))
-        case = order.case
-        for trait in POISONS:
-            case = trait.without(case) if trait.name in needed else case
-        milder = msgspec.structs.replace(order, case=case)
+        harmless = {field: "zero" for name, field in POISONS.items() if name in needed}
+        poison = msgspec.structs.replace(order.case.poison, **harmless)
+        milder = msgspec.structs.replace(order, case=replace(order.case, poison=poison))
         return None if self.avoids(milder) else milder
 
     def _avoided_in(self, order: Order) -> list[frozenset[str]]:
