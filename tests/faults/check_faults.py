@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = Path(__file__).parent
 COPIED: Final = ("fuzz_attn", "kernels", "strategies", "tests", "pyproject.toml")
 """What a test of the harness needs of a checkout."""
-SECONDS: Final = 300.0
+SECONDS: Final = 900.0
 """The most that one test may take; a fault must fail its test, not hang it."""
 
 Result: TypeAlias = Literal["found", "survived", "does not apply", "no verdict"]

@@ -3,6 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace as replaced
+from functools import wraps
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +103,21 @@ def test_a_finding_of_only_the_second_launch_fails(case: AttentionCase, spec: Ca
     verdict = check(Experiment(case, load_target(spec("unified_attention")), backend), "determinism")
     assert (verdict.property_name, verdict.kind, verdict.site) == ("determinism", "race", "kernel.py:7")
     assert verdict.message == "only a second launch on the same input: two programs wrote one element"
+
+
+def test_a_second_launch_of_the_same_shape_may_not_be_refused(case: AttentionCase, spec: Callable[[str], str]) -> None:
+    right, calls = load_target(spec("unified_attention")), count()
+
+    def refuses_once(**given: Any) -> None:
+        if next(calls) == 1:
+            raise ValueError("no second call")
+        right.call(**given)
+
+    target = replaced(right, call=wraps(right.call)(refuses_once))
+    experiment = Experiment(case, target, InterpreterBackend(), strict=False)
+    verdict = check(experiment, "determinism")
+    assert (verdict.property_name, verdict.kind) == ("determinism", "exception")
+    assert "no second call" in verdict.message
 
 
 def test_a_second_launch_may_be_off_by_its_own_bound_only(case: AttentionCase, spec: Callable[[str], str]) -> None:
