@@ -130,6 +130,12 @@ def test_unmasked_head_dimension_stores_into_the_next_row_of_a_dense_tensor(kern
     assert {finding.kind for finding in findings} == {FindingKind.OUT_OF_BOUNDS_STORE, FindingKind.RACE}
 
 
+def test_rows_that_overlap_inside_of_a_tensor_race(kernels: Any) -> None:
+    """Each of five programs stores 16 columns to rows of 12; a sixth row keeps the last of them inside."""
+    finding = _only(_copy(kernels, torch.zeros(6, 12), masked=False))
+    assert (finding.kind, finding.tensor) == (FindingKind.RACE, "out_ptr")
+
+
 def test_store_into_the_neighbouring_row(kernels: Any) -> None:
     guarded = torch.zeros(7, 12)
     finding = _only(_copy(kernels, guarded[1:6], shift=1))
