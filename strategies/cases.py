@@ -15,7 +15,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
-from fuzz_attn.case.parts import CallForm, Strides
+from fuzz_attn.case.parts import CallForm, Sequence, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
@@ -71,16 +71,17 @@ def cases(
     *,
     keys: Iterable[CompileKey] | None = None,
     layouts: Iterable[Strides] | None = None,
+    sequences: tuple[Sequence, ...] | None = None,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
-    many cases of few keys. Strided cases take one of ``layouts`` where given. Raises InvalidArgument for keys outside
-    of the domain.
+    many cases of few keys. Strided cases take one of ``layouts`` where given. All have the same ``sequences`` where
+    given. Raises InvalidArgument for keys outside of the domain.
     """
     inner = domain.allows("inner_strides")
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner)
-    return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain))
+    return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain), sequences)
 
 
 @lru_cache(maxsize=64)
@@ -102,11 +103,13 @@ def _cases(
     keys: st.SearchStrategy[CompileKey],
     strides: st.SearchStrategy[Strides],
     features: tuple[st.SearchStrategy[Any], ...],
+    batch: tuple[Sequence, ...] | None,
 ) -> AttentionCase:
     key = draw(keys)
     left = FeaturesLeft(domain, key.features)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
-    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain))
+    drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
+    sequences = draw(drawn) if batch is None else batch
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
