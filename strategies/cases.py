@@ -16,7 +16,7 @@ from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
 from fuzz_attn.case.parts import CallForm, Sequence, Strides
-from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
+from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -40,6 +40,8 @@ _POISONS = poisons()
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, 3))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
+_ALWAYS_IF_LONG = sampled_from((False,) + (True,) * 63)
+"""Nearly all long cases have heads of equal weights: any other weights, or their error bound, hide most keys."""
 _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
 _SEEDS = sampled_from(range(2**12))
@@ -122,11 +124,11 @@ def _cases(
     left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
+    equal = draw(_ALWAYS_IF_LONG) and max((sequence.seq_len for sequence in sequences), default=0) > LONG
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
-    long = max((sequence.seq_len for sequence in sequences), default=0) > LONG
     recipes = score_recipes(
-        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=long
+        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=equal
     )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
     uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
@@ -146,15 +148,16 @@ def _cases(
         window=window if key.window else 0,
         softcap=cap,
         alibi=alibi if key.alibi else None,
-        qq_bias=qq_bias if key.qq_bias else None,
+        qq_bias=(_exact(qq_bias) if equal else qq_bias) if key.qq_bias else None,
         sinks=sink if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
-        values=draw(value_recipes(exact=isinstance(scores, HeavyScores | UniformScores))),
+        values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
         # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
         # would no longer be 0.
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
+        equal_heads=equal,
         key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,
@@ -164,6 +167,11 @@ def _cases(
         overrides=draw(overrides(sequences=sequences, heads=heads)),
         form=draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL,
     )
+
+
+def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:
+    """Return a bias that leaves equal weights equal: zeros instead of random numbers."""
+    return msgspec.structs.replace(bias, kind="zero") if bias.kind == "dense" else bias
 
 
 def _splittable(strides: Strides, head_size: int) -> Strides:
