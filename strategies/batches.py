@@ -186,11 +186,9 @@ def _lengths(
         return ((1,) if single else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
-    if kind in ("prompt", "chunk"):
-        longer = CHUNKS if kind == "chunk" else tuple(length for length in _queries(key, edges) if length > DENSE)
-        return (1, *longer), (0, 0, 0, 1, *tiles)
-    if kind == "flood":
-        return (1, *FLOODS), (0, 0, 0, 1, *tiles)
+    if kind in ("prompt", "chunk", "flood"):
+        several = [length for length in _queries(key, edges) if length > DENSE]
+        return (1, *{"prompt": several, "chunk": CHUNKS, "flood": FLOODS}[kind]), (0, 0, 0, 1, *tiles)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
     if kind in ("long", "vast", "endless"):

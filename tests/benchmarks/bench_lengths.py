@@ -145,7 +145,7 @@ def _smallest_exponent(expected: torch.Tensor, tensors: AttentionTensors, accept
 
 def measured(target: Target, dtypes: DTypes, num_keys: int, count: int, seed: int) -> Row:
     """Return what is found in ``count`` cases of one type and length, and in as many with a window."""
-    row, random = Row(), Random(f"{seed} {dtypes} {num_keys}")  # noqa: S311 - nothing secret
+    row, random = Row(), Random(f"{seed} {dtypes} {num_keys}")
     for number, case in enumerate(drawn(target, dtypes, num_keys, random, False)):
         if number == count:
             break

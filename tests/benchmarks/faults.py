@@ -51,7 +51,12 @@ def output_with(parts: Parts, chosen: Chosen, change: float) -> torch.Tensor:
 
 def one_key(position: int) -> Chosen:
     """Return the choice of the key at a position, in every row that sees it."""
-    return lambda block: block.visible & (block.key_position == position)[:, None]
+
+    def chosen(block: RowBlock) -> torch.Tensor:
+        key: torch.Tensor = (block.key_position == position)[:, None]
+        return block.visible & key
+
+    return chosen
 
 
 def oldest_key(window: int) -> Chosen:
