@@ -62,6 +62,31 @@ def test_a_feature_that_a_relation_switches_on_counts(relation: str | None, same
     assert failures.avoids(Order(WINDOW, relation)) is same
 
 
+@pytest.mark.parametrize(
+    ("trigger", "keys", "values"),
+    [
+        (("sliding window", "NaN or Inf in dead values"), "nan", "zero"),
+        (("NaN or Inf in dead keys", "NaN or Inf in dead values"), "zero", "zero"),
+        (("sinks", "NaN or Inf in dead values"), "nan", "nan"),
+    ],
+)
+def test_harmless_poison_leads_around_a_failure_that_needs_worse(
+    trigger: tuple[str, ...], keys: str, values: str
+) -> None:
+    failures = KnownFailures()
+    failures.add(failure(WINDOW, "nan", trigger))
+    milder = failures.around(Order(WINDOW, "determinism"))
+    assert milder is not None
+    assert (milder.case.poison.keys, milder.case.poison.values, milder.relation) == (keys, values, "determinism")
+    assert not failures.avoids(milder)
+
+
+def test_nothing_leads_around_a_failure_of_any_poison() -> None:
+    failures = KnownFailures()
+    failures.add(failure(WINDOW, "nan", ("sliding window",)))
+    assert failures.around(Order(WINDOW, None)) is None
+
+
 def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:
     shrunk, cut_off = (
         counterexample.signed("t", "unified", None, WINDOW, Verdict("oracle", "nan", "wrong")) for _ in range(2)

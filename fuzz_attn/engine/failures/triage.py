@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
+import msgspec
+
+from fuzz_attn.case.attention_case import replace
+from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
@@ -138,11 +141,24 @@ class KnownFailures:
 
     def avoids(self, order: Order) -> bool:
         """Return whether an order has the trigger of a failure whose cases show little else."""
-        avoided = [known.trigger for known in self._known if known.is_avoided]
-        if not avoided:
-            return False
-        traits = _traits(order)
-        return any(trigger is not None and trigger <= traits for trigger in avoided)
+        return bool(self._avoided_in(order))
+
+    def around(self, order: Order) -> Order | None:
+        """Return an order without the poison that a failure needs that :meth:`avoids` it, None where that is no help.
+
+        So a bug is seen that needs the same features as a frequent one, and other numbers.
+        """
+        needed = frozenset[str]().union(*self._avoided_in(order))
+        harmless = {field: "zero" for name, field in POISONS.items() if name in needed}
+        poison = msgspec.structs.replace(order.case.poison, **harmless)
+        milder = msgspec.structs.replace(order, case=replace(order.case, poison=poison))
+        return None if self.avoids(milder) else milder
+
+    def _avoided_in(self, order: Order) -> list[frozenset[str]]:
+        """Return the triggers that an order has of failures whose cases show little else."""
+        avoided = [known.trigger for known in self._known if known.is_avoided and known.trigger is not None]
+        traits = _traits(order) if avoided else frozenset()
+        return [trigger for trigger in avoided if trigger <= traits]
 
     def same_as(self, new: KnownFailure) -> KnownFailure | None:
         """Return the known failure that a shrunk one is the same bug as."""
