@@ -25,7 +25,6 @@ from fuzz_attn.oracle.roundings import (
     UNIT,
     cast_unit,
     gamma,
-    grown,
     half_denormal,
     half_spacing,
     unit_roundoff,
@@ -145,15 +144,16 @@ def value_term(
     the roundings of the model's narrow types. Only significant keys are rounded; where all weights are exactly 0 or 1
     the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
 
-    The additions are bounded as in :func:`fuzz_attn.oracle.logits.summed_error`: by the larger of the sum of the
-    positive and of the negative terms, where that is more than the cast and matters.
+    Where they matter beside the cast, the additions are bounded as in :func:`fuzz_attn.oracle.logits.summed_error`, by
+    the larger of the sum of the positive and of the negative terms. All factors are errors relative to each term.
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
     summed = sum_units(logits.terms, tensors, model)
     narrowed = narrows_sums(summed, tensors, model)
-    rest = (1 + (grown(TERM_UNITS, UNIT) if narrowed else summed)) * (1 + value_unit(tensors, model)) - 1
-    share = largest * rest
+    factors = sum_units(torch.minimum(logits.rescales, logits.terms), tensors, model) if narrowed else summed
+    rest = (1 + factors).mul_(1 + value_unit(tensors, model)).sub_(1)
+    share, most = largest * rest, largest_sums(largest, block) if narrowed else None
     cast = probability_unit(tensors, model)
     if cast:
         lost = largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest)
@@ -163,8 +163,9 @@ def value_term(
     flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
     share.add_(flushed).masked_fill_(block.hidden, 0.0)
     moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
-    if narrowed:
-        moved += (largest_sums(largest, block) + moved).mul_(summed)
+    if most is not None:
+        unit = accumulation_unit(probability, tensors, model)
+        moved += (most + moved).mul_(gamma(additions(logits, block, unit), unit).clamp_max_(arithmetic.ENDLESS))
     if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
         unit = accumulation_unit(probability, tensors, model)
         exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
@@ -181,6 +182,16 @@ def narrows_sums(summed: torch.Tensor, tensors: AttentionTensors, model: Roundin
     if arithmetic.passes(probability_dtype(tensors, model), model) > 1 or arithmetic.product_unit(tensors, model):
         return False
     return bool(summed.max() > NEGLIGIBLE_DRIFT * probability_unit(tensors, model))
+
+
+def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
+    """Return how many additions to each column of the sums may round, ``[B, num_kv_heads or 1, Q, ..., head_size]``.
+
+    An adder that rounds to nearest adds 0 exactly. One that truncates may cut its other operand.
+    """
+    if unit > UNIT:
+        return logits.terms
+    return torch.minimum(logits.terms, (block.values != 0).sum(-2, dtype=torch.float64)[:, :, None, None])
 
 
 def largest_sums(weights: torch.Tensor, block: RowBlock) -> torch.Tensor:

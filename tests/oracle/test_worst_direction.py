@@ -294,3 +294,25 @@ def test_sums_of_values_of_both_signs_have_half_the_bound(by_hand: Builder) -> N
         tensors = by_hand([[0.1]], keys, values, output=torch.zeros(1, 1, 1))
         bounds.append(float(attend(tensors).bound))
     assert 0.2 < bounds[1] / bounds[0] < 0.6
+
+
+def test_values_of_zero_are_no_additions(by_hand: Builder) -> None:
+    """Of 1,000 weights that are not exact; one value of ten or of a hundred is not 0 in the other columns."""
+    keys = [[1e-4 * n, 0.0, 0.0] for n in range(1000)]
+    values = [[1.0, float(n % 10 == 0), float(n % 100 == 0)] for n in range(1000)]
+    tensors = by_hand([[0.1, 0.0, 0.0]], keys, values, output=torch.zeros(1, 1, 3))
+    every, tenth, hundredth = (attend(tensors).bound / attend(tensors).expected).flatten().tolist()
+    assert tenth < 0.8 * every
+    assert hundredth < tenth
+    truncating = attend(tensors, RoundingModel(accumulate_slack=2.0))
+    assert float((truncating.bound / truncating.expected).flatten()[2]) > every
+
+
+def test_half_types_lose_more_in_long_sums_than_float32(by_hand: Builder) -> None:
+    """The same numbers, exact in both types: the cast of P comes on top of the additions."""
+    keys, values = [[n / 1024] for n in range(1000)], [[1.0], [-0.5]] * 500
+    bounds = []
+    for dtype in (torch.float16, torch.float32):
+        tensors = by_hand([[0.125]], keys, values, dtype, output=torch.zeros(1, 1, 1))
+        bounds.append(float(attend(tensors).bound))
+    assert bounds[0] > bounds[1] + 2.0**-13 * 0.7
