@@ -1,7 +1,7 @@
 """How the error bound grows with the number of keys, in percent of the output.
 
 Run it with ``make bench``, or with the numbers of keys. Each case is one query token with four heads of 64. Its
-queries, keys and values are normal numbers, or it has equal weights and marked keys, so that its sums are exact.
+queries, keys and values are normal numbers, or its weights are equal and its values integers, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
-from fuzz_attn.case.recipes import NormalScores, UniformScores
+from fuzz_attn.case.recipes import IntegerValues, NormalScores, NormalValues, UniformScores
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -35,18 +35,17 @@ def relative_bound(dtypes: DTypes, num_keys: int, exact: bool) -> float:
         dtypes=dtypes,
         softmax_scale=0.125,
         scores=UniformScores() if exact else NormalScores(),
-        key_marks=exact,
+        values=IntegerValues() if exact else NormalValues(),
     )
     reference = attend(materialise(case), MODEL)
-    columns = slice(1, None, 2) if exact else slice(None)
-    bound, expected = (each[..., columns].square().mean().sqrt() for each in (reference.bound, reference.expected))
+    bound, expected = (each.square().mean().sqrt() for each in (reference.bound, reference.expected))
     return float(100 * bound / expected)
 
 
 def main(lengths: tuple[int, ...]) -> None:
     """Print the relative bounds of each type and length."""
     torch.set_num_threads(1)
-    print("error bound in percent of the output, as root mean squares: normal numbers / equal weights and marked keys")
+    print("error bound in percent of the output, as root mean squares: normal numbers / equal weights and integers")
     print(f"{'keys':>7}  " + "  ".join(f"{name:>20}" for name in TYPES))
     for num_keys in lengths:
         pairs = ([relative_bound(dtypes, num_keys, exact) for exact in (False, True)] for dtypes in TYPES.values())
