@@ -7,7 +7,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, Sequence
-from fuzz_attn.case.recipes import SinkRecipe
+from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same, merged
 from fuzz_attn.engine.messages import Order
@@ -40,6 +40,15 @@ def failure(
 )
 def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: bool) -> None:
     assert is_same(known, new) is same
+
+
+def test_a_failure_with_harmless_poison_is_not_the_one_that_needs_nan() -> None:
+    needs = failure(WINDOW, "nan", ("sliding window", "NaN or Inf in dead values"), ("values",))
+    harmless = replace(WINDOW, poison=PoisonRecipe(values="zero"))
+    other = failure(harmless, "mismatch", ("sliding window", "scores not normal"), ("values",))
+    assert not is_same(needs, other)
+    assert not is_same(other, needs)
+    assert is_same(needs, failure(WINDOW, "mismatch", ("sliding window", "scores not normal"), ("values",)))
 
 
 def test_a_bug_is_recognised_by_each_of_its_triggers() -> None:
@@ -79,6 +88,16 @@ def test_harmless_poison_leads_around_a_failure_that_needs_worse(
     assert milder is not None
     assert (milder.case.poison.keys, milder.case.poison.values, milder.relation) == (keys, values, "determinism")
     assert not failures.avoids(milder)
+
+
+def test_a_failure_is_shrunk_without_the_poison_that_another_needs() -> None:
+    failures = KnownFailures()
+    failures.add(failure(WINDOW, "nan", ("sliding window", "NaN or Inf in dead values")))
+    failures.add(failure(WINDOW, "unwritten", ("NaN or Inf in dead keys",)))
+    order = Order(PLAIN, "poison_independence")
+    harmless = failures.beside(order, "output")
+    assert (harmless.case.poison.keys, harmless.case.poison.values, harmless.relation) == ("nan", "zero", None)
+    assert failures.beside(order, "crash") == order
 
 
 def test_nothing_leads_around_a_failure_of_any_poison() -> None:
