@@ -67,7 +67,8 @@ def oldest_key(window: int) -> Chosen:
 def visible_positions(parts: Parts) -> torch.Tensor:
     """Return the positions of the keys that some row of the batch sees, ascending."""
     seen = [block.key_position[block.visible.any(1)] for block, _ in parts.blocks]
-    return torch.unique(torch.cat(seen))
+    positions: torch.Tensor = torch.cat(seen).unique()
+    return positions
 
 
 def _rest(tensors: AttentionTensors) -> Iterator[int]:
