@@ -67,7 +67,7 @@ def oldest_key(window: int) -> Chosen:
 def visible_positions(parts: Parts) -> torch.Tensor:
     """Return the positions of the keys that some row of the batch sees, ascending."""
     seen = [block.key_position[block.visible.any(1)] for block, _ in parts.blocks]
-    positions: torch.Tensor = torch.cat(seen).unique()
+    positions: torch.Tensor = torch.unique(torch.cat(seen))  # of which torch's stubs know more than one result
     return positions
 
 
