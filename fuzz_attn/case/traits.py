@@ -229,6 +229,7 @@ FEATURES: Final = (
     Trait("values not normal", lambda case: case.values != NormalValues(), _set(values=NormalValues())),
     Trait("single elements set", lambda case: bool(case.overrides), _set(overrides=())),
     Trait("near-uniform weights", lambda case: case.near_uniform, _set(near_uniform=False)),
+    Trait("equal weights in most heads", lambda case: case.equal_heads, _set(equal_heads=False)),
     Trait("marked keys", lambda case: case.key_marks, _set(key_marks=False)),
     Trait(
         "unusual softmax scale",
@@ -333,17 +334,25 @@ KINDS: Final = (
 )
 """Types, heads and pages."""
 
-POISONS: Final = (
-    Trait("NaN or Inf in dead keys", lambda case: case.poison.keys != "huge", _with("poison", keys="huge")),
-    Trait("NaN or Inf in dead values", lambda case: case.poison.values != "huge", _with("poison", values="huge")),
-    Trait("invalid dead table entries", lambda case: case.poison.table != "zero", _with("poison", table="zero")),
-)
-"""Poison that spreads through a weight of 0 or a masked load, and that milder poison can replace."""
+POISONS: Final = {
+    "NaN or Inf in dead keys": "keys",
+    "NaN or Inf in dead values": "values",
+    "invalid dead table entries": "table",
+}
+"""Traits of poison that spreads through a weight of 0 or a masked load, and the fields of the recipe."""
 
 NUANCES: Final = (
     Trait("partly filled pages", _has_partly_filled_pages, _with_full_pages),
     Trait("a context", lambda case: any(s.context_len and s.query_len for s in case.sequences), _without_context),
-    *POISONS,
+    Trait(
+        "NaN or Inf in dead keys", lambda case: case.poison.keys not in ("huge", "zero"), _with("poison", keys="huge")
+    ),
+    Trait(
+        "NaN or Inf in dead values",
+        lambda case: case.poison.values not in ("huge", "zero"),
+        _with("poison", values="huge"),
+    ),
+    Trait("invalid dead table entries", lambda case: case.poison.table != "zero", _with("poison", table="zero")),
 )
 """Traits of simple cases too: a failure needs one if its simplest case passes without it."""
 

@@ -218,7 +218,7 @@ class Campaign:
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
         """Return whether to draw another case: most of those with the trigger of a known failure.
 
-        Not those that milder poison takes around it.
+        Not those that harmless poison takes around it.
         """
         known, order = self._lives.known, Order(case, relation)
         return known.avoids(order) and self._random.random() < AVOIDED and known.around(order) is None
@@ -235,7 +235,7 @@ class Campaign:
             self._lives.meet(order, answer, before)
 
     def _around(self, order: Order) -> Order:
-        """Return the order, most often with milder poison where it would only show a known failure."""
+        """Return the order, most often with harmless poison where it would only show a known failure."""
         known = self._lives.known
         if not known.avoids(order) or self._random.random() >= AVOIDED:
             return order
