@@ -76,3 +76,30 @@ def _beside(runs: list[Path]) -> Path:
 
 def _print(path: Path) -> None:
     show(console(), whole(f"Written  {path}"))
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=FILE)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to serve on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free port.")
+@exits
+def watch(*, folder: Path, host: str, port: int) -> int:
+    """Serve the page of a run while the run goes on, for this machine only.
+
+    DIR is the folder of the run, or one that holds folders of runs, such as reports/runs: then the newest. The page
+    renews itself every ten seconds. With another address, everyone who reaches it can read the page; nothing can be
+    changed.
+    """
+    _require_libraries()
+    from fuzz_attn.report.page.run_log import runs_in  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page.server import PageServer  # noqa: PLC0415 - as above
+
+    *_, newest = runs_in((folder,))
+    with PageServer(newest, host, port) as server:
+        show(console(), whole(f"Serving  {newest}"))
+        show(console(), whole(f"     at  {server.address}  until Ctrl-C"))
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
