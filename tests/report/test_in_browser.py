@@ -41,15 +41,23 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """Return the addresses of pages by their kind: drawing one takes seconds."""
+    return {}
+
+
 @pytest.fixture
-def address(events: Events, log: Log, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+def address(made: dict[str, str], events: Events, log: Log, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """Return the address of a page: of a run, of a run with hostile texts, or of several runs."""
-    kind = getattr(request, "param", "run")
-    text = request.getfixturevalue("hostile") if kind == "hostile" else "words"
-    folders = [log(events(failures=2, text=text, time=1e9 * number), f"2026010{number}-000000-1") for number in (1, 2)]
-    logs = [read for folder in folders for read in read_run(folder)]
-    made = trend_page(logs, tmp_path, 0.0) if kind == "trend" else run_page(logs[:1], 0.0)
-    return page_module.save(made, tmp_path / "page.html").as_uri()
+    kind = request.param
+    if kind not in made:
+        text = request.getfixturevalue("hostile") if kind == "hostile" else "words"
+        runs = [log(events(failures=2, text=text, time=1e9 * day), f"2026010{day}-000000-1") for day in (1, 2)]
+        logs = [read for folder in runs for read in read_run(folder)]
+        page = trend_page(logs, tmp_path, 0.0) if kind == "trend" else run_page(logs[:1], 0.0)
+        made[kind] = page_module.save(page, tmp_path / "page.html").as_uri()
+    return made[kind]
 
 
 def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], list[str]]:
@@ -65,8 +73,11 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
     return page, errors, requests
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("address", ["run", "hostile", "trend"], indirect=True)
+@pytest.mark.parametrize(
+    ("address", "view"),
+    [*(("run", view) for view in VIEWS), ("hostile", "phone"), ("trend", "dark")],
+    indirect=["address"],
+)
 def test_a_page_loads_nothing_and_has_nothing_serious(browser: Browser, address: str, view: str) -> None:
     page, errors, requests = opened(browser, address, view)
     assert errors == []

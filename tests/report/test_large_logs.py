@@ -78,7 +78,7 @@ def test_everything_is_written_again_ever_more_rarely(
     lines = list(read_log(log([first, *cases * 10_000, *rest]) / "events.jsonl"))
     short = sum(isinstance(line, StatisticsLine) for line in lines)
     whole = [line.statistics.cases for line in lines if isinstance(line, StatisticsLine) if line.statistics.masks]
-    assert short == 1001
+    assert 1000 < short < 1005
     assert sum(isinstance(line, DistributionsLine) for line in lines) == len(whole)
     assert 40 < len(whole) < 70
     assert all(after - before <= max(10, 0.11 * before + 10) for before, after in pairwise(whole))

@@ -17,6 +17,7 @@ from fuzz_attn.report.page.run_log import read_run
 
 Events = Callable[..., list[Event]]
 Log = Callable[..., Path]
+TEXTS: dict[str, str] = {}
 SECTIONS = (
     "Summary",
     "Failures",
@@ -33,10 +34,13 @@ SECTIONS = (
 
 @pytest.fixture
 def made(events: Events, log: Log, page: Any) -> Callable[..., Any]:
-    """Return a function that makes the page of a run with these events and reads it."""
+    """Return a function that makes the page of a run with these events and reads it; drawing takes seconds."""
 
     def make(**changes: Any) -> Any:
-        return page(run_page(read_run(log(events(**changes))), 0.0))
+        name = repr(changes)
+        if name not in TEXTS:
+            TEXTS[name] = run_page(read_run(log(events(**changes))), 0.0)
+        return page(TEXTS[name])
 
     return make
 
