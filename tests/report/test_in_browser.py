@@ -27,6 +27,8 @@ VIEWS: Final[dict[str, dict[str, Any]]] = {
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
     "narrow and dark": {"viewport": {"width": 320, "height": 640}, "color_scheme": "dark"},
 }
+PATIENCE: Final = 600_000
+"""Milliseconds; longer than any step takes on a busy machine."""
 FOCUSABLE: Final = "a[href], summary, input, [tabindex='0']"
 Events = Callable[..., list[Event]]
 Log = Callable[..., Path]
@@ -36,7 +38,7 @@ Log = Callable[..., Path]
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=PATIENCE)
         yield launched
         launched.close()
 
@@ -60,9 +62,16 @@ def address(made: dict[str, str], events: Events, log: Log, tmp_path: Path, requ
     return made[kind]
 
 
+def new_page(browser: Browser, view: str) -> Page:
+    """Return an empty page, which waits as long as a busy machine needs."""
+    page = browser.new_context(**VIEWS[view]).new_page()
+    page.set_default_timeout(PATIENCE)
+    return page
+
+
 def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], list[str]]:
     """Return a page with all parts open, the errors in it and the addresses that it asked for."""
-    page = browser.new_context(**VIEWS[view]).new_page()
+    page = new_page(browser, view)
     errors: list[str] = []
     requests: list[str] = []
     page.on("console", lambda message: errors.append(message.text))
@@ -123,7 +132,7 @@ def test_the_keyboard_reaches_everything(browser: Browser, address: str) -> None
 
 @pytest.mark.parametrize("address", ["run"], indirect=True)
 def test_keys_open_a_part_and_follow_the_contents(browser: Browser, address: str) -> None:
-    page = browser.new_context(**VIEWS["desktop"]).new_page()
+    page = new_page(browser, "desktop")
     page.goto(address)
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -179,7 +188,7 @@ def _check_renewal(browser: Browser, address: str, log: Path) -> None:
     page.locator("summary", has_text="All pairs").click()
     log.write_bytes(log.read_bytes().replace(b'"cases":3', b'"cases":4'))
     page.evaluate("renew()")
-    page.wait_for_function("document.querySelector('.verdict').textContent.includes('4 cases judged')", timeout=120_000)
+    page.wait_for_function("document.querySelector('.verdict').textContent.includes('4 cases judged')")
     assert page.evaluate("[...document.querySelectorAll('details')].filter((each) => each.open).length") == 1
     assert page.evaluate("document.activeElement.textContent") == "All pairs"
     assert errors == []
