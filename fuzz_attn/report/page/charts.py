@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +43,7 @@ _UNUSED: Final = re.compile(
 """What a page does not need of matplotlib's SVG."""
 _MOST_POINTS: Final = 400
 _MOST_CHARACTERS: Final = 54
+_WRAPPED: Final = 26
 _WIDTH: Final = 4.6
 
 
@@ -101,9 +103,10 @@ def bar_chart(
 def share_chart(labels: Sequence[str], counts: Sequence[float], x_label: str, words: str) -> Markup:
     """Return a lying bar for each label, the first on top."""
     with mpl.rc_context(_SETTINGS):
-        figure, axes = _axes(0.7 + 0.27 * len(labels))
+        wrapped = [textwrap.fill(label, _WRAPPED) for label in labels]
+        figure, axes = _axes(0.7 + 0.2 * sum(1 + label.count("\n") for label in wrapped))
         axes.barh(range(len(labels)), counts, color=SERIES[0], height=0.7)
-        axes.set_yticks(range(len(labels)), labels)
+        axes.set_yticks(range(len(labels)), wrapped)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x", color=LINES, lw=0.7)

@@ -156,9 +156,11 @@ def _length_words(bits: int) -> str:
 
 
 def size_figures(log: RunLog) -> Iterator[Figure]:
-    """Yield a chart of the cases of each size that was drawn, and of each type."""
+    """Yield a chart of the cases of each size that was drawn, and of each type; none where all are the launcher's."""
     found = log.distributions
     for what, sizes in (found.sizes if found else {}).items():
+        if set(sizes) == {0}:
+            continue
         yield _histogram(what, [(str(size), sizes[size]) for size in sorted(sizes)], what)
     for what, types in (found.types if found else {}).items():
         title = {"q": "type of the queries", "kv": "type of the caches", "out": "type of the output"}[what]
