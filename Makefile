@@ -21,7 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger nightly test drills gpu conformance bench coverage lint format wheel hooks clean
+.PHONY: help fuzz replay ledger nightly test drills faults gpu conformance bench coverage lint format wheel hooks clean
 
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
@@ -49,6 +49,9 @@ test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k l
 
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
 	@$(BIN)/pytest -q -n $(WORKERS) tests/engine/drills $(ARGS)
+
+faults: $(STAMP) ## put faults into copies of the harness, each of which must fail its test; some: ARGS="tanh --workers 1"
+	@$(BIN)/python tests/faults/check_faults.py $(ARGS)
 
 gpu: $(STAMP) ## run the tests that need a GPU, which compile kernels instead of interpreting them
 	@TRITON_INTERPRET=0 $(BIN)/pytest -n $(WORKERS) tests/backends/test_on_gpu.py tests/simulator/test_against_gpu.py $(ARGS)

@@ -17,6 +17,8 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.strategies.sampling.budgets import (
     MAX_TIMES,
     MAX_TOKENS,
+    MOST_TIMES,
+    MOST_TOKENS,
     RARE_TIMES,
     RARE_TOKENS,
     Budget,
@@ -26,10 +28,13 @@ from fuzz_attn.strategies.sampling.budgets import (
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladder, multiples
 
-Kind: TypeAlias = Literal["prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "chunk", "vast"]
+Kind: TypeAlias = Literal[
+    "prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "chunk", "vast", "endless", "flood"
+]
 """Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
-a prompt of several tiles, each fully visible to some rows and invisible to others. Three kinds are very rare: hundreds
-of sequences, a chunk of hundreds of tokens, thousands of keys."""
+a prompt of several tiles, each fully visible to some rows and invisible to others. Three kinds are rare: hundreds of
+sequences, a chunk of hundreds of tokens, thousands of keys. Two are very rare, as they take seconds: up to 131,072
+keys, and thousands of query tokens."""
 
 _TIMES: Final[dict[Kind, int]] = {
     "crowd": 2,
@@ -38,8 +43,10 @@ _TIMES: Final[dict[Kind, int]] = {
     "many": RARE_TIMES,
     "chunk": RARE_TIMES,
     "vast": RARE_TIMES,
+    "endless": MOST_TIMES,
+    "flood": MOST_TIMES,
 }
-_TOKENS: Final[dict[Kind, int]] = {"many": RARE_TOKENS, "chunk": RARE_TOKENS}
+_TOKENS: Final[dict[Kind, int]] = {"many": RARE_TOKENS, "chunk": RARE_TOKENS, "flood": MOST_TOKENS}
 MAX_CROWD, MAX_MANY = 40, 300
 _MOST: Final[dict[Kind, int]] = {"crowd": MAX_CROWD, "many": MAX_MANY}
 """The most sequences of a batch, where this is not ``MAX_SEQUENCES``."""
@@ -48,9 +55,12 @@ MAX_SEQUENCES = 6
 TYPICAL_KEYS = 130
 LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
 VAST_KEYS = (2047, 2048, 2049, 3000, 4095, 4096, 4097, 6000, 8191, 8192, 8193)
+ENDLESS_KEYS = sorted((10_000, 2**14, 20_000, *around(2**15), *(50_000, *around(2**16), 100_000, 2**17 - 1, 2**17) * 4))
+FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11), 3_000, 2**12 - 1, 2**12) * 6))
+"""Keys, and query tokens, of very rare batches. The longest are repeated, because few cases can afford them."""
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
-COMMON = 12
-"""The weight of a usual kind counts so many times; that of a very rare kind is 1."""
+COMMON, RARE = 60, 5
+"""The weight of a usual kind counts so many times, and that of a rare kind. That of a very rare kind is 3."""
 
 
 class _Step(Enum):
@@ -145,10 +155,12 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.Sear
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12, "prompt": 4}
-    rare: tuple[Kind, ...] = ("many", "chunk", "vast")
+    rare: tuple[Kind, ...] = (*("many", "chunk", "vast") * RARE, *("endless", "flood") * 3)
+    if qq_bias:  # a matrix of thousands of rows would be larger than the caches
+        rare = tuple("endless" if kind == "flood" else kind for kind in rare)
     if single:
         weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
-        rare = ("many", "vast")
+        rare = (*("many", "vast") * RARE, *("endless",) * 3)
     return sampled_from([*(kind for kind, weight in weights.items() for _ in range(COMMON * weight)), *rare])
 
 
@@ -174,14 +186,14 @@ def _lengths(
         return ((1,) if single else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
-    if kind in ("prompt", "chunk"):
-        longer = CHUNKS if kind == "chunk" else tuple(length for length in _queries(key, edges) if length > DENSE)
-        return (1, *longer), (0, 0, 0, 1, *tiles)
+    if kind in ("prompt", "chunk", "flood"):
+        several = [length for length in _queries(key, edges) if length > DENSE]
+        return (1, *{"prompt": several, "chunk": CHUNKS, "flood": FLOODS}[kind]), (0, 0, 0, 1, *tiles)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
-    if kind in ("long", "vast"):
-        lengths = edges | set(LONG_KEYS) | {0} if kind == "long" else {0, *VAST_KEYS}
-        return ((1,) if single else (1, 2, 3)), tuple(sorted(lengths))
+    if kind in ("long", "vast", "endless"):
+        lengths = {"long": (*(edges | set(LONG_KEYS)),), "vast": VAST_KEYS, "endless": ENDLESS_KEYS}[kind]
+        return ((1,) if single else (1, 2, 3)), (0, *sorted(lengths))
     straddled = {edge - step for edge in edges for step in _STRADDLES}
     return _queries(key, edges), _contexts(key, edges | straddled, tiles)
 

@@ -15,8 +15,8 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
-from fuzz_attn.case.parts import CallForm, Strides
-from fuzz_attn.case.recipes import HeavyScores, LevelScores, UniformScores
+from fuzz_attn.case.parts import CallForm, Sequence, Strides
+from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -40,6 +40,8 @@ _POISONS = poisons()
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, 3))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
+_ALWAYS_IF_LONG = sampled_from((False,) + (True,) * 63)
+"""Nearly all long cases have heads of equal weights: any other weights, or their error bound, hide most keys."""
 _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
 _SEEDS = sampled_from(range(2**12))
@@ -71,16 +73,17 @@ def cases(
     *,
     keys: Iterable[CompileKey] | None = None,
     layouts: Iterable[Strides] | None = None,
+    sequences: tuple[Sequence, ...] | None = None,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
-    many cases of few keys. Strided cases take one of ``layouts`` where given. Raises InvalidArgument for keys outside
-    of the domain.
+    many cases of few keys. Strided cases take one of ``layouts`` where given. All have the same ``sequences`` where
+    given. Raises InvalidArgument for keys outside of the domain.
     """
     inner = domain.allows("inner_strides")
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner)
-    return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain))
+    return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain), sequences)
 
 
 @lru_cache(maxsize=64)
@@ -102,11 +105,13 @@ def _cases(
     keys: st.SearchStrategy[CompileKey],
     strides: st.SearchStrategy[Strides],
     features: tuple[st.SearchStrategy[Any], ...],
+    batch: tuple[Sequence, ...] | None,
 ) -> AttentionCase:
     key = draw(keys)
     left = FeaturesLeft(domain, key.features)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
-    sequences = draw(batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain))
+    drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
+    sequences = draw(drawn) if batch is None else batch
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
@@ -119,11 +124,11 @@ def _cases(
     left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
+    equal = draw(_ALWAYS_IF_LONG) and max((sequence.seq_len for sequence in sequences), default=0) > LONG
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
-    long = max((sequence.seq_len for sequence in sequences), default=0) > LONG
     recipes = score_recipes(
-        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=long
+        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=equal
     )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
     uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
@@ -143,15 +148,16 @@ def _cases(
         window=window if key.window else 0,
         softcap=cap,
         alibi=alibi if key.alibi else None,
-        qq_bias=qq_bias if key.qq_bias else None,
+        qq_bias=(_exact(qq_bias) if equal else qq_bias) if key.qq_bias else None,
         sinks=sink if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
-        values=draw(value_recipes(exact=isinstance(scores, HeavyScores | UniformScores))),
+        values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
         pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
         # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
         # would no longer be 0.
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
+        equal_heads=equal,
         key_marks=draw(_NEARLY_ALWAYS),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,
@@ -161,6 +167,11 @@ def _cases(
         overrides=draw(overrides(sequences=sequences, heads=heads)),
         form=draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL,
     )
+
+
+def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:
+    """Return a bias that leaves equal weights equal: zeros instead of random numbers."""
+    return msgspec.structs.replace(bias, kind="zero") if bias.kind == "dense" else bias
 
 
 def _splittable(strides: Strides, head_size: int) -> Strides:

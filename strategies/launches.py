@@ -6,7 +6,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.strategies.sampling.lattices import lattice
 
-SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64)
+SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64, 128)
 """Segments of the 3D path; 2 is the simplest count, with something to merge."""
 
 ONE_BYTE_TILE = 32

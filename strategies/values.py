@@ -55,18 +55,15 @@ SCORES: tuple[ScoreRecipe, ...] = (
 """Recipes for every case, the most readable first; peaks of ``exp(8)`` leave the other keys visible."""
 
 EXACT: tuple[ScoreRecipe, ...] = (
-    *(UniformScores(),) * 60,
-    *(HeavyScores(),) * 2,
-    *(HeavyScores(place="pages"),) * 2,
-    *(HeavyScores(place="random"),) * 4,
-    *(HeavyScores(place="one"),) * 2,
+    *(HeavyScores(),) * 4,
+    *(HeavyScores(place="pages"),) * 4,
+    *(HeavyScores(place="random"),) * 8,
+    *(HeavyScores(place="one"),) * 8,
 )
-"""Weights of exactly 0 and 1, for long sequences: there the bound of other weights hides a lost key.
-
-Most are equal: the loss of a key of weight 0 changes nothing."""
+"""Weights of exactly 0 and 1, for those heads of long sequences that do not give all keys the same weight."""
 
 LONG = 256
-"""Keys from which most cases have exact weights."""
+"""Keys above which nearly all cases have heads of equal weights."""
 
 LOW: tuple[ScoreRecipe, ...] = (
     *(LevelScores(level=-20000.0),) * 3,
@@ -139,7 +136,7 @@ def score_recipes(
     With a window, some logits peak just outside of it. With a soft cap, some are far beyond it or at its knee. With a
     window or segments, some rows may see nothing of a tile or segment; low logits, which reveal mistakes there, are
     frequent. ``sinks`` exclude low logits. ``one_byte`` operands exclude levels at which their coarse steps would make
-    every row ill-conditioned. Most ``long`` sequences have exact weights.
+    every row ill-conditioned. ``long`` sequences often have weights of exactly 0 and 1.
     """
     return _score_recipes(window, softcap, sinks, segments, one_byte, long)
 

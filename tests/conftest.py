@@ -88,6 +88,12 @@ def visible_keys(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """Return the module tests/benchmarks/faults.py, which computes the outputs of kernels with one mistake."""
+    return module_at(Path(__file__).parent / "benchmarks" / "faults.py")
+
+
+@pytest.fixture(scope="session")
 def case() -> AttentionCase:
     """Return a case with several sequences, heads, pages and strides."""
     return AttentionCase(

@@ -67,6 +67,10 @@ def _visibility(case: AttentionCase) -> Iterator[Line]:
     if case.near_uniform:
         slopes = f", the slopes of most heads by {1 << case.max_seq_len.bit_length()}" * (case.alibi is not None)
         yield "near-uniform", f"the queries of most rows divided by 64{slopes}"
+    if case.equal_heads:
+        biases = {"slopes": case.alibi, "sinks": case.sinks}
+        zeros = [name for name, recipe in biases.items() if recipe is not None]
+        yield "equal heads", f"{' and '.join(['the queries', *zeros])} of most heads are 0"
     if case.key_marks:
         yield "key marks", "every other column of V marks the keys"
 

@@ -52,7 +52,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     fp8_q_scales: bool = True
     cache_dtypes: tuple[DTypeName, ...] = tuple(DTYPES)
     output_dtypes: tuple[DTypeName, ...] = tuple(DTYPES)
-    segments: tuple[int, ...] = (1, 64)
+    segments: tuple[int, ...] = (1, 128)
     excluded: tuple[frozenset[Feature], ...] = ()
     alibi_kinds: tuple[AlibiKind, ...] = ALIBI_KINDS
 

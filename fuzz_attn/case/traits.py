@@ -229,6 +229,7 @@ FEATURES: Final = (
     Trait("values not normal", lambda case: case.values != NormalValues(), _set(values=NormalValues())),
     Trait("single elements set", lambda case: bool(case.overrides), _set(overrides=())),
     Trait("near-uniform weights", lambda case: case.near_uniform, _set(near_uniform=False)),
+    Trait("equal weights in most heads", lambda case: case.equal_heads, _set(equal_heads=False)),
     Trait("marked keys", lambda case: case.key_marks, _set(key_marks=False)),
     Trait(
         "unusual softmax scale",

@@ -34,18 +34,29 @@ SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables
     help="Case limit for each mutant.",
 )
 @click.option(
-    "--equivalent-after",
+    "--examine",
     type=click.IntRange(min=0),
-    default=1000,
+    default=150,
     show_default=True,
     metavar="N",
-    help="Cases that run a survivor's change without changing a bit before it counts as equivalent; 0: never.",
+    help="Cases that run the change of a mutant that no seed found, to report what it changes; 0: none.",
 )
 @click.option("--rules/--no-rules", default=True, show_default=True, help="Also evaluate two fixed tolerances.")
 @workers_option
 @seed_option
 @click.option(
-    "--fail-under", type=click.FloatRange(0, 100), metavar="PERCENT", help="Exit with 1 if the score is lower."
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Judge every mutant under N seeds, from --seed on.",
+)
+@click.option(
+    "--fail-under",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Exit with 1 if the mean score of the seeds is lower.",
 )
 @click.option(
     "--seeded-bugs",
@@ -70,10 +81,11 @@ def audit(
     only: tuple[str, ...],
     sample: int | None,
     max_cases: int,
-    equivalent_after: int,
+    examine: int,
     rules: bool,
     workers: int,
     seed: int,
+    seeds: int,
     fail_under: float | None,
     seeded_bugs: Path,
     reasons: Path | None,
@@ -82,7 +94,8 @@ def audit(
     """Count the bugs put into a kernel that a campaign finds.
 
     The bugs are seeded bugs, the default for the built-in targets, or generated changes of the kernels' IR, the default
-    for all others. Every mutant is judged on the cases of a default campaign, in the same order.
+    for all others. Every mutant is judged on the cases of a default campaign, in the same order. A mutant that no case
+    tells apart counts as not found, unless a written reason says that no case can.
     """
     from fuzz_attn.mutation.audit import Request  # noqa: PLC0415 - imports torch, which the other commands do without
     from fuzz_attn.mutation.audit import audit as run_audit  # noqa: PLC0415 - likewise
@@ -90,6 +103,9 @@ def audit(
     name = target or family or "unified"
     seeded = ":" not in name if seeded is None else seeded
     console, folder = Console(), new_run_folder(out)
+    built_in = () if seeded or ":" in name else own_reasons()
+    known = load_reasons(reasons) if reasons else built_in
+    chosen = tuple(range(seed, seed + seeds))
     request = Request(
         target=name,
         family=family,  # type: ignore[arg-type] # click.Choice has checked it
@@ -97,16 +113,16 @@ def audit(
         only=only,
         sample=sample,
         max_cases=max_cases,
-        enough=equivalent_after,
+        enough=examine,
         rules=rules,
-        seed=seed,
+        seeds=chosen,
         workers=workers,
         folder=folder,
+        reasons=known,
     )
-    show(console, whole(f"Auditing {name} with seed {seed}"))
-    built_in = () if seeded or ":" in name else own_reasons()
-    known = load_reasons(reasons) if reasons else built_in
+    show(console, whole(f"Auditing {name} with {'seed' if seeds == 1 else 'seeds'} {', '.join(map(str, chosen))}"))
     done = run_audit(request, console)
     show(console, report.render(done, known))
     show(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))
-    return 1 if fail_under is not None and own_score(done.outcomes).percent < fail_under else 0
+    percent = own_score(done.outcomes).percent
+    return 1 if fail_under is not None and (percent is None or percent < fail_under) else 0

@@ -8,6 +8,7 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.inputs.equal_heads import equal_heads
 from fuzz_attn.inputs.random_bits import Floats, Stream
 
 _SLOPES, _BIAS, _TREE, _SINKS, _UNIFORM_SLOPES = 21, 22, 23, 24, 25
@@ -17,12 +18,13 @@ def alibi_slopes(recipe: AlibiRecipe, case: AttentionCase) -> Floats:
     """Return the slopes ``[num_query_heads]``.
 
     In a near-uniform case, most slopes are divided by about the longest sequence's length. A slope of 1 would leave no
-    weight to keys that are 30 tokens away.
+    weight to keys that are 30 tokens away. Equal heads have a slope of 0.
     """
     slopes = _recipe_slopes(recipe, case)
     if case.near_uniform:
         factor = np.float32(2.0 ** -case.max_seq_len.bit_length())
         slopes *= np.where(Stream(case.seed, _UNIFORM_SLOPES).below(16, slopes.size) == 0, np.float32(1.0), factor)
+    slopes[equal_heads(case)] = 0.0
     return slopes
 
 
@@ -91,6 +93,11 @@ def _tree(case: AttentionCase, rows: int, columns: int) -> np.typing.NDArray[np.
 
 
 def sinks(recipe: SinkRecipe, case: AttentionCase) -> Floats:
-    """Return the sink logits ``[num_query_heads]`` before they are rounded and clamped to the recipe's type."""
+    """Return the sink logits ``[num_query_heads]`` before they are rounded and clamped to the recipe's type.
+
+    Those of equal heads are 0.
+    """
     normals = Stream(case.seed, _SINKS).normals(case.heads.num_query_heads)
-    return normals * np.float32(recipe.spread) + np.float32(recipe.level)
+    logits = normals * np.float32(recipe.spread) + np.float32(recipe.level)
+    logits[equal_heads(case)] = 0.0
+    return logits

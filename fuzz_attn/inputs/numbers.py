@@ -18,6 +18,7 @@ from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTYPES
 from fuzz_attn.case.parts import CallForm, Strides
+from fuzz_attn.inputs.equal_heads import equal_heads
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 from fuzz_attn.inputs.rows import Rows, rows_of
 
@@ -60,6 +61,8 @@ def _numbers_of(case: AttentionCase) -> Numbers:
     values = _values(case.values, case, rows)
     if case.near_uniform:
         queries *= _near_uniform_factors(case)
+    if case.equal_heads:
+        queries = np.where(equal_heads(case)[:, None], np.float32(0.0), queries)
     if case.key_marks:
         _mark(values, case, rows)
     for array in (queries, keys, values):

@@ -1,4 +1,4 @@
-"""A whole audit: chooses the mutants, judges them twice, shows a table meanwhile and saves the result."""
+"""A whole audit: chooses the mutants, judges them under every seed, shows a table meanwhile and saves the result."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.report import LiveTable
 from fuzz_attn.mutation.results import RULES, Audit, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+from fuzz_attn.mutation.survivors import Reason, with_equivalents
 from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
@@ -41,8 +42,9 @@ class Request:
     """The options of the command line.
 
     ``seeded_bugs`` is a folder of seeded bugs; None changes the IR instead. ``only`` are parts of names: a mutant's
-    name must contain one of them, if there are any. ``sample`` limits the mutants and ``max_cases`` the cases of each.
-    A survivor whose change ran in ``enough`` cases with the same bits counts as equivalent; 0 is never.
+    name must contain one of them, if there are any. ``sample`` limits the mutants and ``max_cases`` the cases of each
+    under each of the ``seeds``. A change that no seed found is examined in ``enough`` cases that run it; 0 is none.
+    ``reasons`` say which changes are equivalent.
     """
 
     target: str
@@ -53,9 +55,10 @@ class Request:
     max_cases: int
     enough: int
     rules: bool
-    seed: int
+    seeds: tuple[int, ...]
     workers: int
     folder: Path
+    reasons: tuple[Reason, ...] = ()
 
 
 def audit(request: Request, console: Console) -> Audit:
@@ -64,26 +67,29 @@ def audit(request: Request, console: Console) -> Audit:
     Raises :class:`FuzzAttnError` where the target cannot be set up or there is no mutant.
     """
     started = time.monotonic()
-    setup = AuditSetup(request.target, request.family, request.seed, str(request.seeded_bugs or ""))
+    setup = AuditSetup(request.target, request.family, str(request.seeded_bugs or ""))
     with AuditPool(setup, request.workers) as pool:
         mutants = _mutants(request, pool)
-        table = LiveTable(len(mutants))
+        table = LiveTable(len(mutants) * len(request.seeds))
         with _shown(table, console) as refresh:
             judging = _Judging(pool, table, refresh)
-            found = judging.outcomes(Batch(tuple(mutants), request.max_cases, RULES if request.rules else ()))
-            found |= judging.second_outcomes(found, request.enough)
+            rules = RULES if request.rules else ()
+            batches = [Batch(tuple(mutants), seed, request.max_cases, rules) for seed in request.seeds]
+            found = judging.outcomes(batches)
+            found |= judging.second_outcomes(found, mutants, request.seeds, request.enough)
+        order = [(seed, mutant) for seed in request.seeds for mutant in mutants]
         done = Audit(
             target=pool.ready.target,
             family=pool.ready.family,
-            seed=request.seed,
+            seeds=request.seeds,
             cases=request.max_cases,
             seconds=time.monotonic() - started,
             workers=request.workers,
             versions=environment_of("simulator", ()).versions,
-            outcomes=tuple(found[mutant] for mutant in mutants),
+            outcomes=with_equivalents([found[key] for key in order], request.reasons),
             ruled=request.rules,
-            false_alarms={rule: tuple(sorted(cases)) for rule, cases in pool.false_alarms.items()},
-            healthy_cases=pool.healthy_cases,
+            false_alarms=tuple(sorted(pool.false_alarms)),
+            healthy_cases=sum(pool.healthy_cases.values()),
         )
     results.save(done, request.folder / "audit.json")
     return done
@@ -91,7 +97,9 @@ def audit(request: Request, console: Console) -> Audit:
 
 def _mutants(request: Request, pool: AuditPool) -> Sequence[Mutant]:
     if request.seeded_bugs is None:
-        mutants = pool.survey(max(request.max_cases, SURVEY_CASES))
+        cases = max(request.max_cases, SURVEY_CASES)
+        named = {mutant.name: mutant for seed in request.seeds for mutant in pool.survey(seed, cases)}
+        mutants: tuple[Mutant, ...] = tuple(named[name] for name in sorted(named))
     else:
         bugs = (bug for bug in load_seeded_bugs(request.seeded_bugs) if pool.ready.family in bug.families)
         mutants = tuple(Mutant(bug.name) for bug in bugs)
@@ -102,7 +110,7 @@ def _mutants(request: Request, pool: AuditPool) -> Sequence[Mutant]:
             raise FuzzAttnError(f"only={part!r} is in no mutant's name")
     if request.only:
         mutants = tuple(mutant for mutant in mutants if any(part in mutant.name for part in request.only))
-    return sampled(mutants, request.sample, request.seed)
+    return sampled(mutants, request.sample, request.seeds[0])
 
 
 def sampled(mutants: Sequence[Mutant], sample: int | None, seed: int) -> Sequence[Mutant]:
@@ -121,34 +129,37 @@ class _Judging:
     table: LiveTable
     refresh: Callable[[], None]
 
-    def outcomes(self, batch: Batch) -> dict[Mutant, Outcome]:
-        """Return the outcome of every mutant of a batch."""
+    def outcomes(self, batches: Sequence[Batch]) -> dict[tuple[int, Mutant], Outcome]:
+        """Return the outcome of every seed and mutant of some batches."""
         found = {}
-        for outcome in self.pool.judge(batch):
+        for outcome in self.pool.judge(batches):
             if outcome is not None:
-                found[outcome.mutant] = outcome
+                found[outcome.seed, outcome.mutant] = outcome
                 self.table.add(outcome)
             self.table.progress = [(worker.progress.case, worker.progress.left) for worker in self.pool.workers]
             self.refresh()
         return found
 
-    def second_outcomes(self, found: dict[Mutant, Outcome], enough: int) -> dict[Mutant, Outcome]:
-        """Return the outcomes of surviving changes of the IR after more cases: equivalent, or with more evidence."""
-        survivors = tuple(
-            mutant for mutant, outcome in found.items() if outcome.state == "survived" and mutant.ir_change
+    def second_outcomes(
+        self, found: dict[tuple[int, Mutant], Outcome], mutants: Sequence[Mutant], seeds: Sequence[int], enough: int
+    ) -> dict[tuple[int, Mutant], Outcome]:
+        """Return the first seed's outcomes of changes of the IR that no seed found, with more evidence."""
+        missed = tuple(
+            mutant
+            for mutant in mutants
+            if mutant.ir_change and all(found[seed, mutant].state in ("survived", "unobserved") for seed in seeds)
         )
-        if not enough or not survivors:
+        if not enough or not missed:
             return {}
-        self.table.examine_again(len(survivors))
-        second = self.outcomes(Batch(survivors, CASES_FOR_EACH * enough, enough=enough))
-        return {mutant: combined(found[mutant], second[mutant], enough) for mutant in survivors}
+        self.table.examine_again(len(missed))
+        second = self.outcomes([Batch(missed, seeds[0], CASES_FOR_EACH * enough, enough=enough)])
+        return {key: combined(found[key], outcome) for key, outcome in second.items()}
 
 
-def combined(first: Outcome, second: Outcome, enough: int) -> Outcome:
-    """Return a survivor's outcome after its second examination: equivalent, or survived with the new evidence."""
-    evidence = second.evidence
-    state: State = "equivalent" if evidence.reached >= enough and not evidence.changed else "survived"
-    message = second.message
+def combined(first: Outcome, second: Outcome) -> Outcome:
+    """Return the outcome of a mutant that was not found, with the evidence of its second examination."""
+    evidence, message = second.evidence, second.message
+    state: State = "survived" if evidence.changed or second.state == "killed" else first.state
     if second.state == "killed":
         message = f"found by {second.property_name} ({second.kind}) after {second.case} cases: {second.message}"
     return msgspec.structs.replace(first, state=state, message=message, evidence=evidence)

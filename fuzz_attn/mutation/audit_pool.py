@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,7 +22,7 @@ from fuzz_attn.mutation.audit_worker import POSITION_FILE
 from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
 from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.position import PositionFile
-from fuzz_attn.mutation.results import Outcome
+from fuzz_attn.mutation.results import FalseAlarm, Outcome
 
 BATCHES_EACH: Final = 2
 """Batches for each worker: every batch prepares all cases anew, but other workers wait only for the last ones."""
@@ -43,6 +43,8 @@ class PooledWorker:
         Path(setup.scratch).mkdir()
         self.batch: Batch | None = None
         self.left: dict[str, Mutant] = {}
+        self.interrupted: Batch | None = None
+        """What is left of a batch that the process died in."""
         self.progress = Progress(0, 0)
         self.last_message = time.monotonic()
         self._position = PositionFile(Path(setup.scratch) / POSITION_FILE)
@@ -75,8 +77,9 @@ class PooledWorker:
             printed = self.process.last_output()
             raise FuzzAttnError(f"a worker of the audit died with status {code}, of no mutant:\n{printed}")
         del self.left[killer.name]
+        self.interrupted = msgspec.structs.replace(self.batch, mutants=tuple(self.left.values()))
         message, rules = f"the process ended with status {code}", dict.fromkeys(self.batch.rules, case + 1)
-        return Outcome(killer, "killed", "oracle", "crash", message, case + 1, rules=rules)
+        return Outcome(killer, "killed", self.batch.seed, "oracle", "crash", message, case + 1, rules=rules)
 
     def end(self) -> None:
         """Kill the process."""
@@ -85,15 +88,15 @@ class PooledWorker:
 
 
 class AuditPool:
-    """Workers that share one target, seed and folder of seeded bugs. Use as a context, which ends all of them."""
+    """Workers that share one target and folder of seeded bugs. Use as a context, which ends all of them."""
 
     ready: Ready
 
     def __init__(self, setup: AuditSetup, size: int) -> None:
         self.size = size
         self.workers: list[PooledWorker] = []
-        self.false_alarms: dict[str, set[int]] = {}
-        self.healthy_cases = 0
+        self.false_alarms: set[FalseAlarm] = set()
+        self.healthy_cases: dict[int, int] = {}
         self._setup = setup
         self._started = 0
         self._resources = ExitStack()
@@ -114,16 +117,17 @@ class AuditPool:
         """End all workers."""
         self._end()
 
-    def survey(self, cases: int) -> tuple[Mutant, ...]:
-        """Return every change of the IR of the kernels that the first cases launch."""
-        self.workers[0].process.send(Survey(cases))
+    def survey(self, seed: int, cases: int) -> tuple[Mutant, ...]:
+        """Return every change of the IR of the kernels that a seed's first cases launch."""
+        self.workers[0].process.send(Survey(seed, cases))
         surveyed = self._wait_for(self.workers[0])
         assert isinstance(surveyed, Surveyed)
         return surveyed.mutants
 
-    def judge(self, batch: Batch) -> Iterator[Outcome | None]:
-        """Yield each outcome of a batch, spread over the workers, when it comes; None while nothing does."""
-        waiting = deque(self._parts(batch))
+    def judge(self, batches: Sequence[Batch]) -> Iterator[Outcome | None]:
+        """Yield each outcome of some batches, spread over the workers, when it comes; None while nothing does."""
+        each = -(-BATCHES_EACH * self.size // max(1, len(batches))) if self.size > 1 else 1
+        waiting = deque(part for batch in batches for part in _parts(batch, each))
         while self._hand_out(waiting):
             messages = self._messages()
             if not messages:
@@ -132,15 +136,9 @@ class AuditPool:
                 outcome = self._handle(worker, message)
                 if outcome is not None:
                     yield outcome
-                if worker.batch is None and worker.left:
-                    waiting.append(msgspec.structs.replace(batch, mutants=tuple(worker.left.values())))
-                    worker.left = {}
-
-    def _parts(self, batch: Batch) -> Iterator[Batch]:
-        """Yield the parts of a batch, each with its share of every kernel: neighbours take equally long."""
-        parts = 1 if self.size == 1 else min(len(batch.mutants), BATCHES_EACH * self.size)
-        for first in range(parts):
-            yield msgspec.structs.replace(batch, mutants=batch.mutants[first::parts])
+                if worker.interrupted is not None and worker.interrupted.mutants:
+                    waiting.append(worker.interrupted)
+                worker.interrupted = None
 
     def _hand_out(self, waiting: deque[Batch]) -> bool:
         """Give waiting batches to idle or new workers; return whether any worker is busy."""
@@ -204,9 +202,8 @@ class AuditPool:
         return message
 
     def _add_false_alarms(self, done: BatchDone) -> None:
-        self.healthy_cases = max(self.healthy_cases, done.healthy_cases)
-        for rule, cases in done.false_alarms.items():
-            self.false_alarms.setdefault(rule, set()).update(cases)
+        self.healthy_cases[done.seed] = max(self.healthy_cases.get(done.seed, 0), done.healthy_cases)
+        self.false_alarms.update(done.false_alarms)
 
     def _kill_silent_workers(self) -> None:
         for worker in self.workers:
@@ -217,3 +214,10 @@ class AuditPool:
         for worker in self.workers:
             worker.end()
         self._resources.close()
+
+
+def _parts(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Yield the parts of a batch, each with its share of every kernel: neighbours take equally long."""
+    parts = min(len(batch.mutants), parts)
+    for first in range(parts):
+        yield msgspec.structs.replace(batch, mutants=batch.mutants[first::parts])

@@ -51,7 +51,7 @@ class AuditWorker:
         order = msgspec.json.decode(message, type=Survey | Batch)
         try:
             if isinstance(order, Survey):
-                send(Surveyed(tuple(self.runner.survey(order.cases))))
+                send(Surveyed(tuple(self.runner.survey(order.seed, order.cases))))
             else:
                 self._run(order, send)
         except FuzzAttnError as error:  # of a seeded bug or a kernel: the user can mend it
@@ -62,7 +62,10 @@ class AuditWorker:
     def _run(self, batch: Batch, send: Send) -> None:
         from fuzz_attn.mutation.mutant_run import MutantRun  # noqa: PLC0415 - imports torch
 
-        runs = [MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}) for mutant in batch.mutants]
+        runs = [
+            MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}, batch.seed)
+            for mutant in batch.mutants
+        ]
         left, reported = runs, 0.0
 
         def after_case(number: int, undecided: list[MutantRun]) -> None:
@@ -73,10 +76,9 @@ class AuditWorker:
                 reported = time.monotonic()
                 send(Progress(number, len(left)))
 
-        self.runner.run(runs, batch.cases, enough=batch.enough, after_case=after_case)
+        self.runner.run(runs, batch.seed, batch.cases, enough=batch.enough, after_case=after_case)
         _send_finished(left, (), send)
-        alarms = {rule: tuple(sorted(cases)) for rule, cases in self.runner.false_alarms.items()}
-        send(BatchDone(alarms, self.runner.healthy_cases))
+        send(BatchDone(tuple(self.runner.false_alarms), batch.seed, self.runner.healthy_cases[batch.seed]))
 
     def _target_of(self, mutant: Mutant) -> Target:
         from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
@@ -102,13 +104,11 @@ def _load(message: bytes) -> AuditWorker:
     healthy = case_judge.load(Setup(setup.target, setup.family, "simulator"))
     from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
     from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above
-    from fuzz_attn.mutation.case_stream import CaseStream  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.position import PositionFile  # noqa: PLC0415 - as above
 
     assert isinstance(healthy.backend, SimulatorBackend)
-    stream = CaseStream(healthy.target.domain, setup.seed)
     position = PositionFile(Path(setup.scratch) / POSITION_FILE)
-    return AuditWorker(setup, healthy, BatchRunner(healthy.target, healthy.backend, stream, position))
+    return AuditWorker(setup, healthy, BatchRunner(healthy.target, healthy.backend, position))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.case_stream import CaseStream, DrawnCase
 from fuzz_attn.mutation.ir.mutants import Rewrite, changes_in
 from fuzz_attn.mutation.ir.probes import Probes
 from fuzz_attn.mutation.mutant import IrChange, Mutant
 from fuzz_attn.mutation.mutant_run import MutantRun, limited_processor_time
 from fuzz_attn.mutation.position import NO_MUTANT, PositionFile
 from fuzz_attn.mutation.prepared_case import PreparedCase, SharedExperiment
-from fuzz_attn.mutation.results import PROPERTIES
+from fuzz_attn.mutation.results import PROPERTIES, FalseAlarm
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import check, check_relation
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -31,25 +31,24 @@ HANG: Final = 20
 
 
 class BatchRunner:
-    """Runs mutants of one target on the cases of one stream, in this process."""
+    """Runs mutants of one target on the cases of any seed, in this process."""
 
-    def __init__(self, target: Target, backend: SimulatorBackend, stream: CaseStream, position: PositionFile) -> None:
+    def __init__(self, target: Target, backend: SimulatorBackend, position: PositionFile) -> None:
         self._target = target
         self._backend = backend
-        self._stream = stream
+        self._streams: dict[int, CaseStream] = {}
         self._position = position
         self._probes = Probes()
         backend.extend(self._probes.extension)
-        self.false_alarms: dict[str, set[int]] = {}
-        """The cases, counted from 1, on which the healthy target failed, by fixed tolerance or ``PROPERTIES``."""
-        self.healthy_cases = 0
-        """How many cases of the stream the healthy target was judged on."""
+        self.false_alarms: set[FalseAlarm] = set()
+        self.healthy_cases: dict[int, int] = {}
+        """How many cases of each seed the healthy target was judged on."""
 
-    def survey(self, cases: int) -> list[Mutant]:
-        """Return every change of the IR of the kernels that the first cases launch, one case for each compile key."""
+    def survey(self, seed: int, cases: int) -> list[Mutant]:
+        """Return every change of the IR of the kernels that a seed's first cases launch, one case for each key."""
         keys, changes = set(), {}
         for number in range(cases):
-            drawn = self._stream[number]
+            drawn = self._drawn(seed, number)
             if drawn.case.compile_key not in keys:
                 keys.add(drawn.case.compile_key)
                 self._backend.rewrite(Rewrite())
@@ -61,12 +60,13 @@ class BatchRunner:
     def run(
         self,
         runs: Sequence[MutantRun],
+        seed: int,
         cases: int,
         *,
         enough: int = 0,
         after_case: Callable[[int, list[MutantRun]], None],
     ) -> None:
-        """Judge mutants on the first cases.
+        """Judge mutants on a seed's first cases.
 
         ``after_case`` is called with the number of each case, from 1, and the mutants that are not yet decided. With
         ``enough``, changed operations are watched, no metamorphic relation is checked, and a mutant is decided once
@@ -79,7 +79,7 @@ class BatchRunner:
                 return
             self._position.write(number, NO_MUTANT)
             started = time.perf_counter()
-            healthy = self._healthy(number, any(run.undecided - {PROPERTIES} for _, run in left))
+            healthy = self._healthy(seed, number, any(run.undecided - {PROPERTIES} for _, run in left))
             shared += time.perf_counter() - started
             if healthy is not None:
                 for index, run in left:
@@ -88,28 +88,30 @@ class BatchRunner:
             left = [(index, run) for index, run in left if run.undecided]
             after_case(number + 1, [run for _, run in left])
 
-    def _healthy(self, number: int, with_tolerances: bool) -> _HealthyCase | None:
+    def _drawn(self, seed: int, number: int) -> DrawnCase:
+        if seed not in self._streams:
+            self._streams[seed] = CaseStream(self._target.domain, seed)
+        return self._streams[seed][number]
+
+    def _healthy(self, seed: int, number: int, with_tolerances: bool) -> _HealthyCase | None:
         """Return the case with the healthy target's results; None, and a false alarm, where that fails."""
-        prepared = PreparedCase(self._stream[number], self._target, self._backend)
+        prepared = PreparedCase(self._drawn(seed, number), self._target, self._backend)
         prepared.compute_reference(with_tolerances=with_tolerances)
-        self.healthy_cases = max(self.healthy_cases, number + 1)
+        self.healthy_cases[seed] = max(self.healthy_cases.get(seed, 0), number + 1)
         started = time.perf_counter()
         self._backend.rewrite(Rewrite())
         experiment = SharedExperiment(prepared, self._target)
         verdict = check(experiment, prepared.drawn.relation)
         seconds = time.perf_counter() - started
         if not verdict.passed:
-            self._false_alarm(PROPERTIES, number)
+            self.false_alarms.add(FalseAlarm(PROPERTIES, seed, number + 1))
             return None
         launch = experiment.first
         rules = {name for name, rule in prepared.allowed_errors.items() if rule.accepts(launch.tensors.output)}
         for rule in prepared.allowed_errors.keys() - rules:
-            self._false_alarm(rule, number)
+            self.false_alarms.add(FalseAlarm(rule, seed, number + 1))
         changes = {change for function in self._backend.parsed for change in changes_in(function)}
         return _HealthyCase(prepared, verdict, launch.output_after.clone(), rules, changes, seconds)
-
-    def _false_alarm(self, name: str, number: int) -> None:
-        self.false_alarms.setdefault(name, set()).add(number + 1)
 
     def _judge_mutant(self, run: MutantRun, healthy: _HealthyCase, number: int, shared: float, enough: int) -> None:
         """Judge one mutant on one case."""

@@ -6,11 +6,11 @@
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import Outcome
+from fuzz_attn.mutation.results import FalseAlarm, Outcome
 
 
 class AuditSetup(Plain, frozen=True):
-    """The target of an audit, the seed of its cases, and two folders.
+    """The target of an audit, and two folders.
 
     ``seeded_bugs`` is the folder of TOML tables, empty where the IR is changed. ``scratch`` is the worker's own folder
     for its position and for edited kernels.
@@ -18,24 +18,25 @@ class AuditSetup(Plain, frozen=True):
 
     target: str
     family: Family | None
-    seed: int
     seeded_bugs: str
     scratch: str = ""
 
 
 class Survey(Plain, frozen=True, tag="survey"):
-    """Asks for every change of the IR of the kernels that the first ``cases`` launch."""
+    """Asks for every change of the IR of the kernels that the first ``cases`` of a seed launch."""
 
+    seed: int
     cases: int
 
 
 class Batch(Plain, frozen=True, tag="batch"):
-    """Mutants to judge on the first ``cases``; with ``rules``, until these fixed tolerances have found them too.
+    """Mutants to judge on a seed's first ``cases``; with ``rules``, until these fixed tolerances have found them too.
 
     With ``enough``, changed operations are watched, and a mutant is done once it ran its own in that many cases.
     """
 
     mutants: tuple[Mutant, ...]
+    seed: int
     cases: int
     rules: tuple[str, ...] = ()
     enough: int = 0
@@ -61,11 +62,11 @@ class Progress(Plain, frozen=True, tag="progress"):
 
 
 class BatchDone(Plain, frozen=True, tag="batch_done"):
-    """A batch is done. ``false_alarms`` holds the cases on which the healthy target failed so far.
+    """A batch is done. ``false_alarms`` are those of this process so far.
 
-    The key is the name of a fixed tolerance, or empty for the campaign's properties. ``healthy_cases`` is the number
-    of cases that the healthy target was judged on.
+    ``healthy_cases`` is the number of cases of the batch's seed that the healthy target was judged on.
     """
 
-    false_alarms: dict[str, tuple[int, ...]]
+    false_alarms: tuple[FalseAlarm, ...]
+    seed: int
     healthy_cases: int

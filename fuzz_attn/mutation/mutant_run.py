@@ -17,7 +17,7 @@ from fuzz_attn.targets.target import Target
 
 @dataclass
 class MutantRun:
-    """A mutant with its target and what its cases showed so far.
+    """A mutant with its target and what the cases of one seed showed so far.
 
     ``undecided`` names what has not found the mutant yet: the campaign's properties and the fixed tolerances.
     ``seconds`` are the mutant's own, without what all mutants of its batch share.
@@ -26,6 +26,7 @@ class MutantRun:
     mutant: Mutant
     target: Target
     undecided: set[str]
+    seed: int = 0
     seconds: float = 0.0
     cases: int = 0
     reached: int = 0
@@ -47,11 +48,12 @@ class MutantRun:
         """Return the outcome so far."""
         evidence = Evidence(self.cases, self.reached, self.differed, self.changed, self.ratio)
         if self.verdict is None:
-            state: State = "invalid" if self.invalid else "survived"
-            return Outcome(self.mutant, state, message=self.invalid, rules=self.rules, evidence=evidence)
+            state: State = "invalid" if self.invalid else "survived" if self.changed else "unobserved"
+            return Outcome(self.mutant, state, self.seed, message=self.invalid, rules=self.rules, evidence=evidence)
         return Outcome(
             self.mutant,
             "killed",
+            self.seed,
             property_name=self.verdict.property_name,
             kind=self.verdict.kind,
             message=self.verdict.message,

@@ -1,11 +1,11 @@
-"""Results of an audit: the outcome of each mutant, scores with their confidence, and the file that holds them."""
+"""Results of an audit: the outcome of each mutant and seed, scores with their confidence, and the file of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -20,13 +20,20 @@ RULES: Final = (VLLM, FLASH_ATTENTION)
 PROPERTIES: Final = ""
 """The name of the campaign's properties beside them."""
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 CONFIDENCE: Final = 1.959963984540054
 """The normal distribution's quantile for 95 %."""
 
-State: TypeAlias = Literal["killed", "equivalent", "survived", "invalid"]
-"""``equivalent``: the same output bits in every one of at least a thousand cases that ran the changed operation.
-``invalid``: the changed IR is no valid kernel."""
+State: TypeAlias = Literal["killed", "survived", "unobserved", "equivalent", "invalid"]
+"""What became of a mutant under one seed:
+
+- ``killed``: some property failed in some case.
+- ``survived``: the output had other bits in some case, and every property held.
+- ``unobserved``: the output had the same bits in every case. This says nothing of other cases, so it counts as not
+  found.
+- ``equivalent``: unobserved under every seed, and a written argument says why no case can tell the mutant apart
+  (:mod:`fuzz_attn.mutation.survivors`). Only these, and those without a kernel, leave the score.
+- ``invalid``: the changed IR is no valid kernel."""
 
 
 class Evidence(Plain, frozen=True):
@@ -45,15 +52,16 @@ class Evidence(Plain, frozen=True):
 
 
 class Outcome(Plain, frozen=True):
-    """The outcome of one mutant.
+    """The outcome of one mutant under one seed.
 
-    ``case`` is the number, from 1, of the case of the default campaign that killed it. ``seconds`` is the time until
-    then on one core: drawing, tensors and oracle of all cases so far, and the mutant's own launches. ``rules`` holds
-    the number of the case for each fixed tolerance that found the mutant.
+    ``case`` is the number, from 1, of the case of the seed's default campaign that killed it. ``seconds`` is the time
+    until then on one core: drawing, tensors and oracle of all cases so far, and the mutant's own launches. ``rules``
+    holds the number of the case for each fixed tolerance that found the mutant.
     """
 
     mutant: Mutant
     state: State
+    seed: int = 0
     property_name: str = ""
     kind: str = ""
     message: str = ""
@@ -63,17 +71,25 @@ class Outcome(Plain, frozen=True):
     evidence: Evidence = Evidence()
 
 
-class Audit(Plain, frozen=True):
-    """A finished audit.
+class FalseAlarm(Plain, frozen=True, order=True):
+    """A case, counted from 1, that the healthy target failed: by a fixed tolerance, or with "" by the properties."""
 
-    ``cases`` is the largest number of cases for a mutant, ``ruled`` whether the fixed tolerances were evaluated too.
-    ``healthy_cases`` is the number of cases that the healthy target was judged on. ``false_alarms`` holds the numbers
-    of those that it failed, by fixed tolerance, and under "" by the campaign's properties; mutants skip the latter.
+    rule: str
+    seed: int
+    case: int
+
+
+class Audit(Plain, frozen=True):
+    """A finished audit: one outcome for each seed and mutant.
+
+    ``cases`` is the largest number of cases for a mutant and seed, ``ruled`` whether the fixed tolerances were
+    evaluated too. ``healthy_cases`` is the number of cases that the healthy target was judged on. Mutants skip cases
+    that it failed by its properties.
     """
 
     target: str
     family: str
-    seed: int
+    seeds: tuple[int, ...]
     cases: int
     seconds: float
     workers: int
@@ -81,25 +97,29 @@ class Audit(Plain, frozen=True):
     outcomes: tuple[Outcome, ...]
     ruled: bool = False
     healthy_cases: int = 0
-    false_alarms: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    false_alarms: tuple[FalseAlarm, ...] = ()
     schema: int = SCHEMA
 
 
 class Score(NamedTuple):
-    """How many mutants were found, with the 95 % confidence interval of the share."""
+    """How many mutants were found, with the 95 % confidence interval of the share.
 
-    found: int
+    With several seeds ``found`` is the mean over them. The interval takes the mutants as a sample of all possible ones;
+    how much the seeds differ is told apart from it.
+    """
+
+    found: float
     of: int
     low: float
     high: float
 
     @property
-    def percent(self) -> float:
-        """The share in per cent, 100 where there is no mutant."""
-        return 100.0 * self.found / self.of if self.of else 100.0
+    def percent(self) -> float | None:
+        """The share in per cent, None where there is no mutant."""
+        return 100.0 * self.found / self.of if self.of else None
 
 
-def score(found: int, of: int) -> Score:
+def score(found: float, of: int) -> Score:
     """Return a score with Wilson's confidence interval."""
     if not of:
         return Score(0, 0, 0.0, 1.0)
@@ -109,21 +129,38 @@ def score(found: int, of: int) -> Score:
     return Score(found, of, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def counted(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes that count for a score: not those of equivalent or invalid mutants."""
-    return [outcome for outcome in outcomes if outcome.state in ("killed", "survived")]
+def by_mutant(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, ...]]:
+    """Return the outcomes that count, those of one mutant together: not those of equivalent or invalid mutants."""
+    members: dict[Mutant, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.state not in ("equivalent", "invalid"):
+            members.setdefault(outcome.mutant, []).append(outcome)
+    return [tuple(each) for each in members.values()]
+
+
+def times_found(outcomes: Sequence[Outcome]) -> int:
+    """Return how many outcomes, of one mutant under several seeds, found it."""
+    return sum(outcome.state == "killed" for outcome in outcomes)
+
+
+def most_seen(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome of a mutant with the most evidence."""
+    return max(outcomes, key=lambda outcome: (outcome.evidence.reached, outcome.evidence.cases))
 
 
 def own_score(outcomes: Iterable[Outcome]) -> Score:
     """Return the score of the campaign's properties."""
-    kept = counted(outcomes)
-    return score(sum(outcome.state == "killed" for outcome in kept), len(kept))
+    return _mean_score(outcomes, lambda outcome: outcome.state == "killed")
 
 
 def rule_score(outcomes: Iterable[Outcome], rule: str) -> Score:
     """Return the score of a fixed tolerance."""
-    kept = counted(outcomes)
-    return score(sum(rule in outcome.rules for outcome in kept), len(kept))
+    return _mean_score(outcomes, lambda outcome: rule in outcome.rules)
+
+
+def _mean_score(outcomes: Iterable[Outcome], found: Callable[[Outcome], bool]) -> Score:
+    mutants = by_mutant(outcomes)
+    return score(math.fsum(fmean(map(found, each)) for each in mutants), len(mutants))
 
 
 def median_case(outcomes: Iterable[Outcome]) -> float | None:

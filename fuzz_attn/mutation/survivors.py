@@ -1,7 +1,9 @@
 """Known survivors: why changes of our kernels' IR survive, in words that a reader can check.
 
 With them a new survivor stands out in a report. A file of reasons is TOML; each table is one reason with the changes
-that it covers, identified by the text of their source line instead of its number.
+that it covers, identified by the text of their source line instead of its number. A reason explains; only one that
+argues that no case at all can tell the change apart (``equivalent``) takes it out of the score, and each audit checks
+that claim against what it saw.
 """
 
 from __future__ import annotations
@@ -9,18 +11,26 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation.mutant import IrChange
+from fuzz_attn.mutation.mutant import IrChange, Mutant
 from fuzz_attn.mutation.results import Outcome
 
 KERNELS: Final = Path(__file__).parents[1] / "kernels"
 OWN_REASONS: Final = Path(__file__).parents[2] / "tests" / "mutation" / "ir_survivors.toml"
 """The reasons for our own kernels: part of a checkout, and not of a wheel."""
+
+
+Claim: TypeAlias = Literal["", "same value", "same output"]
+"""What a reason claims of its changes, for every case that the contract allows.
+
+- ``same value``: the changed operation gives the value that it gave before.
+- ``same output``: it may give another value, which no output depends on and no sanitizer sees.
+- empty: nothing. The changes survive, and count as not found."""
 
 
 class Spot(Plain, frozen=True):
@@ -45,15 +55,22 @@ class Spot(Plain, frozen=True):
 
 
 class Reason(Plain, frozen=True):
-    """One reason and the changes that it covers."""
+    """One reason, the changes that it covers, and what it claims of them."""
 
     because: str
     at: tuple[Spot, ...]
+    equivalent: Claim = ""
     name: str = ""
 
     def covers(self, change: IrChange) -> bool:
         """Return whether this is why a change survives."""
         return any(spot.covers(change) for spot in self.at)
+
+    def refuted_by(self, outcome: Outcome) -> bool:
+        """Return whether an outcome of a covered change contradicts the claim."""
+        seen = outcome.evidence
+        differs = bool(seen.changed) or (self.equivalent == "same value" and bool(seen.differed))
+        return bool(self.equivalent) and (differs or outcome.state in ("killed", "survived"))
 
 
 class SortedSurvivors(NamedTuple):
@@ -93,3 +110,39 @@ def sort(outcomes: Iterable[Outcome], reasons: Sequence[Reason]) -> SortedSurviv
         (unexplained if index is None else explained[index]).append(outcome)
     pairs = ((reason, tuple(explained[index])) for index, reason in enumerate(reasons))
     return SortedSurvivors(tuple(pair for pair in pairs if pair[1]), tuple(unexplained))
+
+
+def with_equivalents(outcomes: Sequence[Outcome], reasons: Sequence[Reason]) -> tuple[Outcome, ...]:
+    """Return the outcomes, marked where a reason claims that the mutant is equivalent and no outcome refutes it."""
+    claimed = _claimed(outcomes, reasons)
+    equivalent = {mutant for mutant, (reason, each) in claimed.items() if not any(map(reason.refuted_by, each))}
+    return tuple(
+        msgspec.structs.replace(outcome, state="equivalent") if outcome.mutant in equivalent else outcome
+        for outcome in outcomes
+    )
+
+
+def refuted(outcomes: Iterable[Outcome], reasons: Sequence[Reason]) -> list[tuple[Reason, Outcome]]:
+    """Return each reason whose claim some outcome contradicts, with the first such outcome of each mutant."""
+    found = []
+    for reason, each in _claimed(outcomes, reasons).values():
+        contradiction = next(filter(reason.refuted_by, each), None)
+        if contradiction is not None:
+            found.append((reason, contradiction))
+    return found
+
+
+def _claimed(outcomes: Iterable[Outcome], reasons: Sequence[Reason]) -> dict[Mutant, tuple[Reason, list[Outcome]]]:
+    """Return for each mutant that some reason claims to be equivalent that reason and the mutant's outcomes."""
+    claims = [reason for reason in reasons if reason.equivalent]
+    found: dict[Mutant, tuple[Reason, list[Outcome]]] = {}
+    reason_of: dict[Mutant, Reason | None] = {}
+    for outcome in outcomes:
+        change = outcome.mutant.ir_change
+        if outcome.mutant not in reason_of:
+            covering = (reason for reason in claims if change is not None and reason.covers(change))
+            reason_of[outcome.mutant] = next(covering, None)
+        reason = reason_of[outcome.mutant]
+        if reason is not None:
+            found.setdefault(outcome.mutant, (reason, []))[1].append(outcome)
+    return found

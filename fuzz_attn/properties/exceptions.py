@@ -81,7 +81,7 @@ def with_other_data(case: AttentionCase) -> tuple[AttentionCase, ...]:
     return (replace(case, seed=case.seed ^ 1), replace(case, seed=case.seed ^ 2, **plain))
 
 
-_DATA: Final = ("scores", "values", "near_uniform", "key_marks", "overrides", "poison")
+_DATA: Final = ("scores", "values", "near_uniform", "equal_heads", "key_marks", "overrides", "poison")
 """The fields of a case that change numbers only."""
 
 

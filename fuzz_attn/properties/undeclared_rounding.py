@@ -234,6 +234,6 @@ def probe_cases(case: AttentionCase, head_sizes: tuple[int, ...]) -> Iterator[At
             sequences = (Tokens(query_len if context_len else 1, context_len),)
             changes = {"sequences": sequences, "scores": scores, "values": values, "seed": seed, "heads": heads}
             try:
-                yield replace(case, **changes, overrides=(), near_uniform=False, key_marks=False)
+                yield replace(case, **changes, overrides=(), near_uniform=False, equal_heads=False, key_marks=False)
             except CaseError:  # these sizes do not go with the features of the case
                 continue

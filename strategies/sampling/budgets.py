@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from math import isqrt
 
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import Sequence
@@ -22,13 +23,24 @@ MAX_TIMES = 4
 RARE_TIMES = 12
 """The same for very rare cases."""
 
+MOST_TIMES = 2000
+"""The same for extreme cases, which take seconds in the simulator: there a tile of many programs costs a tenth."""
+
 MAX_SHARE = 0.6
 """The share of the remaining budget that one sequence may take, so that others can follow it."""
 
 MAX_TOKENS = 72
 RARE_TOKENS = 320
+MOST_TOKENS = 4096
 MAX_QUERY_ELEMENTS = 2**17
+MOST_QUERY_ELEMENTS = 2**19
 MAX_CACHE_ELEMENTS = 2**18
+MOST_CACHE_ELEMENTS = 2**22
+MOST_ROW_SCORES = 2**20
+MOST_SCORES = 2**24
+"""Extreme cases may have caches so large, so many scores of one query token in all heads, and so many in all. The
+oracle's float64 copies of them then take half a gigabyte."""
+
 TYPICAL_TILE = 32
 MIN_TILES = 4
 """Fewer tiles would leave nothing to merge."""
@@ -100,16 +112,20 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
 def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1, tokens: int = MAX_TOKENS) -> Budget:
     """Return the budget of a case.
 
-    ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all.
-    ``tokens`` is the largest number of query tokens.
+    ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all,
+    and with ``MOST_TIMES`` it may have more keys. ``tokens`` is the largest number of query tokens.
     """
-    row = num_kv_heads * key.head_size
+    row, num_heads = num_kv_heads * key.head_size, num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)
+    extreme = times == MOST_TIMES
+    most = min(MOST_CACHE_ELEMENTS, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
+    queries = (MOST_QUERY_ELEMENTS if extreme else MAX_QUERY_ELEMENTS) // (row * key.num_queries_per_kv)
+    tokens = min(tokens, queries, isqrt(MOST_SCORES // num_heads))
     return Budget(
         ms=MAX_MS * times,
         share=1.0 if times > 1 else MAX_SHARE,
-        tokens=max(1, min(tokens, MAX_QUERY_ELEMENTS // (row * key.num_queries_per_kv))),
-        pages=max(2, MAX_CACHE_ELEMENTS // (row * key.block_size)),
+        tokens=max(1, tokens),
+        pages=max(2, most // (row * key.block_size)),
         per_block=num_kv_heads * (PROGRAM_MS + segments * SEGMENT_MS),
         per_tile=num_kv_heads * TILE_MS,
         per_token=num_kv_heads * key.num_queries_per_kv * MERGE_MS if merges else 0,

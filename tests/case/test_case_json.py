@@ -62,6 +62,7 @@ FULL = AttentionCase(
     scores=NeedleScores(place="outside_left", strength=9.0),
     values=OutlierValues(factor=32.0),
     near_uniform=True,
+    equal_heads=True,
     key_marks=True,
     overrides=(Override(tensor="v", sequence=1, position=2, head=1, column=4, value=-16.0),),
     strides=Strides(
@@ -102,7 +103,7 @@ GOLDEN = (
     '"scales":{"k":0.5,"v":1.7,"out":0.3},'
     '"scores":{"type":"needle","place":"outside_left","strength":9.0},'
     '"values":{"type":"outlier","factor":32.0},'
-    '"near_uniform":true,"key_marks":true,'
+    '"near_uniform":true,"equal_heads":true,"key_marks":true,'
     '"overrides":[{"tensor":"v","sequence":1,"position":2,"head":1,"column":4,"value":-16.0}],'
     '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9,"new_value_token":10,"new_value_head":11,"page_head":12,"key_chunk":13,"key_slot":14,"value_dim":15,"key_piece":2},'
     '"padded_tokens":2,'
@@ -151,6 +152,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "scores": {"type": "normal", "spread": 1.0},
         "values": {"type": "normal"},
         "near_uniform": False,
+        "equal_heads": False,
         "key_marks": False,
         "overrides": [],
         "strides": {

@@ -57,6 +57,7 @@ a slice of a matrix 4 columns wider
 sinks: -4 with spread 0.25, bfloat16
 numbers: scores needle (place outside left, strength 9), values one-hot, seed 12
 near-uniform: the queries of most rows divided by 64, the slopes of most heads by 16
+equal heads: the queries and slopes and sinks of most heads are 0
 key marks: every other column of V marks the keys
 v: -16 set at sequence 1, position 2, head 1, column 4
 memory: K and V in one allocation [num_blocks, 2, ...], gap of 1 after each q token, gap of 2 after each q head, \
@@ -90,6 +91,7 @@ def test_richest_case() -> None:
         scores=NeedleScores("outside_left", 9.0),
         values=OneHotValues(),
         near_uniform=True,
+        equal_heads=True,
         key_marks=True,
         overrides=(Override("v", 1, 2, 1, 4, -16.0),),
         strides=Strides(1, 2, 3, 4, "blocks_first", 5, 6),

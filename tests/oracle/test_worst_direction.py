@@ -259,3 +259,61 @@ def test_units_of_both_sums_are_necessary(
 def test_zero_output_has_a_positive_bound(by_hand: Builder) -> None:
     tensors = replace(by_hand([[0.0]], [[1.0]], [[0.0]]), sinks=torch.tensor([0.0]))
     assert float(attend(tensors).bound) > 0.0
+
+
+def worst_sum(products: np.ndarray[Any, Any], side: int) -> float:
+    """Return a sum in this order in which each addition loses a whole unit in one direction."""
+    total = 0.0
+    for product in products:
+        total += product
+        total += side * U * abs(total)
+    return total
+
+
+@pytest.mark.parametrize("positive", [0.5, 0.9, 0.0], ids=["both signs", "mostly positive", "negative"])
+def test_additions_lose_units_of_the_larger_sum_of_one_sign(positive: float, by_hand: Builder) -> None:
+    """Sums in any order stay within the bound; one that begins with its largest terms comes close."""
+    random, size = np.random.default_rng(7), 200
+    tensors = by_hand([[0.0] * size], [[0.0] * size], [[0.0] * size], output=torch.zeros(1, 1, size))
+    terms = random.pareto(1.0, size) * np.where(random.random(size) < positive, 1.0, -1.0)
+    magnitudes, exact = (torch.tensor([each]) for each in (np.abs(terms).sum(), terms.sum()))
+    bound = float(logits.summed_error(magnitudes, exact, tensors, PLAIN))
+    orders = [terms[np.argsort(key, kind="stable")] for key in (terms, -terms, -np.abs(terms), random.random(size))]
+    orders += [order[np.argsort(sign * order < 0, kind="stable")] for order in (orders[2],) for sign in (1, -1)]
+    errors = [abs(worst_sum(order, side) - float(exact)) for order in orders for side in (1, -1)]
+    assert max(errors) <= bound
+    assert max(errors) >= 0.3 * bound
+    assert bound <= U * (size + 5) * float(magnitudes)
+
+
+def test_sums_of_values_of_both_signs_have_half_the_bound(by_hand: Builder) -> None:
+    """Of 1,000 equal weights that are not exact; the sum of the positive values is half of all."""
+    bounds = []
+    for sign in (1.0, -1.0):
+        keys, values = [[1e-4 * n] for n in range(1000)], [[1.0], [sign]] * 500
+        tensors = by_hand([[0.1]], keys, values, output=torch.zeros(1, 1, 1))
+        bounds.append(float(attend(tensors).bound))
+    assert 0.2 < bounds[1] / bounds[0] < 0.6
+
+
+def test_values_of_zero_are_no_additions(by_hand: Builder) -> None:
+    """Of 1,000 weights that are not exact; one value of ten or of a hundred is not 0 in the other columns."""
+    keys = [[1e-4 * n, 0.0, 0.0] for n in range(1000)]
+    values = [[1.0, float(n % 10 == 0), float(n % 100 == 0)] for n in range(1000)]
+    tensors = by_hand([[0.1, 0.0, 0.0]], keys, values, output=torch.zeros(1, 1, 3))
+    nearest, truncating = attend(tensors), attend(tensors, RoundingModel(accumulate_slack=2.0))
+    units = ((truncating.bound - nearest.bound) / (nearest.expected * U)).flatten().tolist()
+    # A truncating adder loses two units in each of 1,000 additions and 64 rescalings, also those of 0. A factor loses
+    # one unit more in each of 64 rescalings and of 5 others.
+    for found, nonzero in zip(units, (1000, 100, 10), strict=True):
+        assert found == pytest.approx(2 * 1064 + 69 - nonzero, rel=0.01)
+
+
+def test_half_types_lose_more_in_long_sums_than_float32(by_hand: Builder) -> None:
+    """The same numbers, exact in both types: the cast of P comes on top of the additions."""
+    keys, values = [[n / 1024] for n in range(1000)], [[1.0], [-0.5]] * 500
+    bounds = []
+    for dtype in (torch.float16, torch.float32):
+        tensors = by_hand([[0.125]], keys, values, dtype, output=torch.zeros(1, 1, 1))
+        bounds.append(float(attend(tensors).bound))
+    assert bounds[0] > bounds[1] + 2.0**-13 * 0.7

@@ -3,6 +3,10 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace as replaced
+from functools import wraps
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +22,8 @@ from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.properties.check import LAUNCH_PROPERTIES, check
+from fuzz_attn.properties.check import LAUNCH_PROPERTIES, check, comparison_of
+from fuzz_attn.properties.comparisons import WithinBound, reference_of
 from fuzz_attn.properties.exact_relations import with_other_poison
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of
@@ -80,6 +85,49 @@ def test_finding_of_a_sanitizer_fails(seen: int, more: str, case: AttentionCase,
     verdict = check(Experiment(case, load_target(spec("unified_attention")), backend))
     assert (verdict.property_name, verdict.kind, verdict.wrong) == ("sanitizers", "race", seen)
     assert verdict.message == f"two programs wrote one element{more}"
+
+
+class SanitizingSecond(Sanitizing):
+    """A backend whose sanitizers find something in every launch but the first."""
+
+    @contextmanager
+    def running(self) -> Iterator[Watch]:
+        yield Watch(list(self.observations) if self.ran else [])
+        self.ran = True
+
+    ran = False
+
+
+def test_a_finding_of_only_the_second_launch_fails(case: AttentionCase, spec: Callable[[str], str]) -> None:
+    backend = SanitizingSecond(Observation("race", "two programs wrote one element", "kernel.py:7"))
+    verdict = check(Experiment(case, load_target(spec("unified_attention")), backend), "determinism")
+    assert (verdict.property_name, verdict.kind, verdict.site) == ("determinism", "race", "kernel.py:7")
+    assert verdict.message == "only a second launch on the same input: two programs wrote one element"
+
+
+def test_a_second_launch_of_the_same_shape_may_not_be_refused(case: AttentionCase, spec: Callable[[str], str]) -> None:
+    right, calls = load_target(spec("unified_attention")), count()
+
+    def refuses_once(**given: Any) -> None:
+        if next(calls) == 1:
+            raise ValueError("no second call")
+        right.call(**given)
+
+    target = replaced(right, call=wraps(right.call)(refuses_once))
+    experiment = Experiment(case, target, InterpreterBackend(), strict=False)
+    verdict = check(experiment, "determinism")
+    assert (verdict.property_name, verdict.kind) == ("determinism", "exception")
+    assert "no second call" in verdict.message
+
+
+def test_a_second_launch_may_be_off_by_its_own_bound_only(case: AttentionCase, spec: Callable[[str], str]) -> None:
+    experiment = Experiment(case, load_target(spec("unified_attention")), InterpreterBackend())
+    comparison = comparison_of("batch_order", experiment)
+    assert isinstance(comparison, WithinBound)
+    assert comparison.own is not None
+    reference = reference_of(comparison, experiment)
+    assert bool((reference.bound >= comparison.own.bound).all())
+    assert bool((reference.bound <= 1.001 * comparison.own.bound).all())
 
 
 @pytest.mark.parametrize("name", ["unified_attention", "takes_any_keyword", "without_sinks"])

@@ -40,7 +40,8 @@ def verdict_on(case: AttentionCase, output: float) -> Verdict:
 
 
 def test_ill_conditioned_row_fails_outside_its_value_range(judge_of: JudgeOf) -> None:
-    case = replace(ONES, scores=LevelScores(level=-3e7))
+    # With this seed the value range is checked only because the oracle cannot judge the rows.
+    case = replace(ONES, scores=LevelScores(level=-3e7), seed=1)
     verdict = judge_of("outside_the_value_range")(Order(case)).verdict
     assert (verdict.property_name, verdict.kind) == ("value_range", "mismatch")
     assert re.match(

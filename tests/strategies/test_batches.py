@@ -21,6 +21,12 @@ from fuzz_attn.strategies.sampling.budgets import (
     MAX_TIMES,
     MERGE_MS,
     MIN_TILES,
+    MOST_CACHE_ELEMENTS,
+    MOST_QUERY_ELEMENTS,
+    MOST_ROW_SCORES,
+    MOST_SCORES,
+    MOST_TIMES,
+    MOST_TOKENS,
     PROGRAM_MS,
     RARE_TIMES,
     RARE_TOKENS,
@@ -48,6 +54,8 @@ def test_shrinks_towards_one_token(minimal: Any, key: CompileKey) -> None:
         (lambda batch: len(batch) >= 2 and not batch[0].query_len and batch[1].query_len, (Sequence(0), Sequence(1))),
         (lambda batch: any(s.query_len > 1 and s.context_len for s in batch), (Sequence(2, 1),)),
         (lambda batch: not batch, ()),
+        (lambda batch: any(s.seq_len >= 9_000 for s in batch), (Sequence(1, 10_000),)),
+        (lambda batch: any(s.query_len >= 2_000 for s in batch), (Sequence(2_047),)),
     ],
 )
 def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]) -> None:
@@ -66,6 +74,8 @@ def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]
         pytest.param(lambda b: len(b) > 64, id="many sequences"),
         pytest.param(lambda b: any(s.query_len >= 128 for s in b), id="hundreds of tokens"),
         pytest.param(lambda b: any(s.seq_len > 4096 for s in b), id="thousands of keys"),
+        pytest.param(lambda b: any(s.query_len >= 2048 for s in b), id="thousands of tokens"),
+        pytest.param(lambda b: len(b) >= 200, id="hundreds of sequences"),
         pytest.param(lambda b: not b, id="no sequence"),
         pytest.param(lambda b: b and not sum(s.query_len for s in b), id="no token"),
         pytest.param(lambda b: len(b) > 1 and not b[0].query_len, id="first empty"),
@@ -103,6 +113,16 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
     assert sum(any(s.query_len > 32 and not s.context_len for s in batch) for batch in drawn) > 6
 
 
+def test_very_few_batches_are_extreme(sample: Any) -> None:
+    drawn = sample(batches(), 20_000)
+    longest = [max((s.seq_len for s in batch), default=0) for batch in drawn]
+    most_tokens = [max((s.query_len for s in batch), default=0) for batch in drawn]
+    assert max(longest) >= 100_000
+    assert max(most_tokens) >= 2048
+    for sizes, usual in ((longest, 8193), (most_tokens, RARE_TOKENS)):
+        assert 0.0005 < sum(size > usual for size in sizes) / len(drawn) < 0.005
+
+
 def test_paged_decode_without_filter_has_one_token_each(sample: Any) -> None:
     assert {s.query_len for batch in sample(batches(key=CompileKey(family="paged"))) for s in batch} == {1}
 
@@ -135,9 +155,17 @@ def test_costs_are_bounded(data: st.DataObject, key: CompileKey, num_kv_heads: i
     one_token = cost((Sequence(1, 4 * (key.launch.tile_size or TYPICAL_TILE)),), key, num_kv_heads)
     pages = sum(-(-sequence.seq_len // key.block_size) for sequence in batch)
     assert len(batch) <= MAX_MANY
-    assert sum(sequence.query_len for sequence in batch) <= RARE_TOKENS
-    assert cost(batch, key, num_kv_heads) <= RARE_TIMES * MAX_MS + one_token
-    assert pages * key.block_size * row <= max(MAX_CACHE_ELEMENTS, 2 * key.block_size * row)
+    tokens, num_heads = sum(sequence.query_len for sequence in batch), num_kv_heads * key.num_queries_per_kv
+    longest = max((sequence.seq_len for sequence in batch if sequence.query_len), default=0)
+    usual = tokens <= RARE_TOKENS and pages * key.block_size * row <= MAX_CACHE_ELEMENTS
+    assert cost(batch, key, num_kv_heads) <= (RARE_TIMES if usual else MOST_TIMES) * MAX_MS + one_token
+    assert tokens <= MOST_TOKENS
+    assert tokens * row * key.num_queries_per_kv <= max(MOST_QUERY_ELEMENTS, row * key.num_queries_per_kv)
+    assert tokens**2 * num_heads <= max(MOST_SCORES, num_heads)
+    assert longest * num_heads <= max(
+        MOST_ROW_SCORES, MAX_CACHE_ELEMENTS // row * num_heads, 2 * key.block_size * num_heads
+    )
+    assert pages * key.block_size * row <= max(MOST_CACHE_ELEMENTS, 2 * key.block_size * row)
 
 
 @pytest.mark.parametrize("times", [1, 2, MAX_TIMES, RARE_TIMES])

@@ -34,7 +34,7 @@ COMMON: Final = (64, 128, 32)
 NOT_REDUCED: Final = "not reduced fully"
 """Stands at the end of a combination for everything else of the case that it was found in."""
 
-_DATA: Final = ("scores", "values", "near_uniform", "key_marks", "overrides", "poison")
+_DATA: Final = ("scores", "values", "near_uniform", "equal_heads", "key_marks", "overrides", "poison")
 
 
 class Condition(msgspec.Struct, frozen=True):

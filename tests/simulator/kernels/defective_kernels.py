@@ -158,6 +158,15 @@ def masked_page_kernel(cache_ptr, pages_ptr, out_ptr, limit, PAGE_STRIDE: tl.con
 
 
 @triton.jit
+def selected_page_kernel(cache_ptr, pages_ptr, out_ptr, limit, PAGE_STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Reads the first element of each page below a limit, and of page 0 for the others, whose offsets overflow."""
+    rows = tl.arange(0, BLOCK)
+    pages = tl.load(pages_ptr + rows)
+    offsets = tl.where(pages < limit, pages * PAGE_STRIDE, 0)
+    tl.store(out_ptr + rows, tl.load(cache_ptr + offsets))
+
+
+@triton.jit
 def assert_kernel(x_ptr):
     tl.device_assert(tl.load(x_ptr + tl.program_id(0)) > 0, "must be positive")
 

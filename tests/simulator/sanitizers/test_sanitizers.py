@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -129,6 +130,12 @@ def test_unmasked_head_dimension_stores_into_the_next_row_of_a_dense_tensor(kern
     assert {finding.kind for finding in findings} == {FindingKind.OUT_OF_BOUNDS_STORE, FindingKind.RACE}
 
 
+def test_rows_that_overlap_inside_of_a_tensor_race(kernels: Any) -> None:
+    """Each of five programs stores 16 columns to rows of 12; a sixth row keeps the last of them inside."""
+    finding = _only(_copy(kernels, torch.zeros(6, 12), masked=False))
+    assert (finding.kind, finding.tensor) == (FindingKind.RACE, "out_ptr")
+
+
 def test_store_into_the_neighbouring_row(kernels: Any) -> None:
     guarded = torch.zeros(7, 12)
     finding = _only(_copy(kernels, guarded[1:6], shift=1))
@@ -164,6 +171,34 @@ def test_what_torch_writes_is_initialised(kernels: Any) -> None:
         partial[:, 0] = 5
         kernels.merge_kernel[(3,)](partial, lengths, torch.zeros(3), BLOCK=4, SEGMENTS=4, MASKED=False)
     assert not session.findings
+
+
+_UNINITIALISED = {
+    "empty": lambda: torch.empty(3, 4),
+    "empty_like": lambda: torch.empty_like(torch.zeros(3, 4)),
+    "empty_strided": lambda: torch.empty_strided((3, 4), (4, 1)),
+    "new_empty": lambda: torch.zeros(1).new_empty(3, 4),
+    "new_empty_strided": lambda: torch.zeros(1).new_empty_strided((3, 4), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("make", _UNINITIALISED.values(), ids=_UNINITIALISED.keys())
+def test_every_way_to_make_an_uninitialised_tensor_is_watched(kernels: Any, make: Callable[[], torch.Tensor]) -> None:
+    lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
+    with simulate() as session:
+        kernels.merge_kernel[(3,)](make(), lengths, torch.zeros(3), BLOCK=4, SEGMENTS=4, MASKED=False)
+    finding = _only(session.findings)
+    assert (finding.kind, finding.count) == (FindingKind.UNINITIALISED_READ, 12)
+
+
+def test_a_part_that_torch_writes_leaves_the_rest_uninitialised(kernels: Any) -> None:
+    lengths = torch.tensor([3, 16, 9], dtype=torch.int32)
+    with simulate() as session:
+        partial = torch.empty(3, 4)
+        partial[:2, 1:3].zero_()
+        kernels.merge_kernel[(3,)](partial, lengths, torch.zeros(3), BLOCK=4, SEGMENTS=4, MASKED=False)
+    finding = _only(session.findings)
+    assert (finding.kind, finding.index, finding.count) == (FindingKind.UNINITIALISED_READ, 0, 8)
 
 
 def test_two_programs_that_store_different_values(kernels: Any) -> None:
@@ -230,6 +265,16 @@ def test_an_overflow_that_is_masked_off_does_not_count(kernels: Any) -> None:
         with simulate() as session:
             kernels.masked_page_kernel[(1,)](cache, pages, torch.zeros(16), limit, PAGE_STRIDE=1000, BLOCK=16)
         assert {finding.kind for finding in session.findings} == kinds
+
+
+def test_an_overflow_that_a_selection_drops_does_not_count(kernels: Any) -> None:
+    cache = torch.arange(3000.0)
+    pages = torch.tensor([0, 1, 2, 3_000_000] * 4, dtype=torch.int32)
+    out = torch.zeros(16)
+    with simulate() as session:
+        kernels.selected_page_kernel[(1,)](cache, pages, out, 3, PAGE_STRIDE=1000, BLOCK=16)
+    assert not session.findings
+    assert out.tolist() == [0.0, 1000.0, 2000.0, 0.0] * 4
 
 
 def test_a_sum_that_may_overflow_under_several_conditions(kernels: Any) -> None:

@@ -1,0 +1,186 @@
+"""What shows at which length: the faults that the oracle finds in cases of one sequence, beside two fixed tolerances.
+
+Run it with ``make bench``, or with the number of cases, the seed and the lengths. The cases are those that a campaign
+draws for sequences of this length: its strategy gets the sequence, and one to three query tokens at its end. All else
+is drawn, recipes, features and compile keys. A case with more numbers than a campaign's budget allows is drawn again.
+
+The faults, each in every row and head of the output, which is exact apart from the fault and rounded to its type:
+
+- V with a wrong scale, wrong by each power of two. The table has the smallest one that is found in 95 of 100 cases.
+- One key lost, and one key counted twice. It is any key that some row sees, each as likely, also one of weight 0.
+- A window shorter by one key, in cases with a window that hides a key. (One that is longer reads poison.)
+
+The rules of vLLM's and FlashAttention's tests are those of :mod:`fuzz_attn.mutation.fixed_tolerances`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+import torch
+from faults import (  # type: ignore[import-not-found] # beside this script
+    DOUBLED,
+    LOST,
+    Chosen,
+    Parts,
+    oldest_key,
+    one_key,
+    output_with,
+    parts_of,
+    visible_positions,
+)
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
+from fuzz_attn.mutation.results import RULES
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.sampling.budgets import MOST_CACHE_ELEMENTS
+from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.targets.built_in import built_in
+from fuzz_attn.targets.target import Target
+
+LENGTHS: Final = (128, 2_000, 4_096, 32_768, 131_072)
+TYPES: Final = {
+    "float32": DTypes(),
+    "float16": DTypes("float16", "float16", "float16"),
+    "bfloat16": DTypes("bfloat16", "bfloat16", "bfloat16"),
+    "e4m3 cache": DTypes("bfloat16", "float8_e4m3fn", "bfloat16"),
+}
+QUERIES: Final = (1, 1, 1, 2, 3)
+ORACLE: Final = "oracle"
+JUDGES: Final = (ORACLE, *RULES)
+FAULTS: Final = ("lost key", "doubled key", "window")
+SMALLEST: Final = 24
+"""The smallest wrong scale is 1 + 2**-24."""
+
+Accepts = Callable[[torch.Tensor], bool]
+
+
+@dataclass
+class Row:
+    """What each judge found in the cases of one type and length."""
+
+    found: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    cases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    scales: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """For each judge, the largest exponent ``n`` of each case for which a scale of ``1 + 2**-n`` is found."""
+
+    def smallest_scale(self, name: str) -> str:
+        """Return the smallest wrong scale that a judge finds in 95 of 100 cases."""
+        exponents = sorted(self.scales[name], reverse=True)
+        last = exponents[-(-95 * len(exponents) // 100) - 1]
+        return "none" if last < 0 else f"1+2^-{last}"
+
+
+def drawn(target: Target, dtypes: DTypes, num_keys: int, random: Random, windows: bool) -> Iterator[AttentionCase]:
+    """Yield cases of one sequence, as a campaign of the target draws them."""
+    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.window or not windows)]
+    while True:
+        queries = QUERIES[int(random.random() * len(QUERIES))]
+        yield _case(target, pool, Sequence(queries, num_keys - queries), random)
+
+
+def _case(target: Target, pool: list[CompileKey], sequence: Sequence, random: Random) -> AttentionCase:
+    while True:
+        case = Sample(random).draw(cases(target.domain, keys=pool, sequences=(sequence,)))
+        if sequence.seq_len * case.heads.num_kv_heads * case.heads.head_size <= MOST_CACHE_ELEMENTS:
+            return case
+
+
+def judges_of(tensors: AttentionTensors, reference: Reference) -> dict[str, Accepts]:
+    """Return what accepts or rejects an output, by name."""
+    rules = allowed_errors(tensors, reference)
+
+    def passes(output: torch.Tensor) -> bool:
+        written = torch.zeros_like(tensors.output)
+        written[: len(output)] = output.to(written.dtype)
+        return judge(replace(tensors, output=written), reference).passed
+
+    return {ORACLE: passes, **{name: rules[name].accepts for name in RULES}}
+
+
+def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, names: tuple[str, ...]) -> None:
+    """Count which judges find which faults in a case."""
+    tensors, model = materialise(case), target.rounding_model
+    reference, parts = attend(tensors, model), parts_of(tensors, model)
+    judges = judges_of(tensors, reference)
+    for name in names:
+        chosen, change = _fault(name, case, parts, random)
+        output = output_with(parts, chosen, change)
+        row.cases[name] += 1
+        for judge_name, accepts in judges.items():
+            row.found[name, judge_name] += not accepts(output)
+    if "window" in names:
+        return
+    for judge_name, accepts in judges.items():
+        row.scales[judge_name].append(_smallest_exponent(reference.expected, tensors, accepts))
+
+
+def _fault(name: str, case: AttentionCase, parts: Parts, random: Random) -> tuple[Chosen, float]:
+    if name == "window":
+        return oldest_key(case.window), LOST
+    positions = visible_positions(parts)
+    position = int(positions[int(random.random() * len(positions))])
+    return one_key(position), LOST if name == "lost key" else DOUBLED
+
+
+def _smallest_exponent(expected: torch.Tensor, tensors: AttentionTensors, accepts: Accepts) -> int:
+    """Return the largest ``n`` for which an output ``1 + 2**-n`` times too large is rejected; -1 if there is none."""
+    for exponent in range(SMALLEST, -1, -1):
+        if not accepts(stored(expected * (1 + 2.0**-exponent), tensors.output.dtype)):
+            return exponent
+    return -1
+
+
+def measured(target: Target, dtypes: DTypes, num_keys: int, count: int, seed: int) -> Row:
+    """Return what is found in ``count`` cases of one type and length, and in as many with a window."""
+    row, random = Row(), Random(f"{seed} {dtypes} {num_keys}")
+    for number, case in enumerate(drawn(target, dtypes, num_keys, random, False)):
+        if number == count:
+            break
+        try_faults(row, case, target, random, FAULTS[:2])
+    for case in drawn(target, dtypes, num_keys, random, True):
+        if row.cases["window"] == count:
+            break
+        if 1 < case.window < num_keys:
+            try_faults(row, case, target, random, FAULTS[2:])
+    return row
+
+
+def main(count: int, seed: int, lengths: tuple[int, ...]) -> None:
+    """Print the table: one line for each type and length, and for each fault the judges' columns."""
+    torch.set_num_threads(1)
+    target = built_in("unified")
+    assert target is not None
+    print(f"{count} cases of each type and length, and {count} with a window, seed {seed}: found, in percent")
+    print("each cell: oracle / vLLM's tolerance / FlashAttention's rule; smallest scale of V found in 95 of 100 cases")
+    print(f"{'type':10} {'keys':>7}  " + "  ".join(f"{name:>14}" for name in FAULTS) + "  wrong scale")
+    for name, dtypes in TYPES.items():
+        for num_keys in lengths:
+            row = measured(target, dtypes, num_keys, count, seed)
+            cells = ("/".join(f"{_percent(row, fault, each):>4}" for each in JUDGES) for fault in FAULTS)
+            scales = " / ".join(row.smallest_scale(each) for each in JUDGES)
+            print(f"{name:10} {num_keys:7}  {'  '.join(cells)}  {scales}", flush=True)
+
+
+def _percent(row: Row, fault: str, judge_name: str) -> str:
+    return f"{100 * row.found[fault, judge_name] / row.cases[fault]:.0f}"
+
+
+if __name__ == "__main__":
+    main(
+        int(sys.argv[1]) if len(sys.argv) > 1 else 100,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 1,
+        tuple(map(int, sys.argv[3:])) or LENGTHS,
+    )
