@@ -27,6 +27,10 @@ class MergeError(FuzzAttnError):
     """Folders that hold no runs to merge, or a log of a run that cannot be read."""
 
 
+class ReportError(FuzzAttnError):
+    """A folder that holds no log of a run, a log that cannot be read, or a page that cannot be made or served."""
+
+
 class SettingsError(FuzzAttnError):
     """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
 

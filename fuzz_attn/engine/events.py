@@ -36,7 +36,8 @@ ONLY_PART: Final = Part()
 class Started(Plain, frozen=True, tag_field="event", tag="started"):
     """A run begins; ``time`` is in seconds since 1970. None is no limit.
 
-    ``max_cases`` is the limit of all parts together.
+    ``max_cases`` is the limit of all parts together. ``versions`` are those of Python and of
+    packages; ``system`` describes the machine.
     """
 
     target: str
@@ -46,6 +47,8 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
     max_time: float | None = None
     max_cases: int | None = None
     part: Part = ONLY_PART
+    versions: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
+    system: str = ""
 
 
 class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):

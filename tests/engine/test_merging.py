@@ -31,7 +31,7 @@ from fuzz_attn.engine.events import (
     Started,
     WorkerReady,
 )
-from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, read_log, report_of
+from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, EventLog, read_log, report_of
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.engine.messages import Order, Ready, Setup
 from fuzz_attn.engine.run.merging import MergedRun, merge, one_for_each_bug
@@ -175,6 +175,13 @@ def test_a_merged_log_is_the_log_of_one_run(merged: Merged, tmp_path: Path) -> N
         assert path.parent == tmp_path / "merged" / "counterexamples" / "slug"
         assert counterexample.load(path) == failure.counterexample
     assert run.report.statistics.counterexamples == tuple(sorted(failure.path for failure in run.report.failures))
+
+
+def test_the_distributions_of_all_parts_add_up(merged: Merged) -> None:
+    run = merged(events_of(Part(1, 2), [(3, ())]), events_of(Part(2, 2), [(4, ())]))
+    (line,) = (line for line in read_log(run.folder / LOG_NAME) if isinstance(line, DistributionsLine))
+    assert line.distributions.sizes["sequences"] == {1: 7}
+    assert line.distributions.seconds["search"] == pytest.approx(0.07)
 
 
 def test_a_status_given_to_a_merged_file_stays(merged: Merged, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Listeners of a run: ``statistics`` counts its events, ``results`` keeps its failures, ``event_log`` writes a file.
+"""Listeners of a run: ``statistics`` counts its events, ``distributions`` how its cases are spread.
 
-``novelty`` notes when anything was new.
+``results`` keeps its failures, and ``event_log`` writes a file. ``novelty`` notes when
+anything was new.
 """

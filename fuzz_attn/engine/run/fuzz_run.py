@@ -30,7 +30,6 @@ from fuzz_attn.engine.events import (
     FailureFound,
     Finished,
     Note,
-    Started,
     WorkerReady,
     all_of,
 )
@@ -38,6 +37,7 @@ from fuzz_attn.engine.isolated_worker import START_SECONDS
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, shard_plans
 from fuzz_attn.engine.run_folder import check_writable, make_folder, prune
 from fuzz_attn.engine.worker_process import WorkerProcess
@@ -93,7 +93,7 @@ class FuzzRun:
             stack.callback(self._end)
             plan = self.plan
             limits = plan.max_time, plan.max_cases
-            self._emit(Started(plan.setup.target, plan.seed, plan.workers, time.time(), *limits, plan.part))
+            self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
             self._start_shards()
             while self._shards:
                 self._step()

@@ -37,8 +37,9 @@ from fuzz_attn.engine.events import (
     WorkerReady,
 )
 from fuzz_attn.engine.failures import triage
-from fuzz_attn.engine.listeners import statistics
-from fuzz_attn.engine.listeners.event_log import LOG_NAME, Line, StatisticsLine, read_log, report_of
+from fuzz_attn.engine.listeners import distributions, statistics
+from fuzz_attn.engine.listeners.distributions import Distributions
+from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, Line, StatisticsLine, read_log, report_of
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.run.part_logs import PARTS, PartLog, gathered
@@ -107,6 +108,12 @@ class _MergedPart:
     @property
     def slugs(self) -> list[str]:
         return [line.ready.slug for line in self.lines if isinstance(line, WorkerReady)]
+
+    @property
+    def distributions(self) -> Distributions:
+        """How its cases are spread, as its last line of them says."""
+        lines = (line.distributions for line in reversed(self.lines) if isinstance(line, DistributionsLine))
+        return next(lines, Distributions())
 
     @property
     def ended(self) -> bool:
@@ -220,6 +227,9 @@ def _lines(parts: Sequence[_MergedPart], failures: Sequence[FoundFailure]) -> It
     for number, failure in enumerate(failures):
         yield from _events_of(failure, number)
     yield StatisticsLine(every)
+    spread = distributions.merged(part.distributions for part in parts)
+    if spread is not None:
+        yield DistributionsLine(spread)
     stopped_by = max(part.report.stopped_by for part in parts)
     yield Finished(WHOLE_RUN, every.seconds, "; ".join(_lacking(parts)), stopped_by)
 
