@@ -23,6 +23,10 @@ class OutputError(FuzzAttnError):
     """A folder or file that cannot be written."""
 
 
+class ReportError(FuzzAttnError):
+    """A folder that holds no log of a run, a log that cannot be read, or a page that cannot be made or served."""
+
+
 class SettingsError(FuzzAttnError):
     """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -122,16 +121,17 @@ def fuzz_attn_shard(request: pytest.FixtureRequest) -> Callable[[], None]:
 def _failure(plan: Plan) -> str:
     """Run a shard; return its failures but the known ones as text, or nothing."""
     from fuzz_attn.engine.campaign import Campaign  # noqa: PLC0415 - loads Hypothesis
-    from fuzz_attn.engine.events import Started, all_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.events import all_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import EventLog  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.run.machine import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
 
     results = Results()
     try:
         with EventLog(plan.run_folder / f"events-{plan.shard}.jsonl", plan.shard) as log:
             emit = all_of(results, log)
-            emit(Started(plan.setup.target, plan.seed, 1, time.time(), plan.max_time, plan.max_cases))
+            emit(started(plan.setup.target, plan.seed, 1, plan.max_time, plan.max_cases))
             Campaign(plan, emit).run()
     except FuzzAttnError as error:
         return str(error)

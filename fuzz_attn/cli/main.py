@@ -14,6 +14,7 @@ from fuzz_attn.cli.export import export
 from fuzz_attn.cli.ledger import ledger
 from fuzz_attn.cli.mark import mark
 from fuzz_attn.cli.replay import replay
+from fuzz_attn.cli.report import report, watch
 from fuzz_attn.cli.run import run
 from fuzz_attn.cli.show import show
 from fuzz_attn.cli.targets import targets
@@ -44,7 +45,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, replay, bind, show, mark, export, coverage, audit, ledger, targets):
+for command in (run, replay, bind, show, mark, export, report, watch, coverage, audit, ledger, targets):
     main.add_command(command)
 
 if __name__ == "__main__":

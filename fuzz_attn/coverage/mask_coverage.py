@@ -95,6 +95,11 @@ def _joined(one: Mask, other: Mask) -> Mask:
     return msgspec.structs.replace(one, several=one.several or other.several, seen=seen)
 
 
+def outcomes(masks: Iterable[Mask]) -> int:
+    """Return the number of outcomes that the masks showed."""
+    return sum(len(mask.seen) for mask in masks)
+
+
 def missing(masks: Iterable[Mask]) -> tuple[Mask, ...]:
     """Return the masks with a missing outcome."""
     return tuple(mask for mask in merged(masks) if mask.missing)

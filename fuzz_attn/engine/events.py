@@ -24,7 +24,10 @@ Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 
 
 class Started(Plain, frozen=True, tag_field="event", tag="started"):
-    """A run begins; ``time`` is in seconds since 1970. None is no limit."""
+    """A run begins; ``time`` is in seconds since 1970. None is no limit.
+
+    ``versions`` are those of Python and of packages; ``system`` describes the machine.
+    """
 
     target: str
     seed: int
@@ -32,6 +35,8 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
     time: float
     max_time: float | None = None
     max_cases: int | None = None
+    versions: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
+    system: str = ""
 
 
 class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):

@@ -54,15 +54,18 @@ def check_writable(folder: Path) -> None:
         raise OutputError(f"{folder}: cannot be written: {place} is read-only for this user")
 
 
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a folder has a name of :func:`new_run_folder` and holds an event log."""
+    return _NAME.fullmatch(folder.name) is not None and any(folder.rglob(EVENT_LOGS))
+
+
 def prune(runs: Path, *, kept: int = KEPT_RUNS) -> None:
     """Delete the oldest run folders in a folder, so that ``kept`` remain.
 
     Only folders that hold an event log and have a name of :func:`new_run_folder` are deleted, and none of a process
     that still runs.
     """
-    found = sorted(
-        folder for folder in runs.glob("*") if _NAME.fullmatch(folder.name) and any(folder.rglob(EVENT_LOGS))
-    )
+    found = sorted(filter(is_run_folder, runs.glob("*")))
     for folder in found[: max(0, len(found) - kept)]:
         if not _is_running(int(folder.name.rpartition("-")[2])):
             shutil.rmtree(folder, ignore_errors=True)

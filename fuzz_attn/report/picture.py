@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console, RenderableType
 
 from fuzz_attn.report.plain_text import WIDTH, safe, show, text_of
 
+_ADDRESSES: Final = re.compile(r"@font-face\s*\{.*?\}|<!--.*?-->|xmlns=\"[^\"]*\"", re.DOTALL)
+"""What an SVG of rich names of the network: fonts, rich itself, and the language's name space."""
+
 
 def save_picture(renderable: RenderableType, path: Path, *, title: str) -> None:
     """Write the report to a file as rich draws it on a terminal, with a title bar."""
+    path.write_text(_recorded(renderable).export_svg(title=safe(title)), encoding="utf-8")
+
+
+def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:
+    """Return the same picture to put into a page: without addresses of fonts, and with names that begin with ``name``.
+
+    The page must say what it shows to those who cannot see it.
+    """
+    svg = _recorded(renderable).export_svg(title=safe(title), unique_id=name)
+    style, end, drawing = svg.partition("</style>")
+    return _ADDRESSES.sub("", style).strip() + end + drawing.strip()
+
+
+def _recorded(renderable: RenderableType) -> Console:
     width = max(WIDTH, *map(len, text_of(renderable).splitlines()))  # a path or a command is not wrapped
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
     show(console, renderable)
-    path.write_text(console.export_svg(title=safe(title)), encoding="utf-8")
+    return console

@@ -20,12 +20,14 @@ from fuzz_attn.report.plain_text import count, safe, whole
 Row: TypeAlias = tuple[str, str | Text]
 
 
-def progress_line(statistics: Statistics, time_left: float | None) -> str:
-    """Return the progress of a run: cases, rate, compile keys, failures, time left."""
+def progress_line(statistics: Statistics, time_left: float | None, gained: int = 0) -> str:
+    """Return the progress of a run: cases, rate, coverage with what was gained lately, failures, time left."""
     if not statistics.backend:
         return "loading the target"
     rate = statistics.cases / statistics.seconds if statistics.seconds > 0 else 0.0
     words = [count(statistics.cases, "case"), f"{rate:.1f} cases/s", count(len(statistics.compile_keys), "compile key")]
+    if statistics.outcomes:
+        words.append(f"{count(statistics.outcomes, 'mask outcome')} (+{gained})")
     words.append(count(len(statistics.counterexamples), "failure"))
     if statistics.refused:
         words.append(f"{statistics.refused} refused")

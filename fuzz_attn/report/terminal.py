@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, SavedPassed, Started, WorkerReady
 from fuzz_attn.engine.listeners.results import pass_in_words
-from fuzz_attn.engine.listeners.statistics import Tally
+from fuzz_attn.engine.listeners.statistics import Statistics, Tally
 from fuzz_attn.report.plain_text import PIPE_SECONDS, count, safe, show, whole
 from fuzz_attn.report.summary import features_line, progress_line
 
@@ -23,7 +23,8 @@ STYLES: Final = {"found": "bold red", "known": "yellow", "shrunk": "red", "same"
 class Terminal:
     """Prints the events of a run; call it with each, and call :meth:`tick` several times a second.
 
-    On a terminal the last lines change. Elsewhere a line of progress is printed every ten seconds.
+    On a terminal the last lines change. Elsewhere a line of progress is printed every ten seconds. The mask outcomes
+    gained are those since the line before, on a terminal those of the last ten to twenty seconds.
     """
 
     def __init__(self, console: Console) -> None:
@@ -33,7 +34,8 @@ class Terminal:
         self._began: float | None = None
         self._headline = ""
         self._told: set[str] = set()
-        self._shown = time.monotonic()
+        self._shown = self._compared = time.monotonic()
+        self._outcomes = self._gained = 0
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -93,17 +95,25 @@ class Terminal:
         if self._live is None or self._began is not None:
             self._show_headline()
         if self._live is None:
-            show(self._console, whole(self._progress()))
+            show(self._console, whole(self._progress(self._tally.statistics())))
         else:
             self._live.update(self._lines(), refresh=True)
 
-    def _progress(self) -> str:
+    def _progress(self, statistics: Statistics) -> str:
         left = self._max_time
         if left is not None and self._began is not None:
             left -= time.monotonic() - self._began
-        return progress_line(self._tally.statistics(), left)
+        return progress_line(statistics, left, self._gain(statistics.outcomes))
+
+    def _gain(self, outcomes: int) -> int:
+        """Return the mask outcomes gained since the last line of a pipe; on a terminal, in ten to twenty seconds."""
+        if self._shown - self._compared >= PIPE_SECONDS:
+            self._compared, self._gained, self._outcomes = self._shown, outcomes - self._outcomes, outcomes
+            return self._gained
+        return self._gained + outcomes - self._outcomes
 
     def _lines(self) -> RenderableType:
-        features = features_line(self._tally.statistics())
-        lines = f"{self._progress()}\n{features}" if features else self._progress()
+        statistics = self._tally.statistics()
+        progress, features = self._progress(statistics), features_line(statistics)
+        lines = f"{progress}\n{features}" if features else progress
         return Text(lines, no_wrap=True, overflow="ellipsis")

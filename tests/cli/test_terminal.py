@@ -1,6 +1,7 @@
 """What a run prints while it goes on and at its end, and that no text of a target is read as markup or escapes."""
 
 import io
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.events import (
     CaseJudged,
     Event,
@@ -82,6 +84,22 @@ def test_rows_appear_as_failures_come(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert lines[-1].startswith("1 case, 0.1 cases/s, 1 compile key, 2 failures, shrinking (0 attempts), ")
     assert lines[-1].endswith(" s left")
+
+
+def test_progress_shows_the_coverage_gained_since_the_line_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal_module, "PIPE_SECONDS", 0.0)
+    masks = [Mask("k.py", line, "k", "load", 0, "m", True, ("all true", "mixed")) for line in (1, 2)]
+    console = Console(file=io.StringIO(), width=200)
+    with Terminal(console) as terminal:
+        for event in events()[:2]:
+            terminal(event)
+        for found in (masks[:1], masks, []):
+            passed = (Verdict("oracle", ratio=0.5),)
+            terminal(CaseJudged(0, "search", Order(CASE), passed, 0.01, tuple(found)))
+            terminal.tick()
+    assert isinstance(console.file, io.StringIO)
+    words = re.findall(r"compile keys?, (.*?), 0 failures", console.file.getvalue())
+    assert words == ["2 mask outcomes (+2)", "4 mask outcomes (+2)", "4 mask outcomes (+0)"]
 
 
 def test_progress_waits_for_ten_seconds_where_the_output_is_no_terminal() -> None:

@@ -1,1 +1,4 @@
-"""Listeners of a run: ``statistics`` counts its events, ``results`` keeps its failures, ``event_log`` writes a file."""
+"""Listeners of a run: ``statistics`` counts its events, ``distributions`` how its cases are spread.
+
+``results`` keeps its failures, and ``event_log`` writes a file.
+"""

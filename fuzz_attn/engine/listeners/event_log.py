@@ -1,9 +1,9 @@
-"""EventLog: the events of a run as JSON lines, with statistics every ten seconds in place of passing cases."""
+"""EventLog: the events of a run as JSON lines, with counts every ten seconds in place of passing cases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self, TypeAlias
@@ -12,6 +12,7 @@ import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, Finished
+from fuzz_attn.engine.listeners.distributions import Distributions, DistributionsTally
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally
 from fuzz_attn.engine.run_folder import EVENT_LOGS, make_folder
@@ -19,15 +20,23 @@ from fuzz_attn.errors import OutputError
 
 LOG_NAME: Final = "events.jsonl"
 STATISTICS_SECONDS: Final = 10.0
+WHOLE_SHARE: Final = 0.1
+"""Everything is written again when a run has become so much longer, so that it takes little room in a long log."""
 
 
 class StatisticsLine(Plain, frozen=True, tag_field="event", tag="statistics"):
-    """The counts so far. Compile keys and masks are long, so only the last line of a log has them."""
+    """The counts so far. Compile keys and masks are long, so only some lines have them, and the last one."""
 
     statistics: Statistics
 
 
-Line: TypeAlias = Event | StatisticsLine
+class DistributionsLine(Plain, frozen=True, tag_field="event", tag="distributions"):
+    """How the cases so far are spread; beside each line of statistics with compile keys and masks."""
+
+    distributions: Distributions
+
+
+Line: TypeAlias = Event | StatisticsLine | DistributionsLine
 _DECODER: Final = msgspec.json.Decoder[Line](Line)
 
 
@@ -44,12 +53,13 @@ class EventLog:
         self._path = path
         self._last_shard = last_shard
         self._tally = Tally()
+        self._distributions = DistributionsTally()
         make_folder(path.parent)
         try:
             self._file: IO[bytes] | None = path.open("wb")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-        self._written = time.monotonic()
+        self._began = self._written = self._wrote_all = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -60,12 +70,22 @@ class EventLog:
     def __call__(self, event: Event) -> None:
         """Write an event, if it is no passing case, and the counts, if it is time."""
         self._tally(event)
-        last = isinstance(event, Finished) and event.shard == self._last_shard
-        if last or time.monotonic() - self._written >= STATISTICS_SECONDS:
-            self._written = time.monotonic()
-            self._write(StatisticsLine(_shortened(self._tally.statistics(), whole=last)))
+        self._distributions(event)
+        self._write_counts(last=isinstance(event, Finished) and event.shard == self._last_shard)
         if not isinstance(event, CaseJudged) or not all(verdict.passed for verdict in event.verdicts):
             self._write(event)
+
+    def _write_counts(self, *, last: bool) -> None:
+        """Write the counts at the end and every ten seconds, and from time to time all of them."""
+        now = time.monotonic()
+        if not last and now - self._written < STATISTICS_SECONDS:
+            return
+        whole = last or now - self._wrote_all >= WHOLE_SHARE * (self._wrote_all - self._began)
+        self._written = now
+        self._write(StatisticsLine(_shortened(self._tally.statistics(), whole=whole)))
+        if whole:
+            self._wrote_all = now
+            self._write(DistributionsLine(self._distributions.distributions()))
 
     def _write(self, line: Line) -> None:
         if self._file is None:
@@ -90,11 +110,13 @@ def _shortened(statistics: Statistics, *, whole: bool) -> Statistics:
     return statistics if whole else msgspec.structs.replace(statistics, compile_keys={}, masks=())
 
 
-def read_log(path: Path) -> Iterator[Line]:
-    """Yield the lines of a log, without a last one that is cut off."""
-    for text in path.read_bytes().splitlines(keepends=True):
-        if text.endswith(b"\n"):
-            yield _DECODER.decode(text)
+def read_log(path: Path, *, skipped: Collection[str] = ()) -> Iterator[Line]:
+    """Yield the lines of a log, without a last one that is cut off and without some kinds of events."""
+    beginnings = tuple(f'{{"event":"{name}"'.encode() for name in skipped)
+    with path.open("rb") as file:
+        for text in file:
+            if text.endswith(b"\n") and not text.startswith(beginnings):
+                yield _DECODER.decode(text)
 
 
 def report_of(log: Path) -> RunReport:
@@ -103,7 +125,7 @@ def report_of(log: Path) -> RunReport:
     for line in read_log(log):
         if isinstance(line, StatisticsLine):
             statistics = line.statistics
-        else:
+        elif not isinstance(line, DistributionsLine):
             results(line)
     return results.report(statistics)
 

@@ -247,6 +247,15 @@ def one_for_each_bug(report: RunReport) -> RunReport:
     Shards that found a bug at the same time, shortly before the end, could not tell each other. A file from before the
     run stays.
     """
+    left, same = without_duplicates(report)
+    for path in same:
+        with contextlib.suppress(OSError):
+            Path(path).unlink(missing_ok=True)
+    return left
+
+
+def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
+    """Return a report without the failures that are the same bug as another one, and the files of these."""
     found = {failure.path: failure for failure in report.failures if failure.path}
     merged = triage.merged((path, failure.counterexample) for path, failure in found.items())
     same = {path: kept for path, kept in merged.items() if not found[path].saved}
@@ -254,10 +263,8 @@ def one_for_each_bug(report: RunReport) -> RunReport:
         known, other = found[kept], found.pop(path)
         first_seen = min(known.first_seen, other.first_seen)
         found[kept] = msgspec.structs.replace(known, cases=known.cases + other.cases, first_seen=first_seen)
-        with contextlib.suppress(OSError):
-            Path(path).unlink(missing_ok=True)
-    failures = (found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
-    return msgspec.structs.replace(report, failures=tuple(failures))
+    failures = tuple(found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
+    return msgspec.structs.replace(report, failures=failures), tuple(same)
 
 
 def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:

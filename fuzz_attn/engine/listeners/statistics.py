@@ -55,7 +55,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
       process, shrinking included; workers do not share their counts.
     - ``shrinking_now`` failures are being confirmed or shrunk.
-    - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included.
+    - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included; ``outcomes`` is their
+      number.
     """
 
     target: str
@@ -81,6 +82,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     known: tuple[str, ...] = ()
     shrinking_now: int = 0
     masks: tuple[Mask, ...] = ()
+    outcomes: int = 0
 
     @property
     def refused(self) -> int:
@@ -122,6 +124,7 @@ class Tally:
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: Counter[str] = field(default_factory=Counter)
     masks: tuple[Mask, ...] = ()
+    outcomes: int = 0
     _began: float | None = None
     _paths: dict[tuple[int, int], str] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
@@ -170,6 +173,7 @@ class Tally:
         self.kernels_loaded += event.loaded
         if event.masks:  # nearly always there are no new ones
             self.masks = mask_coverage.merged((*self.masks, *event.masks))
+            self.outcomes = mask_coverage.outcomes(self.masks)
         if event.phase in ("confirm", "shrink"):
             self.shrinking += 1
         else:
@@ -224,6 +228,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
     if not shards:
         return None
     first = shards[0]
+    masks = mask_coverage.merged(mask for shard in shards for mask in shard.masks)
     return Statistics(
         target=first.target,
         backend=first.backend,
@@ -246,7 +251,8 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         unsupported=_sums(shard.unsupported for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         known=tuple(sorted({path for shard in shards for path in shard.known})),
-        masks=mask_coverage.merged(mask for shard in shards for mask in shard.masks),
+        masks=masks,
+        outcomes=mask_coverage.outcomes(masks),
     )
 
 

@@ -1,4 +1,4 @@
 """A run: ``fuzz_run`` starts its shards and passes their events on, ``shard`` is the process of one.
 
-``run_plan`` holds the plans of both, ``cores`` the number of workers.
+``run_plan`` holds the plans of both, ``cores`` the number of workers, ``machine`` the event that begins a run.
 """

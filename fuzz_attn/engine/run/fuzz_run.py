@@ -30,13 +30,13 @@ from fuzz_attn.engine.events import (
     FailureFound,
     Finished,
     Note,
-    Started,
     WorkerReady,
     all_of,
 )
 from fuzz_attn.engine.isolated_worker import START_SECONDS
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, shard_plans
 from fuzz_attn.engine.run_folder import check_writable, make_folder, prune
 from fuzz_attn.engine.worker_process import WorkerProcess
@@ -90,7 +90,7 @@ class FuzzRun:
             stack.enter_context(self._signals_noted())
             stack.callback(self._end)
             plan = self.plan
-            self._emit(Started(plan.setup.target, plan.seed, plan.workers, time.time(), plan.max_time, plan.max_cases))
+            self._emit(started(plan.setup.target, plan.seed, plan.workers, plan.max_time, plan.max_cases))
             self._start_shards()
             while self._shards:
                 self._step()

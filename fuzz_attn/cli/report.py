@@ -1,0 +1,105 @@
+"""``fuzz-attn report``: the log of a run as a page to read; ``fuzz-attn watch`` serves it while the run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzz_attn.cli.options import FILE, exits
+from fuzz_attn.errors import ReportError
+from fuzz_attn.report.plain_text import console, show, whole
+
+if TYPE_CHECKING:
+    from fuzz_attn.report.page.run_log import RunLog
+
+NEEDED = {"jinja2": "Jinja2", "markupsafe": "Jinja2", "matplotlib": "matplotlib"}
+
+
+@click.command()
+@click.argument("folders", metavar="DIR...", type=FILE, nargs=-1, required=True)
+@click.option("--out", type=FILE, metavar="FILE", help="The file of the page; of several runs, that of the trend.")
+@exits
+def report(*, folders: tuple[Path, ...], out: Path | None) -> int:
+    """Write the page of a run: one HTML file that needs no network.
+
+    DIR is the folder that a run printed; its page is report.html in that folder. Of several runs, each gets its page,
+    and trend.html beside their folders shows what changed from run to run. A folder that holds folders of runs, such as
+    reports/runs, stands for all of them.
+    """
+    _require_libraries()
+    from fuzz_attn.report.page.run_log import runs_in  # noqa: PLC0415 - `run` must not load matplotlib
+
+    runs = list(runs_in(folders))
+    if len(runs) == 1:
+        _write_run(runs[0], out)
+    else:
+        _write_trend([log for run in runs for log in _write_run(run, None)], out or _beside(runs))
+    return 0
+
+
+def _require_libraries() -> None:
+    """Raise :class:`ReportError` where the libraries of the pages are not installed."""
+    try:
+        import fuzz_attn.report.page.trend  # noqa: F401, PLC0415 - as above
+    except ModuleNotFoundError as error:
+        name = NEEDED.get((error.name or "").partition(".")[0])
+        if name is None:
+            raise
+        raise ReportError(f"a page needs {name}: pip install 'fuzz-attn[report]'") from error
+
+
+def _write_run(folder: Path, out: Path | None) -> list[RunLog]:
+    """Write the page of a run, print where, and return its logs."""
+    from fuzz_attn.report.page import page, run_log  # noqa: PLC0415 - as above
+
+    logs = run_log.read_run(folder)
+    _print(page.save(page.run_page(logs, time.time()), out or folder / page.PAGE_NAME))
+    return logs
+
+
+def _write_trend(logs: list[RunLog], out: Path) -> None:
+    from fuzz_attn.report.page import page, trend  # noqa: PLC0415 - as above
+
+    _print(page.save(trend.trend_page(logs, out.parent, time.time()), out))
+
+
+def _beside(runs: list[Path]) -> Path:
+    """Return the file of the trend beside the folders of the runs."""
+    from fuzz_attn.report.page.trend import PAGE_OF_RUNS  # noqa: PLC0415 - as above
+
+    return Path(os.path.commonpath([run.resolve().parent for run in runs])) / PAGE_OF_RUNS
+
+
+def _print(path: Path) -> None:
+    show(console(), whole(f"Written  {path}"))
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=FILE)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to serve on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free port.")
+@exits
+def watch(*, folder: Path, host: str, port: int) -> int:
+    """Serve the page of a run while the run goes on, for this machine only.
+
+    DIR is the folder of the run, or one that holds folders of runs, such as reports/runs: then the newest. The page
+    renews itself every ten seconds. With another address, everyone who reaches it can read the page; nothing can be
+    changed.
+    """
+    _require_libraries()
+    from fuzz_attn.report.page.run_log import runs_in  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page.server import PageServer  # noqa: PLC0415 - as above
+
+    *_, newest = runs_in((folder,))
+    with PageServer(newest, host, port) as server:
+        show(console(), whole(f"Serving  {newest}"))
+        show(console(), whole(f"     at  {server.address}  until Ctrl-C"))
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0

@@ -1,0 +1,130 @@
+"""The source of the launched kernels, with what a run never saw of the masks and branches of each line."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.coverage import explanations
+from fuzz_attn.coverage.explanations import Gap
+from fuzz_attn.coverage.mask_coverage import Mask
+
+MOST_LINES: Final = 1500
+"""A longer file is shown without the rest."""
+_AROUND: Final = 3
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a file: its text, what was not seen of its masks, and what explains that.
+
+    ``masks`` is their number; ``number`` is 0 for a gap between lines.
+    """
+
+    number: int
+    text: str
+    masks: int = 0
+    missing: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file with masks; ``problem`` says why only the lines with masks are shown, if so."""
+
+    name: str
+    lines: tuple[SourceLine, ...]
+    problem: str = ""
+
+    @property
+    def lacking(self) -> int:
+        """The number of lines with an outcome that was not seen and that nothing explains."""
+        return sum(bool(line.missing) for line in self.lines)
+
+
+def source_files(masks: Sequence[Mask], target: str) -> Iterator[SourceFile]:
+    """Yield each file of the masks with its lines, in order.
+
+    A file is read only if it is Python and still holds the recorded lines: the log may be old, or come from elsewhere.
+    """
+    gaps = explanations.gaps(masks, target)
+    for file in sorted({mask.file for mask in masks}):
+        own = [mask for mask in masks if mask.file == file]
+        marked = _marked(own, [gap for gap in gaps if gap.mask.file == file])
+        text, problem = _text_of(Path(file), own)
+        numbers = sorted(marked) if problem else sorted(_functions(text, set(marked)))
+        lines = tuple(_lines(numbers, text.splitlines(), marked))
+        yield SourceFile(_shown(file), lines[:MOST_LINES], problem)
+
+
+def _marked(masks: Iterable[Mask], gaps: Iterable[Gap]) -> dict[int, SourceLine]:
+    """Return the lines with masks by their numbers."""
+    texts, counts = {mask.line: mask.text for mask in masks}, defaultdict[int, int](int)
+    for mask in masks:
+        counts[mask.line] += 1
+    missing, explained = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+    for gap in gaps:
+        (explained if gap.because else missing)[gap.mask.line].append(_words(gap))
+    return {
+        line: SourceLine(line, text, counts[line], _once(missing[line]), _once(explained[line]))
+        for line, text in texts.items()
+    }
+
+
+def _once(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(words))
+
+
+def _words(gap: Gap) -> str:
+    """Return what was never seen of a mask: ``load in kernel_unified: never mixed``."""
+    mask = gap.mask
+    kind = f"{mask.kind} {mask.ordinal + 1}" if mask.ordinal else mask.kind
+    missing = f"never {' and never '.join(gap.missing)}" if mask.seen else "not reached"
+    return f"{kind} in {mask.kernel}: {missing}" + f" ({gap.because})" * bool(gap.because)
+
+
+def _text_of(path: Path, masks: Iterable[Mask]) -> tuple[str, str]:
+    """Return the text of a file, or why it is not shown."""
+    if path.suffix != ".py":
+        return "", "The file is no Python file."
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return "", "The file cannot be read here."
+    lines = dict(enumerate(text.splitlines(), 1))
+    if any(mask.text.strip() != lines.get(mask.line, "").strip() for mask in masks):
+        return "", "The file has changed since the run."
+    return text, ""
+
+
+def _functions(text: str, marked: set[int]) -> set[int]:
+    """Return the numbers of the lines of the functions that hold marked lines; of code that fails to parse, a few."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return {near for line in marked for near in range(max(1, line - _AROUND), line + _AROUND + 1)}
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    spans = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in functions]
+    inside = {line for span in spans if marked & set(span) for line in span}
+    return inside | marked
+
+
+def _lines(numbers: Sequence[int], text: Sequence[str], marked: dict[int, SourceLine]) -> Iterator[SourceLine]:
+    last = 0
+    for number in numbers:
+        if last and number != last + 1:
+            yield SourceLine(0, "")
+        last = number
+        known = marked.get(number)
+        shown = text[number - 1] if number <= len(text) else known.text if known else ""
+        yield SourceLine(number, shown, *((known.masks, known.missing, known.explained) if known else ()))
+
+
+def _shown(file: str) -> str:
+    path = os.path.relpath(file)
+    return file if path.startswith(os.pardir) else path

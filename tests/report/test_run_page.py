@@ -1,0 +1,203 @@
+"""The page of a run: every part is there, nothing of a target becomes markup, and nothing is loaded."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fuzz_attn.engine.events import Event, Finished
+from fuzz_attn.errors import ReportError
+from fuzz_attn.report.page.page import run_page
+from fuzz_attn.report.page.run_log import read_run
+
+Events = Callable[..., list[Event]]
+Log = Callable[..., Path]
+TEXTS: dict[str, str] = {}
+SECTIONS = (
+    "Summary",
+    "Failures",
+    "Refusals",
+    "Features and pairs",
+    "Masks and branches",
+    "Errors and bounds",
+    "Lengths and sizes",
+    "Speed and time",
+    "Compile keys",
+    "Environment",
+)
+
+
+@pytest.fixture
+def made(events: Events, log: Log, page: Any) -> Callable[..., Any]:
+    """Return a function that makes the page of a run with these events and reads it; drawing takes seconds."""
+
+    def make(**changes: Any) -> Any:
+        name = repr(changes)
+        if name not in TEXTS:
+            TEXTS[name] = run_page(read_run(log(events(**changes))), 0.0)
+        return page(TEXTS[name])
+
+    return make
+
+
+def test_every_part_is_there(made: Callable[..., Any]) -> None:
+    shown = made()
+    assert [words for level, words in shown.headings if level == 2] == list(SECTIONS)
+    text = " ".join(shown.text.split())
+    for words in (
+        "1 failure",
+        "3 cases judged",
+        "oracle (mismatch), tail rows",
+        "Confirmed in a fresh process. 1 case showed it, the first after 1.2 s.",
+        "replay saved/0.json",
+        "causal, window of 2 keys",
+        "-0.18",
+        "sliding window (window) 1 33% 0 1",
+        "pairs of features were drawn together. Never drawn at all: alibi,",
+        "store in kernel: never all false and never mixed",
+        "1 of 2 masks seen all true, all false and mixed",
+        "judging drawn cases",
+        "torch words",
+        "host",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("failures", [0, 1, 3])
+def test_headings_and_landmarks_form_an_outline(made: Callable[..., Any], failures: int) -> None:
+    shown = made(failures=failures)
+    levels = [level for level, _ in shown.headings]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    for landmark in ("header", "nav", "main", "footer"):
+        assert len(shown.all(landmark)) == 1
+    assert shown.unclosed == []
+
+
+def test_references_lead_to_elements(made: Callable[..., Any]) -> None:
+    shown = made(failures=2)
+    ids = Counter(attributes["id"] for _, attributes in shown.elements if "id" in attributes)
+    assert {name for name, times in ids.items() if times > 1} == set()
+    links = {attributes["href"] for attributes in shown.all("a")}
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    labels = [attributes["aria-labelledby"] for _, attributes in shown.elements if "aria-labelledby" in attributes]
+    assert set(labels) <= set(ids)
+
+
+def test_pictures_have_words_and_tables_have_captions(made: Callable[..., Any]) -> None:
+    shown = made()
+    pictures = [attributes for _, attributes in shown.elements if attributes.get("role") == "img"]
+    assert len(pictures) > 15
+    assert all(attributes["aria-label"].strip() for attributes in pictures)
+    drawings = [attributes for tag, attributes in shown.elements if tag == "svg"]
+    terminal = sum("rich-terminal" in attributes.get("class", "") for attributes in drawings)
+    assert terminal == 1, "rich's own has its words in the element around it"
+    assert sum("aria-label" in attributes for attributes in drawings) == len(drawings) - terminal
+    assert len(shown.all("caption")) == len(shown.all("table"))
+    assert all(attributes.get("scope") in {"row", "col"} for attributes in shown.all("th"))
+
+
+def test_nothing_of_a_target_is_markup(made: Callable[..., Any], hostile: str) -> None:
+    tags = {tag for tag, _ in made().elements}
+    shown = made(text=hostile, target=f"{hostile}:f")
+    assert {tag for tag, _ in shown.elements} == tags
+    assert "script" not in tags
+    assert "img" not in tags
+    assert "\x1b" not in shown.text
+    assert "{{ 7 * 7 }}" in shown.text
+    assert "<script>alert(1)</script>" in shown.text
+    handlers = [name for _, attributes in shown.elements for name in attributes if name.startswith("on")]
+    assert handlers == []
+
+
+def test_nothing_is_loaded(events: Events, log: Log) -> None:
+    text = run_page(read_run(log(events(failures=2))), 0.0)
+    assert re.findall(r"(?:https?:)?//[a-z]", text) == []
+    assert re.findall(r"url\((?!#)|@import|@font-face|<(?:script|link|img|iframe|object|base|form)\b", text) == []
+    assert "default-src 'none'" in text
+
+
+def test_the_page_of_a_log_is_always_the_same(events: Events, log: Log) -> None:
+    folder = log(events())
+    assert run_page(read_run(folder), 0.0) == run_page(read_run(folder), 0.0)
+
+
+def test_a_log_without_an_end_says_so(events: Events, log: Log, page: Any) -> None:
+    shown = page(run_page(read_run(log(events(failures=0)[:6])), 0.0))
+    assert "the run still goes on, or was killed" in shown.text
+    assert "Lengths and sizes: not recorded in this log." in shown.text
+    assert "Speed and time: not recorded in this log." in shown.text
+
+
+def test_the_page_of_several_targets(events: Events, log: Log, page: Any, tmp_path: Path) -> None:
+    for target in ("a:f", "b:f"):
+        log(events(target=target), f"20260101-000000-1/{target[0]}")
+    shown = page(run_page(read_run(tmp_path / "runs" / "20260101-000000-1"), 0.0))
+    assert [words for level, words in shown.headings if level < 3] == ["2 targets", "a:f", "b:f"]
+    ids = Counter(attributes["id"] for _, attributes in shown.elements if "id" in attributes)
+    assert max(ids.values()) == 1
+
+
+def test_the_logs_of_shards_are_one_target(events: Events, log: Log, tmp_path: Path) -> None:
+    folder = log(events(failures=0))
+    (folder / "events.jsonl").rename(folder / "events-0.jsonl")
+    other = log(events(failures=0), "20260101-000000-2")
+    (other / "events.jsonl").rename(folder / "events-1.jsonl")
+    (run,) = read_run(folder)
+    assert run.statistics.cases == 6
+    assert run.distributions is not None
+    assert run.distributions.paths["3d"]["3d"] == 4
+    assert run.distributions.seconds["shrink"] == 0.5
+    assert run.finished
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"holds no events\*\.jsonl, so it is no folder of a run"),
+        (b'{"event":"no_such_event"}\n', "is no log of a run by this version"),
+        (b"\xff\xfe\n", "is no log of a run by this version"),
+    ],
+)
+def test_a_folder_without_a_log_is_one_error(content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "events.jsonl").write_bytes(content)
+    with pytest.raises(ReportError, match=message):
+        read_run(tmp_path)
+
+
+def test_a_source_is_shown_only_where_it_is_what_was_run(events: Events, log: Log, page: Any, kernel: Path) -> None:
+    folder = log(events())
+    kernel.write_text("secret = 1\n" + kernel.read_text())
+    text = page(run_page(read_run(folder), 0.0)).text
+    assert "The file has changed since the run." in text
+    assert "secret" not in text
+    assert "tl.store(a, x, mask=m)" in text
+    kernel.unlink()
+    assert "The file cannot be read here." in page(run_page(read_run(folder), 0.0)).text
+
+
+def test_many_failures_stay_small(events: Events, log: Log) -> None:
+    text = run_page(read_run(log(events(failures=150, text="x" * 20_000))), 0.0)
+    assert len(text) < 5e6
+    assert "50 more failures are not shown" in text
+    assert text.count('class="rich-terminal"') == 20
+
+
+def test_only_the_last_event_ends_a_run(events: Events, log: Log) -> None:
+    (run,) = read_run(log([event for event in events() if not isinstance(event, Finished)]))
+    assert not run.finished
+
+
+def test_the_notes_of_a_log_are_decoded_as_they_were(events: Events, log: Log) -> None:
+    (run,) = read_run(log(events(text="a note")))
+    assert run.report.notes == ("a note",)
+    assert run.deaths == ("a note",)
+    assert [event.path for event in run.passed] == ["saved/old.json"]
+    assert msgspec.json.encode(run.started)
