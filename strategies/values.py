@@ -69,9 +69,9 @@ LONG = 256
 """Keys from which most cases have exact weights."""
 
 LOW: tuple[ScoreRecipe, ...] = (
-    LevelScores(level=-20000.0),
+    *(LevelScores(level=-20000.0),) * 3,
     LevelScores(),
-    *(LevelScores(level=-110.0),) * 6,
+    *(LevelScores(level=-110.0),) * 4,
 )
 """All logits so far below 0 that they have no weight in float32, or at least in float16, beside a wrong maximum of 0 or
 a finite stand-in for -inf. Beside a sink they would have no weight in a correct kernel either."""

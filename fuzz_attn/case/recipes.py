@@ -181,8 +181,8 @@ TablePoison = Literal["zero", "negative", "one_past", "huge"]
 class PoisonRecipe(Plain, frozen=True):
     """What memory holds that no kernel may read: dead cache slots, stride padding, table entries past the last page.
 
-    Types without infinities (e4m3fn) use NaN instead. ``zero`` is harmless and never drawn: it shows whether a failure
-    needs poison. ``table`` is 0 (a valid page), -1, the number of blocks, or the
+    Types without infinities (e4m3fn) use NaN instead. ``zero`` is harmless: it shows whether a failure needs poison,
+    and a campaign looks around such a failure with it. ``table`` is 0 (a valid page), -1, the number of blocks, or the
     largest int32. ``out`` is one of two bit patterns for elements not yet written.
     """
 

@@ -333,11 +333,24 @@ KINDS: Final = (
 )
 """Types, heads and pages."""
 
+POISONS: Final = {
+    "NaN or Inf in dead keys": "keys",
+    "NaN or Inf in dead values": "values",
+    "invalid dead table entries": "table",
+}
+"""Traits of poison that spreads through a weight of 0 or a masked load, and the fields of the recipe."""
+
 NUANCES: Final = (
     Trait("partly filled pages", _has_partly_filled_pages, _with_full_pages),
     Trait("a context", lambda case: any(s.context_len and s.query_len for s in case.sequences), _without_context),
-    Trait("NaN or Inf in dead keys", lambda case: case.poison.keys != "huge", _with("poison", keys="huge")),
-    Trait("NaN or Inf in dead values", lambda case: case.poison.values != "huge", _with("poison", values="huge")),
+    Trait(
+        "NaN or Inf in dead keys", lambda case: case.poison.keys not in ("huge", "zero"), _with("poison", keys="huge")
+    ),
+    Trait(
+        "NaN or Inf in dead values",
+        lambda case: case.poison.values not in ("huge", "zero"),
+        _with("poison", values="huge"),
+    ),
     Trait("invalid dead table entries", lambda case: case.poison.table != "zero", _with("poison", table="zero")),
 )
 """Traits of simple cases too: a failure needs one if its simplest case passes without it."""

@@ -201,19 +201,30 @@ class Campaign:
         play_round(domain, round_seed, min(size.cases, left), self._try, size, excludes, self._skips)
 
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
-        """Return whether to draw another case: most of those with the trigger of a known failure."""
-        return self._lives.known.avoids(Order(case, relation)) and self._random.random() < AVOIDED
+        """Return whether to draw another case: most of those with the trigger of a known failure.
+
+        Not those that harmless poison takes around it.
+        """
+        known, order = self._lives.known, Order(case, relation)
+        return known.avoids(order) and self._random.random() < AVOIDED and known.around(order) is None
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
             return
-        order = Order(case, relation)
+        order = self._around(Order(case, relation))
         self.learn()
         self._lives.resume(self._seconds_left())
         before = tuple(self._last) if self._lives.may_follow else ()
         answer = self.judge(order, "search")
         if not answer.verdict.passed:
             self._lives.meet(order, answer, before)
+
+    def _around(self, order: Order) -> Order:
+        """Return the order, most often with harmless poison where it would only show a known failure."""
+        known = self._lives.known
+        if not known.avoids(order) or self._random.random() >= AVOIDED:
+            return order
+        return known.around(order) or order
 
     def learn(self) -> None:
         """Learn what other shards have found."""

@@ -1,8 +1,8 @@
 """Exceptions of a target: which refuse a case, and which are failures.
 
 A target refuses a case where its own host code raises before the first launch, or where a kernel does not compile for a
-reason that the compiler states. A refusal depends on the shape and the features of a case only: where the same shape
-with other data runs, the exception is a failure.
+reason that the compiler states, such as an option that only another GPU's compiler has. A refusal depends on the shape
+and the features of a case only: where the same shape with other data runs, the exception is a failure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.simulator.frontend.rejections import rejection_of
+from fuzz_attn.simulator.triton_compat import is_unknown_option
 from fuzz_attn.targets import target
 
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
@@ -40,20 +41,38 @@ def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal |
         message = rejection.reason or rejection.source
         compiled = Refusal("compile", rejection.error, message, rejection.location, rejection.source)
         return compiled if rejection.stated else None
+    if is_unknown_option(raised):
+        return _refused_option(raised, text)
     place = None if launched or not isinstance(raised, REFUSING) else place_of(raised)
     if place is None:
         return None
+    return _refused_at(place, "host", raised, text)
+
+
+def _refused_option(raised: BaseException, text: str) -> Refusal:
+    """Return the refusal of an option, which the compiler raises for a launch that a backend may have taken over."""
+    place = next((frame for frame in reversed(_called(raised)) if not _is_foreign(frame)), None)
+    if place is None:
+        return Refusal("compile", type(raised).__name__, text)
+    return _refused_at(place, "compile", raised, text)
+
+
+def _refused_at(place: traceback.FrameSummary, stage: Stage, raised: BaseException, text: str) -> Refusal:
     source = linecache.getline(place.filename, place.lineno or 0).strip()
-    return Refusal("host", type(raised).__name__, text, f"{place.filename}:{place.lineno}", source)
+    return Refusal(stage, type(raised).__name__, text, f"{place.filename}:{place.lineno}", source)
 
 
 def place_of(raised: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame of the target's own code, None where the exception comes from the harness."""
+    own = next((frame for frame in reversed(_called(raised)) if not _is_library(frame)), None)
+    return None if own is None or _is_harness(own.filename) else own
+
+
+def _called(raised: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames below the call of the target, the innermost last."""
     frames = traceback.extract_tb(raised.__traceback__)
     calls = [index for index, frame in enumerate(frames) if frame.filename == target.__file__]
-    called = frames[calls[-1] + 1 :] if calls else []
-    own = next((frame for frame in reversed(called) if not _is_library(frame)), None)
-    return None if own is None or _is_harness(own.filename) else own
+    return frames[calls[-1] + 1 :] if calls else []
 
 
 def with_other_data(case: AttentionCase) -> tuple[AttentionCase, ...]:
@@ -72,6 +91,10 @@ def _is_library(frame: traceback.FrameSummary) -> bool:
         return True
     installed = frame.filename.partition("/site-packages")[2]
     return installed.startswith(_LIBRARIES) if installed else frame.filename.startswith(_PYTHON)
+
+
+def _is_foreign(frame: traceback.FrameSummary) -> bool:
+    return _is_library(frame) or _is_harness(frame.filename)
 
 
 def _is_harness(file: str) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -227,6 +228,12 @@ def _replace_descriptors(module: Any, context: Any) -> None:
 def is_triton_error(error: BaseException) -> bool:
     """Return whether Triton's compiler or interpreter raised the exception, or a launch that lacks memory on chip."""
     return isinstance(error, TritonError)
+
+
+def is_unknown_option(error: BaseException) -> bool:
+    """Return whether a launch passes an option that the compiler for this GPU does not have, such as AMD's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, KeyError) and bool(frames) and frames[-1].name == JITFunction._pack_args.__name__
 
 
 def causes_of(error: BaseException) -> list[BaseException]:

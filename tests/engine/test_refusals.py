@@ -20,7 +20,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
-from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, Refusals
+from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals
 from fuzz_attn.errors import OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report.plain_text import text_of
@@ -58,6 +58,15 @@ def test_host_code_refuses(name: str, error: str, message: str, source: str) -> 
     assert (answer.refusal.stage, answer.refusal.error, answer.refusal.message) == ("host", error, message)
     assert answer.refusal.source.startswith(source)
     assert answer.refusal.location.startswith(f"{FILE}:")
+
+
+def test_an_option_of_another_gpus_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns
+    refusal = _judge("needs_another_gpu", SHORT).refusal
+    assert refusal is not None
+    assert (refusal.stage, refusal.error) == ("compile", "KeyError")
+    assert refusal.message == "'Keyword argument waves_per_eu was specified but unrecognised'"
+    assert refusal.source.startswith("_any_kernel._pack_args(")
 
 
 @pytest.mark.parametrize(
@@ -232,6 +241,25 @@ def test_some_rounds_draw_from_the_whole_domain() -> None:
     assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
     full = [domain == DOMAIN and excludes is None for domain, excludes in map(refusals.drawing, range(2 * FULL_ROUND))]
     assert full == 2 * ([False] * (FULL_ROUND - 1) + [True])
+
+
+def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fuzz_attn.engine.refusals.rules.time.monotonic", lambda: now[0])
+    probe = _probe(lambda case: case.sinks is not None, lambda case: case.heads.head_size == 80)
+
+    def slow(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
+        now[0] += LEAST_SECONDS
+        return probe(cases)
+
+    refusals = Refusals(DOMAIN)
+    assert refusals.refused(COMPLEX, _refusal(0), slow)
+    large = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(head_size=80))
+    spent = now[0]
+    now[0] = spent / MOST_TIME - 1.0
+    assert refusals.refused(large, _refusal(1), slow) == ()
+    now[0] = spent / MOST_TIME + 1.0
+    assert refusals.refused(large, _refusal(1), slow)
 
 
 def test_judged_cases_show_that_more_is_needed() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, Sequence
-from fuzz_attn.case.recipes import SinkRecipe
+from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same, merged
 from fuzz_attn.engine.messages import Order
@@ -42,6 +42,15 @@ def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: 
     assert is_same(known, new) is same
 
 
+def test_a_failure_with_harmless_poison_is_not_the_one_that_needs_nan() -> None:
+    needs = failure(WINDOW, "nan", ("sliding window", "NaN or Inf in dead values"), ("values",))
+    harmless = replace(WINDOW, poison=PoisonRecipe(values="zero"))
+    other = failure(harmless, "mismatch", ("sliding window", "scores not normal"), ("values",))
+    assert not is_same(needs, other)
+    assert not is_same(other, needs)
+    assert is_same(needs, failure(WINDOW, "mismatch", ("sliding window", "scores not normal"), ("values",)))
+
+
 def test_a_bug_is_recognised_by_each_of_its_triggers() -> None:
     known = failure(PLAIN, "nan", ("sinks",), ("keys",))
     assert not known.shown_by("output", frozenset({"fp8 cache", "a context"}))
@@ -60,6 +69,41 @@ def test_a_feature_that_a_relation_switches_on_counts(relation: str | None, same
     found = failures.matching(Order(WINDOW, relation), Verdict(relation or "oracle", "nan", "wrong"))
     assert found is (known if same else None)
     assert failures.avoids(Order(WINDOW, relation)) is same
+
+
+@pytest.mark.parametrize(
+    ("trigger", "keys", "values"),
+    [
+        (("sliding window", "NaN or Inf in dead values"), "nan", "zero"),
+        (("NaN or Inf in dead keys", "NaN or Inf in dead values"), "zero", "zero"),
+        (("sinks", "NaN or Inf in dead values"), "nan", "nan"),
+    ],
+)
+def test_harmless_poison_leads_around_a_failure_that_needs_worse(
+    trigger: tuple[str, ...], keys: str, values: str
+) -> None:
+    failures = KnownFailures()
+    failures.add(failure(WINDOW, "nan", trigger))
+    milder = failures.around(Order(WINDOW, "determinism"))
+    assert milder is not None
+    assert (milder.case.poison.keys, milder.case.poison.values, milder.relation) == (keys, values, "determinism")
+    assert not failures.avoids(milder)
+
+
+def test_a_failure_is_shrunk_without_the_poison_that_another_needs() -> None:
+    failures = KnownFailures()
+    failures.add(failure(WINDOW, "nan", ("sliding window", "NaN or Inf in dead values")))
+    failures.add(failure(WINDOW, "unwritten", ("NaN or Inf in dead keys",)))
+    order = Order(PLAIN, "poison_independence")
+    harmless = failures.beside(order, "output")
+    assert (harmless.case.poison.keys, harmless.case.poison.values, harmless.relation) == ("nan", "zero", None)
+    assert failures.beside(order, "crash") == order
+
+
+def test_nothing_leads_around_a_failure_of_any_poison() -> None:
+    failures = KnownFailures()
+    failures.add(failure(WINDOW, "nan", ("sliding window",)))
+    assert failures.around(Order(WINDOW, None)) is None
 
 
 def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:

@@ -11,8 +11,18 @@ import torch
 import triton
 import triton.language as tl
 from torch_attention import unified_attention  # type: ignore[import-not-found] # found beside this file, as a user's is
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime import JITFunction
 
 Target = Callable[..., None]
+
+
+def _kernel(x_ptr):
+    tl.store(x_ptr, 0)
+
+
+_any_kernel: Any = JITFunction(_kernel)  # compiled, also in an interpreting process
 
 
 def _after(check: Callable[..., None]) -> Target:
@@ -36,6 +46,10 @@ def _few(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, sinks: torch.Tenso
 
 def _nothing(**_: Any) -> None:
     raise NotImplementedError("not yet")
+
+
+def _other_gpu(**_: Any) -> None:
+    _any_kernel._pack_args(make_backend(GPUTarget("cuda", 90, 32)), {"waves_per_eu": 2}, {}, [], None)
 
 
 def _sinks_in_windows(sinks: torch.Tensor | None, window_size: tuple[int, int], **_: Any) -> None:
@@ -93,6 +107,7 @@ def _compiling(kind: str) -> Target:
 refuses_sinks = _after(_no_sinks)
 accepts_few = _after(_few)
 refuses_all = _after(_nothing)
+needs_another_gpu = _after(_other_gpu)
 refuses_sinks_in_windows = _after(_sinks_in_windows)
 refuses_long = _after(_short)
 asserts_on_data = _after(_small_numbers)

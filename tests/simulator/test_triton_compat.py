@@ -14,6 +14,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, code_generator, make_backend
 from triton.runtime import Autotuner, JITFunction, interpreter
 from triton.runtime.interpreter import InterpretedFunction
@@ -118,6 +119,17 @@ def test_an_autotuner_has_its_configurations() -> None:
     assert isinstance(tuner, Autotuner)
     assert [config.all_kwargs()["BLOCK"] for config in tuner.configs] == [4]
     assert (tuner.configs[0].pre_hook, tuner.arg_names) == (None, ["x_ptr", "count", "flag", "BLOCK"])
+
+
+def test_an_option_of_another_gpus_compiler_is_told_from_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    with pytest.raises(KeyError) as unknown:
+        _compiled(probe)._pack_args(backend, {"waves_per_eu": 2}, {}, [], None)
+    assert triton_compat.is_unknown_option(unknown.value)
+    with pytest.raises(KeyError) as other:
+        raise KeyError("waves_per_eu")
+    assert not triton_compat.is_unknown_option(other.value)
 
 
 def test_the_front_end_gives_the_text_of_the_first_ir() -> None:

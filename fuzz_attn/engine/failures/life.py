@@ -315,6 +315,10 @@ class FailureLives:
 
         domain = self._shard.ready.domain
         self._change(failure, trigger=needed_by(failure.found.case, failure.found.relation))
+        first = order_of(failure.found)
+        harmless = self.known.beside(first, failure.failure_class)
+        if harmless != first:
+            is_smaller(harmless)
         simplify(order_of(failure.found), is_smaller, domain)
         trigger = trigger_of(order_of(failure.found), judge, domain)
         self._change(failure, trigger=trigger, shrunk=True)

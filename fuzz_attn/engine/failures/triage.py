@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from fuzz_attn.case.traits import FP8_OUTPUT, core, traits_of
+import msgspec
+
+from fuzz_attn.case.attention_case import replace
+from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
@@ -138,15 +141,44 @@ class KnownFailures:
 
     def avoids(self, order: Order) -> bool:
         """Return whether an order has the trigger of a failure whose cases show little else."""
-        avoided = [known.trigger for known in self._known if known.is_avoided]
-        if not avoided:
-            return False
-        traits = _traits(order)
-        return any(trigger is not None and trigger <= traits for trigger in avoided)
+        return bool(self._avoided_in(order))
+
+    def around(self, order: Order) -> Order | None:
+        """Return an order without the poison that a failure needs that :meth:`avoids` it, None where that is no help.
+
+        So a bug is seen that needs the same features as a frequent one, and other numbers.
+        """
+        milder = _with_harmless(order, self._avoided_in(order))
+        return None if self.avoids(milder) else milder
+
+    def beside(self, order: Order, failure_class: str) -> Order:
+        """Return an order without the poison that known failures of a class need.
+
+        A failure that shows there cannot be taken for one of them while it is shrunk.
+        """
+        needed = (known.trigger for known in self._known if known.failure_class == failure_class)
+        return _with_harmless(order, (trigger for trigger in needed if trigger is not None))
+
+    def _avoided_in(self, order: Order) -> list[frozenset[str]]:
+        """Return the triggers that an order has of failures whose cases show little else."""
+        avoided = [known.trigger for known in self._known if known.is_avoided and known.trigger is not None]
+        traits = _traits(order) if avoided else frozenset()
+        return [trigger for trigger in avoided if trigger <= traits]
 
     def same_as(self, new: KnownFailure) -> KnownFailure | None:
         """Return the known failure that a shrunk one is the same bug as."""
         return next((known for known in self._known if known is not new and is_same(known, new)), None)
+
+
+def _with_harmless(order: Order, triggers: Iterable[frozenset[str]]) -> Order:
+    """Return an order with harmless poison where triggers need any, and without a relation that only changes poison."""
+    needed = frozenset[str]().union(*triggers)
+    harmless = {field: "zero" for name, field in POISONS.items() if name in needed}
+    if not harmless:
+        return order
+    poison = msgspec.structs.replace(order.case.poison, **harmless)
+    relation = None if order.relation == "poison_independence" else order.relation
+    return msgspec.structs.replace(order, case=replace(order.case, poison=poison), relation=relation)
 
 
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
@@ -169,8 +201,21 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
 
 
 def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
-    """Return whether poison of the same memory reaches the output in both: a kernel reads there what it must not."""
-    return not set(one.found.verdict.poison).isdisjoint(other.found.verdict.poison)
+    """Return whether poison of the same memory reaches the output in both: a kernel reads there what it must not.
+
+    One that shows with harmless poison there is not the one that needs NaN or Inf.
+    """
+    shared = set(one.found.verdict.poison) & set(other.found.verdict.poison)
+    apart = any(_harmless(one, field) and _needs(other, field) for field in shared)
+    return bool(shared) and not apart and not any(_harmless(other, field) and _needs(one, field) for field in shared)
+
+
+def _harmless(failure: KnownFailure, field: str) -> bool:
+    return getattr(failure.found.case.poison, field, None) == "zero"
+
+
+def _needs(failure: KnownFailure, field: str) -> bool:
+    return any(POISONS.get(trait) == field for trait in failure.trigger or ())
 
 
 def _traits(shown: Order | Counterexample) -> frozenset[str]:

@@ -33,6 +33,8 @@ FULL_ROUND: Final = 6
 """Every so many rounds, cases are drawn from the whole domain."""
 FRUITLESS_ROUNDS: Final = 3
 """After so many rounds in which everything was refused, a campaign ends."""
+MOST_TIME, LEAST_SECONDS = 0.2, 5.0
+"""No reduction begins while earlier ones have taken more than this part of the time, and more than these seconds."""
 PROBE_SECONDS: Final = 5.0
 GRANTED: Final[dict[Stage, int]] = {"host": 160, "compile": 32}
 MOST_PROBES: Final = 400
@@ -54,6 +56,9 @@ class Refusals:
         self._judged: OrderedDict[tuple[Value, ...], AttentionCase] = OrderedDict()
         self._reductions: Counter[tuple[str, str, str]] = Counter()
         self._let_through = 0
+        self._started = time.monotonic()
+        self._reducing = 0.0
+        """The seconds that reductions have taken."""
 
     def judged(self, case: AttentionCase) -> None:
         """Keep a case that the target does not refuse; a rule that excludes it is dropped."""
@@ -69,13 +74,17 @@ class Refusals:
     def refused(self, case: AttentionCase, refusal: Refusal, probe: Probe) -> tuple[Rule, ...]:
         """Return the rule that a refused case leads to, and those that this makes simpler.
 
-        There is none if a rule is known for the case, or if none can be found.
+        There is none if a rule is known for the case, if none can be found, or if there is no time for it.
         """
         if any(rule.matches(case) for rule in self.rules) or self._reductions[refusal.site] >= MOST_REDUCTIONS:
+            return ()
+        began = time.monotonic()
+        if self._reducing > max(LEAST_SECONDS, MOST_TIME * (began - self._started)):
             return ()
         self._reductions[refusal.site] += 1
         newest_first = list(reversed(self._judged.values()))
         rule = Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule()
+        self._reducing += time.monotonic() - began
         if any(rule.matches(judged) for judged in newest_first):
             return ()
         before, self.rules = self.rules, [*self.rules, rule]
