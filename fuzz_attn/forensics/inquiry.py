@@ -19,7 +19,7 @@ from fuzz_attn.forensics.heatmaps import heatmap_of
 from fuzz_attn.forensics.lab import Lab, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.logits import comparison_of, score_findings
-from fuzz_attn.forensics.masks import mask_findings
+from fuzz_attn.forensics.masks import DEEPEST, mask_findings
 from fuzz_attn.forensics.outputs import output_findings, outside_findings, type_findings, unwritten_findings
 from fuzz_attn.forensics.recovery import Recovered, recovered
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
@@ -30,8 +30,6 @@ MOST_FINDINGS: Final = 4
 
 CAUSES: Final[frozenset[Kind]] = frozenset(("uninitialised", "race", "overflow"))
 """What sanitizers find that is a cause and no consequence."""
-DEEPEST: Final[tuple[Reason, ...]] = ("head mapping", "foreign sequence")
-"""Reasons from which others of the same case follow."""
 ENDS: Final[frozenset[Kind]] = frozenset(("exception", "crash", "timeout"))
 
 

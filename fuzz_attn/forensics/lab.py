@@ -140,7 +140,7 @@ class Lab:
     @cached_property
     def unwritten(self) -> Array:
         """Bool ``[num_tokens, num_query_heads]``: whether the case's own launch leaves all of a row unwritten."""
-        rows: Array = self.untouched.all(axis=-1)
+        rows: Array = np.asarray(self.untouched.all(axis=-1))
         return rows
 
     @cached_property

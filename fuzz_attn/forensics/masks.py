@@ -31,6 +31,8 @@ _REASONS: Final[dict[Kind, Reason]] = {
     "nobody": "page",
 }
 
+DEEPEST: Final[tuple[Reason, ...]] = ("head mapping", "foreign sequence")
+"""Reasons from which others of the same case follow."""
 ATTENDED: Final = 0.3
 """Share of a row's largest weight from which a cell counts as attended; all scores are equal."""
 TWICE: Final = 1.6
@@ -144,7 +146,7 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
     counted = [reading for reading in all_readings if reading.right]
     if counted and not findings:
         return [_of_sums(counted, case)]
-    return sorted(findings.values(), key=lambda finding: finding.vague)
+    return sorted(findings.values(), key=lambda finding: (finding.vague, finding.reason not in DEEPEST))
 
 
 def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
