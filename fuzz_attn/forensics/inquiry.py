@@ -15,13 +15,12 @@ from fuzz_attn.forensics.ablations import ablation_findings, softcap_findings
 from fuzz_attn.forensics.addresses import column_findings, dimension_findings, key_findings, query_findings
 from fuzz_attn.forensics.cells import by_row
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reason
-from fuzz_attn.forensics.heatmaps import heatmap_of
 from fuzz_attn.forensics.lab import Lab, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.logits import comparison_of, score_findings
 from fuzz_attn.forensics.masks import DEEPEST, mask_findings
 from fuzz_attn.forensics.outputs import output_findings, outside_findings, type_findings, unwritten_findings
-from fuzz_attn.forensics.recovery import Recovered, recovered
+from fuzz_attn.forensics.recovery import Recovered, heatmap_of, recovered
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment

@@ -152,7 +152,7 @@ def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iter
 def type_findings(lab: Lab) -> Iterator[Finding]:
     """Yield that the caches are read as the other kind of fp8, if that gives the output."""
     case, usable = lab.case, np.isfinite(lab.first.bound) & np.isfinite(lab.first.actual)
-    if not is_fp8(case.dtypes.kv):
+    if not is_fp8(case.dtypes.kv) or not usable.any():
         return
     name: DTypeName = "float8_e5m2" if case.dtypes.kv == "float8_e4m3fn" else "float8_e4m3fn"
     tensors: AttentionTensors = lab.experiment.first.tensors

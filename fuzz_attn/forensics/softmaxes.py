@@ -175,6 +175,7 @@ def _jump(row: Row, ratio: Array, used: Array, edge: int, seen: Comparison) -> F
     times = float(np.median(ratio[before]) / np.median(ratio[after]))
     early, late = (keys(range(int(part[0]), int(part[-1]) + 1)) for part in (before, after))
     what = f"{row.words}, head {row.head}: {early} weigh {factor(times)} times as much as they should beside {late}"
+    vague = min(len(before), len(after)) == 1  # the score of that key may be wrong
     if seen.case.launch.path == "3d" or packed[edge] != packed[edge - 1]:
-        return Finding("segment", f"{what}: two parts are merged with wrong weights")
-    return Finding("tile", f"{what}: an earlier tile or segment is not rescaled")
+        return Finding("segment", f"{what}: two parts are merged with wrong weights", vague)
+    return Finding("tile", f"{what}: an earlier tile or segment is not rescaled", vague)
