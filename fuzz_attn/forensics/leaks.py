@@ -38,6 +38,10 @@ def leak_findings(lab: Lab) -> list[Finding]:
     rows = [row for row in rows_of_case(lab.case) if bad[row.token, row.head]]
     if not rows:
         return []
+    without = by_row(~np.isfinite(lab.run(lab.cleared()).actual))
+    rows = [row for row in rows if not without[row.token, row.head]]
+    if not rows:
+        return []
     for question in (_from_values, _from_keys, _from_padding):
         found = question(lab, rows)
         if found is not None:
@@ -68,7 +72,7 @@ def _from_values(lab: Lab, rows: list[Row]) -> Finding | None:
 def _from_keys(lab: Lab, rows: list[Row]) -> Finding | None:
     """Return the dead key that makes a row's scores NaN, by halving the suspects."""
     suspects = _dead_cells(lab)
-    row = _reached(lab, suspects, rows)
+    row = _reached(lab, suspects, rows) if len(suspects) else None
     if row is None:
         return None
     while len(suspects) > 1:
