@@ -31,7 +31,7 @@ def ablation_findings(lab: Lab, found: Recovered) -> Iterator[Finding]:
             without = recovered(lab, change(lab.cleared()), cells)
         except ProbeError:
             continue
-        if without is not None and not without.wrong.any():
+        if without is not None and not (without.far if found.far.any() else without.wrong).any():
             text = f"{row.words}, head {row.head}: its weights are wrong, and right without {words}"
             yield Finding(reason, text)
             return
