@@ -10,6 +10,7 @@ import click
 from fuzz_attn.cli.audit import audit
 from fuzz_attn.cli.bind import bind
 from fuzz_attn.cli.coverage import coverage
+from fuzz_attn.cli.explain import explain
 from fuzz_attn.cli.export import export
 from fuzz_attn.cli.ledger import ledger
 from fuzz_attn.cli.mark import mark
@@ -45,7 +46,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, replay, bind, show, mark, export, report, watch, coverage, audit, ledger, targets):
+for command in (run, replay, bind, show, explain, mark, export, report, watch, coverage, audit, ledger, targets):
     main.add_command(command)
 
 if __name__ == "__main__":
