@@ -11,6 +11,10 @@ class CaseError(FuzzAttnError, ValueError):
     """A case that contradicts itself or exceeds a bound. The message names field, value and bound."""
 
 
+class ProbeError(FuzzAttnError):
+    """A launch that should explain a failure did not end as the case's own did, so it tells nothing."""
+
+
 class CounterexampleError(FuzzAttnError, ValueError):
     """A counterexample file that cannot be read: truncated, edited into nonsense, or of another schema version."""
 

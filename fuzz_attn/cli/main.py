@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Final
 
 import click
 
 from fuzz_attn.cli.audit import audit
 from fuzz_attn.cli.bind import bind
 from fuzz_attn.cli.coverage import coverage
+from fuzz_attn.cli.explain import explain
 from fuzz_attn.cli.export import export
 from fuzz_attn.cli.ledger import ledger
 from fuzz_attn.cli.mark import mark
@@ -46,7 +48,23 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, merge, replay, bind, show, mark, export, report, watch, coverage, audit, ledger, targets):
+COMMANDS: Final = (
+    run,
+    merge,
+    replay,
+    bind,
+    show,
+    explain,
+    mark,
+    export,
+    report,
+    watch,
+    coverage,
+    audit,
+    ledger,
+    targets,
+)
+for command in COMMANDS:
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ class CaseJudge:
         if order.probes:
             return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
+        if order.forensics:
+            return self._explained(experiment, order.relation)
         refusal = experiment.refusal
         notes = self._read_precision(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
@@ -113,6 +115,15 @@ class CaseJudge:
             loaded=kernels.loaded,
             notes=notes,
         )
+
+    def _explained(self, experiment: Experiment, relation: str | None) -> Answer:
+        """Return the explanation of a failing case. The masks of its launches are not reported."""
+        from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - imports torch, as above
+
+        explanation = explain(experiment, relation)
+        kernels = self.backend.new_kernels()
+        self.backend.new_masks()
+        return Answer(explanation=explanation, compiled=kernels.compiled, loaded=kernels.loaded)
 
     def _read_precision(self, experiment: Experiment) -> tuple[str, ...]:
         """Learn how the target multiplies float32 from its launches, and return it in words where it is new."""

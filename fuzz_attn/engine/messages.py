@@ -6,6 +6,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 
@@ -60,7 +61,8 @@ class Order(Plain, frozen=True):
     With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
     launches those cases instead and returns only which of them are refused; with ``host_only`` by host code, for
     which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
-    rounding that would explain it, which takes more launches.
+    rounding that would explain it, which takes more launches. With ``forensics`` the answer is only an explanation of
+    what the kernel did, which takes up to a few hundred.
     """
 
     case: AttentionCase
@@ -69,6 +71,7 @@ class Order(Plain, frozen=True):
     probes: tuple[AttentionCase, ...] = ()
     host_only: bool = False
     explain: bool = False
+    forensics: bool = False
 
 
 class Answer(Plain, frozen=True, tag="answer"):
@@ -81,6 +84,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
     ``notes`` are sentences for the summary: what the worker has learned of the target.
+    ``explanation`` is what an order with ``forensics`` asks for.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     """
 
@@ -96,6 +100,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     loaded: int = 0
     killed: bool = False
     notes: tuple[str, ...] = ()
+    explanation: Explanation | None = None
 
     @property
     def judged(self) -> bool:

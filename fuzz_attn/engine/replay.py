@@ -108,13 +108,14 @@ def replay(
         for path in paths:
             try:
                 found = counterexample.load(path)
-                name = _name(path, found, target, trust=trust)
+                name = target_named(path, found, target, trust=trust)
                 yield _replayed(path, found, workers.on(name, found.family, binding or found.binding))
             except FuzzAttnError as error:
                 on_error(path, error)
 
 
-def _name(path: Path, found: Counterexample, target: str | None, *, trust: bool) -> str:
+def target_named(path: Path, found: Counterexample, target: str | None, *, trust: bool) -> str:
+    """Return the target to use for a file; raises :class:`CounterexampleError` for one that is not trusted."""
     if target is None and not trust and not is_installed(found.target):
         raise CounterexampleError(
             f"{path}: names target={found.target!r}, which is no installed package: replay it with --target T, or with "

@@ -72,6 +72,7 @@ class Verdict(Plain, frozen=True):
     wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
     sanitizer reports, or of the line that raised; empty for other failures. ``poison`` names the parts of the poison
     that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure.
+    ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told.
     """
 
     property_name: str
@@ -85,6 +86,7 @@ class Verdict(Plain, frozen=True):
     site: str = ""
     poison: tuple[str, ...] = ()
     hint: str = ""
+    explanation: str = ""
 
     @property
     def passed(self) -> bool:

@@ -24,6 +24,8 @@ from fuzz_attn.report.plain_text import count, text_of, whole
 def render(found: Counterexample, path: Path | None = None, headline: str = "FAILED") -> RenderableType:
     """Return the report of a failure, for rich to print."""
     parts: list[RenderableType] = [reason(found, headline), Text(certainty(found))]
+    if found.verdict.explanation:
+        parts.append(whole("Why: ", "bold").append(found.verdict.explanation, "default not bold"))
     if found.verdict.hint:
         parts.append(Text(found.verdict.hint))
     if found.trigger and found.shrunk:

@@ -26,7 +26,7 @@ LAYERS: Final = (
     ("oracle", "coverage"),
     ("backends", "targets", "counterexamples"),
     ("properties",),
-    ("calibration",),
+    ("calibration", "forensics"),
     ("engine",),
     ("report", "export"),
     ("mutation", "ledger"),

@@ -35,7 +35,7 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.failures.trigger import Shown, trigger_of
-from fuzz_attn.engine.judges.explanation import explained
+from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.messages import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
@@ -360,8 +360,13 @@ class FailureLives:
         if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
             return
         with contextlib.suppress(BudgetSpentInterrupt):
-            verdict = explained(lambda order: self._shard.judge(order, "shrink"), order_of(found), found.verdict)
+            verdict = explained(self._judge, order_of(found), found.verdict)
             failure.found = msgspec.structs.replace(found, verdict=verdict)
+            verdict = in_words(self._judge, order_of(found), verdict)
+            failure.found = msgspec.structs.replace(found, verdict=verdict)
+
+    def _judge(self, order: Order) -> Answer:
+        return self._shard.judge(order, "shrink")
 
     def _change(self, failure: KnownFailure, **fields: object) -> None:
         """Change the counterexample, in its file too, and report it."""

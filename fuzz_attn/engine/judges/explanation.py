@@ -1,4 +1,4 @@
-"""Explanation: one more look at a failure that was found, to say more about its cause."""
+"""Explanation: more looks at a failure that was found, to say more about its cause."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
         return verdict
     again = judge(msgspec.structs.replace(order, explain=True)).verdict
     return again if again.what == verdict.what else verdict
+
+
+def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
+    """Return a failure with what the kernel does wrong in one sentence, if that can be told."""
+    explanation = judge(msgspec.structs.replace(order, forensics=True)).explanation
+    if explanation is None or explanation.reason == "unknown":
+        return verdict
+    return msgspec.structs.replace(verdict, explanation=explanation.sentence)

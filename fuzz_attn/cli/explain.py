@@ -1,0 +1,60 @@
+"""``fuzz-attn explain``: what a kernel does wrong in a saved failure, in words and as weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Group
+
+from fuzz_attn.cli.options import (
+    FILE,
+    backend_option,
+    binding_option,
+    exits,
+    memory_option,
+    stated_binding,
+    target_option,
+)
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.explaining import explanation_of
+from fuzz_attn.report import explanation as report
+from fuzz_attn.report import failure
+from fuzz_attn.report.picture import save_picture
+from fuzz_attn.report.plain_text import console, show
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@target_option("the target named in the file")
+@binding_option
+@click.option("--trust", is_flag=True, help="Run the target that the file names, also outside of installed packages.")
+@backend_option
+@memory_option
+@click.option("--svg", type=FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
+@exits
+def explain(
+    *,
+    file: Path,
+    target: str | None,
+    binding: Path | None,
+    trust: bool,
+    backend: str,
+    memory: int,
+    svg: Path | None,
+) -> int:
+    """Explain a saved failure: which key, row, head or factor is wrong.
+
+    The target is called again with other numbers in the same case. V made of unit vectors shows which keys each query
+    attends, and how much. Where a small case leaves several reasons, larger ones of the same kind are tried. A file
+    that names a target outside of the installed packages needs --target or --trust, because importing a target runs its
+    code.
+    """
+    found = explanation_of(
+        file, target=target, backend=backend, memory=memory, trust=trust, binding=stated_binding(binding)
+    )
+    shown = Group(failure.reason(counterexample.load(file)), report.render(found))
+    show(console(), shown)
+    if svg is not None:
+        save_picture(shown, svg, title=f"fuzz-attn explain {file}")
+    return 0

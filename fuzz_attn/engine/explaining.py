@@ -1,0 +1,37 @@
+"""Explaining: what a kernel does wrong in a saved counterexample, asked in a worker process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.replay import target_named
+from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.forensics.explanation import Explanation
+
+
+def explanation_of(
+    path: Path,
+    *,
+    target: str | None = None,
+    backend: str = "auto",
+    memory: int = 0,
+    trust: bool = True,
+    binding: Binding | None = None,
+) -> Explanation:
+    """Return the explanation of a saved failure on its own target or on another.
+
+    Raises :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample, the target does not load, or its
+    process ends before there is an explanation.
+    """
+    found = counterexample.load(path)
+    name = target_named(path, found, target, trust=trust)
+    setup = Setup(name, found.family, backend, memory=memory, binding=binding or found.binding)
+    with IsolatedWorker(setup) as worker:
+        answer = worker.judge(Order(found.case, found.relation, forensics=True))
+        if answer.explanation is None:
+            raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")
+        return answer.explanation

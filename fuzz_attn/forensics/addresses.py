@@ -1,0 +1,215 @@
+"""Addresses: columns of V, keys and queries that are read from wrong places, found by numbers that name their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import torch
+
+from fuzz_attn.forensics.cells import Array, by_row
+from fuzz_attn.forensics.explanation import Finding
+from fuzz_attn.forensics.lab import Lab, without_scores
+from fuzz_attn.forensics.masks import place_words
+from fuzz_attn.forensics.recovery import Recovered, recovered
+from fuzz_attn.forensics.words import ranges, rows_of_case
+from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.logits import score_scale
+
+DIGITS: Final = 8
+FEW_KEYS: Final = 4
+"""Rows with fewer keys do not tell wrong scores from a wrong softmax."""
+SPREAD: Final = 4.0
+"""Logit between the smallest and the largest digit."""
+
+
+def column_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield that values come from outside of V, or columns of the output from other columns of V."""
+    tensors = without_scores(lab.cleared())
+    lab.set_all_values(tensors, np.ones(lab.case.heads.head_size))
+    inside = lab.run(tensors).far
+    if inside.any():
+        lab.fill_memory(tensors, 1.0)
+        fixed = inside & ~lab.run(tensors).far
+        for row in rows_of_case(lab.case):
+            if fixed[row.token, row.head].any() and not (inside & ~fixed)[row.token, row.head].any():
+                columns = np.flatnonzero(fixed[row.token, row.head]).tolist()
+                where = f"columns {ranges(columns)} of " * (len(columns) < lab.case.heads.head_size)
+                yield Finding(
+                    "address",
+                    f"{row.words}, head {row.head}: {where}its values come from memory between those of V: a wrong "
+                    "stride or offset",
+                )
+                return
+    yield from _moved_columns(lab)
+
+
+def _moved_columns(lab: Lab) -> Iterator[Finding]:
+    columns = np.arange(lab.case.heads.head_size)
+    read = _columns_read(lab, columns)
+    for row in rows_of_case(lab.case):
+        wrong = np.flatnonzero(read[row.token, row.head] != columns)
+        if len(wrong):
+            first = int(wrong[0])
+            source = int(read[row.token, row.head, first])
+            known = 0 <= source < len(columns)
+            what = f"column {first} is that of column {source} of V" if known else f"column {first} is not that of V"
+            yield Finding(
+                "address",
+                f"{row.words}, head {row.head}: columns {ranges(wrong.tolist())} of the output come from wrong "
+                f"addresses of V: {what}",
+            )
+            return
+
+
+def _columns_read(lab: Lab, columns: Array) -> Array:
+    """Return the column of V that each element of the output comes from; negative where that cannot be told."""
+    tensors = without_scores(lab.cleared())
+    read = np.zeros((lab.case.num_tokens, lab.case.heads.num_query_heads, len(columns)), dtype=np.int64)
+    for place in _places(len(columns)):
+        digits = 1 + columns // place % DIGITS
+        lab.set_all_values(tensors, digits)
+        actual = lab.run(tensors).actual
+        first = actual[..., :1]
+        scaled = actual / np.where(np.isfinite(first) & (np.abs(first) > 1e-6), first, 1.0) * digits[0]
+        scaled = np.where(np.abs(scaled) < 100, scaled, 0.5)  # no digit, as NaN is none
+        even = np.abs(scaled - np.round(scaled)) < 0.2
+        read += np.where(even, np.round(scaled).astype(np.int64) - 1, -1000) * place
+    empty = ~by_row(np.abs(actual) > 1e-6)  # no value at all: the masks tell more
+    return np.where(empty[..., None], columns, read)
+
+
+def key_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield a key whose score comes from the key in another place."""
+    places = np.arange(len(lab.cells))
+    for place in _places(len(lab.cells)):
+        digits = places // place % DIGITS
+        tensors, _ = _even_queries(lab)
+        lab.set_all_keys(tensors, digits.astype(np.float64))
+        found = recovered(lab, tensors)
+        if found is not None and found.far.any():
+            yield _misread_key(lab, found)
+            return
+
+
+def _misread_key(lab: Lab, found: Recovered) -> Finding:
+    wrong = found.far
+    row = next(row for row in rows_of_case(lab.case) if wrong[row.token, row.head].any())
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
+    ratio = np.where((actual > 0) & (expected > 0), actual / np.where(expected > 0, expected, 1.0), 1.0)
+    usual = float(np.median(ratio[expected > 0])) if (expected > 0).any() else 1.0
+    position = int(np.argmax(np.where(expected > 0, np.abs(np.log(ratio / usual)), -1.0)))
+    place = place_words(found.cells.of_key(row.sequence, position), found.cells)
+    return Finding(
+        "address",
+        f"{row.words}, head {row.head}: the score of key {position} does not come from the key in {place}, though its "
+        "value does: K is read at wrong addresses",
+        vague=row.position < FEW_KEYS,
+    )
+
+
+def _places(count: int) -> Iterator[int]:
+    place = 1
+    while place < count:
+        yield place
+        place *= DIGITS
+
+
+def _even_queries(lab: Lab) -> tuple[AttentionTensors, float]:
+    """Return tensors without biases whose queries give each unit of a key ``SPREAD / DIGITS``, and that step."""
+    tensors = without_scores(lab.cleared())
+    return tensors, _fill_digits(lab, tensors, np.ones(lab.case.num_tokens * lab.case.heads.num_query_heads))
+
+
+def _fill_digits(lab: Lab, tensors: AttentionTensors, digits: Array) -> float:
+    """Set each row of q to its digit in all columns, times a number; return what a unit of key and digit adds."""
+    step = SPREAD / DIGITS
+    gain = score_scale(tensors) * lab.case.heads.head_size
+    fill_queries(lab, tensors, digits * (step / gain if gain else 0.0))
+    return step
+
+
+def fill_queries(lab: Lab, tensors: AttentionTensors, numbers: Array) -> None:
+    """Set all columns of each row of q to one number."""
+    rows = torch.from_numpy(numbers.astype(np.float32)).view(lab.case.num_tokens, -1, 1)
+    query = bits_of(rows.to(tensors.query.dtype)).to(tensors.query.device)
+    bits_of(tensors.query)[: lab.case.num_tokens] = query.expand(-1, -1, lab.case.heads.head_size)
+
+
+def query_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield a row whose scores come from another row of q."""
+    case, cells = lab.case, lab.cells
+    heads = case.heads.num_query_heads
+    count = case.num_tokens * heads
+    parity = ((cells.slot + cells.block) % 2).astype(np.float64)
+    read, wrong = np.zeros((case.num_tokens, heads), dtype=np.int64), False
+    for place in _places(count):
+        digits = np.arange(count) // place % DIGITS
+        tensors, _ = _even_queries(lab)
+        step = _fill_digits(lab, tensors, digits.astype(np.float64))
+        lab.set_all_keys(tensors, parity)
+        found = recovered(lab, tensors)
+        if found is None:
+            return
+        wrong |= bool(found.far.any())
+        read += place * _digits_read(lab, found, parity, step)
+    if wrong:
+        yield from _misread_query(lab, read, heads)
+
+
+def _digits_read(lab: Lab, found: Recovered, parity: Array, step: float) -> Array:
+    """Return the digit of the query that each row read; -1000 where a row does not tell it."""
+    read = np.full(found.actual.shape[:2], -1000)
+    for row in rows_of_case(lab.case):
+        own = found.cells.keys_of(row.sequence, row.kv_head)
+        weights = found.actual[row.token, row.head, own]
+        odd, even = (weights[(parity[own] == value) & (weights > 0)] for value in (1, 0))
+        if len(odd) and len(even):
+            digit = np.log(odd.mean() / even.mean()) / step
+            read[row.token, row.head] = round(float(digit)) if np.isfinite(digit) and abs(digit) < 2 * DIGITS else -1000
+    return read
+
+
+def _misread_query(lab: Lab, read: Array, heads: int) -> Iterator[Finding]:
+    for row in rows_of_case(lab.case):
+        number = int(read[row.token, row.head])
+        if number == row.token * heads + row.head or number < 0:
+            continue
+        token, head = divmod(number, heads)
+        if token == row.token:
+            yield Finding("head mapping", f"{row.words}, head {row.head}, reads the query of head {head}")
+        elif token < lab.case.num_tokens:
+            other = next(other for other in rows_of_case(lab.case) if (other.token, other.head) == (token, head))
+            yield Finding(
+                "address",
+                f"{row.words}, head {row.head}, reads the query of {other.words}, head {head}: q is read at wrong "
+                "addresses",
+            )
+        else:
+            continue
+        return
+    yield Finding("address", "queries are read at wrong addresses: the scores are those of other queries")
+
+
+def dimension_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield a column in which query and key do not meet."""
+    size = lab.case.heads.head_size
+    for column in sorted({*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}):
+        tensors = without_scores(lab.cleared())
+        gain = score_scale(tensors)
+        if not gain:
+            return
+        one = torch.zeros(size).index_fill(0, torch.tensor([column]), 2.0 / gain).to(tensors.query.dtype)
+        bits_of(tensors.query)[: lab.case.num_tokens] = bits_of(one).to(tensors.query.device)
+        keys = np.zeros((len(lab.cells), size))
+        keys[:, column] = (lab.cells.slot + lab.cells.block) % 2
+        lab.set_all_keys(tensors, keys)
+        row = rows_of_case(lab.case)[-1]
+        own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+        found = recovered(lab, tensors, np.unique(own[-size:]))
+        if found is not None and found.far.any():
+            yield Finding("address", f"column {column} of the queries does not meet column {column} of the keys")
+            return

@@ -1,0 +1,98 @@
+"""Explanation: why a case fails, in words with a reason, and the weights that show it; plain data."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+from fuzz_attn.case.plain import Plain
+
+Reason: TypeAlias = Literal[
+    "causal",
+    "window",
+    "tail",
+    "page",
+    "tile",
+    "segment",
+    "head mapping",
+    "bias",
+    "slope",
+    "sink",
+    "scale",
+    "soft cap",
+    "denominator",
+    "foreign sequence",
+    "address",
+    "unwritten",
+    "arithmetic",
+    "unknown",
+]
+"""What is wrong:
+
+- a mask: the causal limit, the sliding ``window``, or keys behind the sequence's end (``tail``);
+- a part of the keys: a ``page``, a ``tile``, or a ``segment`` (of a launch in segments, or the context or the new
+  tokens as a whole);
+- the KV head or query head of a row (``head mapping``), or its sequence (``foreign sequence``, also stale keys);
+- a term of the score or of the denominator: query-query ``bias``, ALiBi ``slope``, ``sink``, ``scale``, ``soft cap``;
+- a ``denominator`` that does not fit the weights;
+- an ``address``: strides, offsets, columns;
+- elements that are never written, or written by another row (``unwritten``);
+- only the size of the errors is wrong (``arithmetic``);
+- it could not be told (``unknown``)."""
+
+REASONS = get_args(Reason)
+
+
+class Finding(Plain, frozen=True):
+    """One thing that is wrong, in one sentence. A ``vague`` one could have several reasons; a longer case may tell."""
+
+    reason: Reason
+    words: str
+    vague: bool = False
+
+
+class Heatmap(Plain, frozen=True):
+    """The weights of one head of one sequence: a row for each query shown, a column for each key from ``first_key`` on.
+
+    ``visible`` has a text for each row, with ``1`` for each key that the row sees and ``0`` for the others.
+    Weights are -1 where they could not be read.
+    """
+
+    sequence: int
+    head: int
+    queries: tuple[int, ...]
+    first_key: int
+    seq_len: int
+    actual: tuple[tuple[float, ...], ...]
+    expected: tuple[tuple[float, ...], ...]
+    visible: tuple[str, ...]
+    uniform: bool = False
+    """Whether q was set to 0 for these weights, so that the kernel should weigh all keys that it sees equally."""
+
+
+class Explanation(Plain, frozen=True):
+    """Why a case fails: the findings, the most telling first, and the weights that show it where there are any.
+
+    ``launches`` counts the calls that it took. ``longer`` is the larger case that the first finding is about, in words,
+    where the case itself did not tell.
+    """
+
+    findings: tuple[Finding, ...]
+    heatmap: Heatmap | None = None
+    launches: int = 0
+    longer: str = ""
+
+    @property
+    def reason(self) -> Reason:
+        """The reason of the first finding."""
+        return self.findings[0].reason
+
+    @property
+    def words(self) -> str:
+        """The first finding in words."""
+        return self.findings[0].words
+
+    @property
+    def sentence(self) -> str:
+        """The first finding with its reason, and the larger case that it is about, if it is one."""
+        longer = f" (in a larger case: {self.longer})" if self.longer else ""
+        return f"{self.reason}: {self.words}{longer}"

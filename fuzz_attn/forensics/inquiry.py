@@ -1,0 +1,179 @@
+"""Inquiry: the questions about one failing case, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from fuzz_attn.errors import ProbeError
+from fuzz_attn.forensics.ablations import ablation_findings, softcap_findings
+from fuzz_attn.forensics.addresses import column_findings, dimension_findings, key_findings, query_findings
+from fuzz_attn.forensics.cells import by_row
+from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reason
+from fuzz_attn.forensics.lab import Lab, without_scores
+from fuzz_attn.forensics.leaks import leak_findings
+from fuzz_attn.forensics.logits import comparison_of, score_findings
+from fuzz_attn.forensics.masks import DEEPEST, mask_findings
+from fuzz_attn.forensics.outputs import output_findings, outside_findings, type_findings, unwritten_findings
+from fuzz_attn.forensics.recovery import Recovered, heatmap_of, recovered
+from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
+from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.properties.experiment import Experiment
+
+MOST_FINDINGS: Final = 4
+
+CAUSES: Final[frozenset[Kind]] = frozenset(("uninitialised", "race", "overflow"))
+"""What sanitizers find that is a cause and no consequence."""
+ENDS: Final[frozenset[Kind]] = frozenset(("exception", "crash", "timeout"))
+
+
+class Inquiry:
+    """The questions about one failing case, in their order; a later one is asked where no earlier one has an answer."""
+
+    def __init__(self, experiment: Experiment, failures: list[Verdict], until: float) -> None:
+        self.lab = Lab(experiment, until)
+        self.failures = failures
+        self.kinds = {verdict.kind for verdict in failures}
+        self._stopped = ""
+
+    def explanation(self) -> Explanation:
+        """Return the findings and the weights that show them."""
+        findings = list(self._findings()) or [self._unknown()]
+        return Explanation(tuple(findings[:MOST_FINDINGS]), self._heatmap(), self.lab.launches)
+
+    def _findings(self) -> Iterator[Finding]:
+        if self.kinds & ENDS and self.lab.experiment.first.error:
+            return
+        observed = list(self._of_sanitizers())
+        found = list(self._of_writes(observed))
+        if self.kinds & CAUSES:
+            found += observed
+        try:
+            if self._output_wrong and "uninitialised" not in self.kinds:  # else weights are those of an earlier launch
+                weights = self._of_weights()
+                found = [*weights, *found] if weights and weights[0].reason in DEEPEST else [*found, *weights]
+        except ProbeError as error:
+            self._stopped = str(error)
+        yield from found or [*observed, *self._of_relation()]
+
+    @cached_property
+    def _output_wrong(self) -> bool:
+        judged = any(verdict.property_name != "sanitizers" for verdict in self.failures)
+        return judged and bool(self.lab.first.wrong.any())
+
+    def _of_writes(self, observed: list[Finding]) -> Iterator[Finding]:
+        """Yield elements that are never written, and others that must not be."""
+        unwritten, outside = unwritten_findings(self.lab), []
+        stored = any("out-of-bounds store" in finding.words for finding in observed)
+        if "written_outside" in self.kinds or stored:
+            outside = outside_findings(self.lab)
+        if unwritten and outside and outside[0].reason == "unwritten":
+            words = f"{unwritten[0].words}; {outside[0].words}: the rows of another sequence are taken"
+            yield Finding("foreign sequence", words)
+            return
+        if unwritten and (outside or stored):
+            words = f"{unwritten[0].words}, and memory outside of the output's rows is: a wrong stride or offset"
+            yield Finding("address", words)
+            return
+        yield from (*unwritten, *outside)
+
+    def _of_weights(self) -> list[Finding]:
+        """Return what is wrong with the keys that rows attend, with their scores, or with their values."""
+        wrong_rows = by_row(self.lab.first.wrong)
+        found = list(type_findings(self.lab)) or list(column_findings(self.lab))
+        if not found and self.uniform is not None:
+            found = mask_findings(self.uniform, self.lab.case, wrong_rows)
+            found = list(softcap_findings(self.lab, found)) or found
+        if not found and self.natural is not None and self.natural.wrong.any():
+            found = self._of_scores(self.natural)
+        if not np.isfinite(self.lab.first.actual[wrong_rows]).all():
+            found += leak_findings(self.lab)
+        if not found and not (self.natural is not None and self.natural.far.any()):
+            found = output_findings(self.lab) or list(self._arithmetic())
+        return found or list(level_findings(self.lab))
+
+    def _of_scores(self, natural: Recovered) -> list[Finding]:
+        """Return the first answer to the questions about scores; those about addresses need large errors."""
+        seen, lab = comparison_of(self.lab, natural), self.lab
+        small: list[Callable[[], Iterable[Finding]]] = [
+            lambda: attended_findings(lab, natural, seen),
+            lambda: score_findings(seen),
+            lambda: part_findings(lab, seen),
+        ]
+        large: list[Callable[[], Iterable[Finding]]] = [
+            lambda: key_findings(lab),
+            lambda: query_findings(lab),
+            lambda: ablation_findings(lab, natural),
+            lambda: lost_findings(lab, seen, natural),
+            lambda: dimension_findings(lab),
+        ]
+        for question in (*small, *(large if natural.far.any() else [lambda: ablation_findings(lab, natural)])):
+            found = list(question())
+            if found:
+                return found[:1]
+        return []
+
+    def _of_sanitizers(self) -> Iterator[Finding]:
+        for verdict in self.failures:
+            if verdict.property_name == "sanitizers":
+                right = "" if self._output_wrong else "the output is right, and "
+                yield Finding(_reason_of(verdict), f"{right}{verdict.message}")
+                return
+
+    def _of_relation(self) -> Iterator[Finding]:
+        """Yield a difference between two launches, of which the first is right."""
+        verdict = self.failures[0]
+        if verdict.property_name == "other_strides":
+            yield Finding("address", f"{verdict.message}: strides are assumed, and not taken from the arguments")
+        elif verdict.property_name == "key_shift":
+            with contextlib.suppress(ProbeError):
+                yield from level_findings(self.lab)
+
+    def _arithmetic(self) -> Iterator[Finding]:
+        oracle = next((verdict for verdict in self.failures if verdict.property_name == "oracle"), None)
+        if self.natural is None or self.natural.far.any() or oracle is None or oracle.ratio is None:
+            return
+        yield Finding(
+            "arithmetic",
+            f"all weights are right to within a few percent; the errors are {oracle.ratio:.3g} times as large as a "
+            "correct kernel's can be",
+        )
+
+    @cached_property
+    def uniform(self) -> Recovered | None:
+        """The weights for equal scores."""
+        return recovered(self.lab, without_scores(self.lab.cleared()))
+
+    @cached_property
+    def natural(self) -> Recovered | None:
+        """The weights for the scores of the case."""
+        return recovered(self.lab, self.lab.cleared())
+
+    def _heatmap(self) -> Heatmap | None:
+        uniform, natural = (self.__dict__.get(name) for name in ("uniform", "natural"))
+        if uniform is None:
+            return None
+        shown = natural if natural is not None and not uniform.far.any() else uniform
+        return heatmap_of(shown, uniform, self.lab.case)
+
+    def _unknown(self) -> Finding:
+        verdict = self.failures[0]
+        why = f" ({self._stopped})" if self._stopped else ""
+        ends = bool(self.kinds & ENDS)
+        return Finding("unknown", f"could not tell{why}; what was seen: {verdict.message}", vague=not ends)
+
+
+def _reason_of(verdict: Verdict) -> Reason:
+    """Return the reason for a sanitizer's finding, by the tensor that it names."""
+    tensor = re.search(r"element -?\d+ of (\w+)", verdict.message)
+    name = tensor.group(1) if tensor else ""
+    if "table" in name:
+        return "page"
+    if "bias" in name:
+        return "bias"
+    return "unwritten" if verdict.kind in ("uninitialised", "race") else "address"

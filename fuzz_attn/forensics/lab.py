@@ -1,0 +1,266 @@
+"""Lab: launches the target on changed tensors of one case, and compares each output with the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.recipes import PoisonRecipe
+from fuzz_attn.errors import ProbeError, UnsupportedByBackendError
+from fuzz_attn.forensics.cells import PACKED, Array, Cells, by_row, cells_of
+from fuzz_attn.forensics.words import rows_of_case
+from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.tensors import AttentionTensors, output_of
+from fuzz_attn.oracle.comparison import is_unwritten
+from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.properties.experiment import Experiment
+
+SECONDS: Final = 4.0
+"""Processor time of an explanation, after which no further launch is made."""
+NO_SINK: Final = -1000.0
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The output of one launch and the oracle's answer to it, float64 ``[num_tokens, num_query_heads, head_size]``."""
+
+    actual: Array
+    expected: Array
+    bound: Array
+
+    @property
+    def wrong(self) -> Array:
+        """Bool of the same shape: whether an element is beyond its bound or not finite."""
+        wrong: Array = ~(np.abs(self.actual - self.expected) <= self.bound) & np.isfinite(self.bound)
+        return wrong
+
+    @property
+    def far(self) -> Array:
+        """Bool of the same shape: whether an element is wrong by more than a rounding could make it."""
+        far: Array = self.wrong & ~(np.abs(self.actual - self.expected) <= 0.03 * np.abs(self.expected))
+        return far
+
+
+class Lab:
+    """Launches of one failing case with other numbers in it; none begins after the processor time ``until``."""
+
+    def __init__(self, experiment: Experiment, until: float) -> None:
+        self.experiment = experiment
+        self.case = experiment.case
+        self.launches = 0
+        self._until = until
+
+    @cached_property
+    def cells(self) -> Cells:
+        """The places that values can be read from."""
+        return cells_of(self.case, self.experiment.fresh())
+
+    @cached_property
+    def live(self) -> Array:
+        """Bool ``[num_blocks, block_size]`` of the pages that have memory: whether the slot holds a key."""
+        pages, size = self.cells.pages, self.case.pages.block_size
+        live = np.zeros((pages.num_blocks - pages.first_block) * size, dtype=np.bool_)
+        live[pages.slots[pages.held] - pages.first_block * size] = True
+        return live.reshape(-1, size)
+
+    def cleared(self) -> AttentionTensors:
+        """Return tensors of the case with 0 in place of all poison that a kernel could read, its table excepted.
+
+        The scales of v and of the output are 1.
+        """
+        tensors = self.experiment.fresh()
+        self.clear_caches(tensors)
+        for packed in (tensors.query, tensors.new_keys, tensors.new_values):
+            if packed is not None:
+                clear(tensors, packed, self.case.num_tokens)
+        for scale in (tensors.v_scale, tensors.out_scale):
+            if scale is not None:
+                scale.fill_(1.0)
+        return tensors
+
+    def clear_caches(self, tensors: AttentionTensors) -> None:
+        """Set everything in the memory of both caches to 0 but the keys and values that some row may use."""
+        near, live = tensors.near(), torch.from_numpy(self.live).to(tensors.query.device)
+        views = bits_of(near.key_slots), bits_of(near.value_slots)
+        kept = [view[live].clone() for view in views]
+        for cache in (tensors.key_cache, tensors.value_cache):
+            tensors.memory_of(cache).zero_()
+        for view, numbers in zip(views, kept, strict=True):
+            view[live] = numbers
+
+    def run(self, tensors: AttentionTensors) -> Probed:
+        """Return the target's output on tensors, which it must leave as they are, and the oracle's.
+
+        Raises :class:`ProbeError` where the launch fails, or the time is up.
+        """
+        if time.process_time() > self._until:
+            raise ProbeError("the time for more launches was up")
+        tensors = dataclasses.replace(tensors, output=output_of(self.case, self.experiment.backend.device))
+        try:
+            launch = self.experiment.launch_tensors(tensors)
+        except UnsupportedByBackendError as error:
+            raise ProbeError(f"a launch with other numbers cannot run: {error}") from error
+        self.launches += 1
+        if launch.error:
+            raise ProbeError(f"a launch with other numbers {launch.error}")
+        reference = attend(launch.tensors, self.experiment.target.rounding_model)
+        actual = launch.tensors.output[: reference.expected.shape[0]].double()
+        return self._probed(actual, reference)
+
+    @cached_property
+    def first(self) -> Probed:
+        """The output of the case itself."""
+        reference, tensors = self.experiment.reference, self.experiment.first.tensors
+        return self._probed(tensors.output[: reference.expected.shape[0]].double(), reference)
+
+    def _probed(self, actual: torch.Tensor, reference: Reference) -> Probed:
+        """Return the rows that are written at all; the bound of the others is infinite."""
+        probed = Probed(*(part.cpu().numpy() for part in (actual, reference.expected, reference.bound.clone())))
+        probed.bound[self.unwritten] = np.inf
+        return probed
+
+    @cached_property
+    def focus(self) -> Array:
+        """The cells of the first wrong row: its keys and the slots behind them, where all cells are too many."""
+        wrong = by_row(self.first.wrong)
+        rows = rows_of_case(self.case)
+        row = next((row for row in rows if wrong[row.token, row.head]), rows[0])
+        own = self.cells.keys_of(row.sequence, row.kv_head)
+        return np.unique(np.concatenate([own, self.cells.tail_of(row.sequence, row.kv_head)]))
+
+    @cached_property
+    def unwritten(self) -> Array:
+        """Bool ``[num_tokens, num_query_heads]``: whether the case's own launch leaves all of a row unwritten."""
+        rows: Array = np.asarray(self.untouched.all(axis=-1))
+        return rows
+
+    @cached_property
+    def untouched(self) -> Array:
+        """Bool ``[num_tokens, num_query_heads, head_size]``: whether an element still holds the output's poison.
+
+        In fp8 a NaN has the same bits, so there a second launch with other poison must leave its own poison too.
+        """
+        untouched = _untouched(self.experiment.first.tensors, self.case)
+        if not is_fp8(self.case.dtypes.out) or not untouched.any():
+            return untouched
+        poison: PoisonRecipe = msgspec.structs.replace(self.case.poison, out=1 - self.case.poison.out)
+        again = self.experiment.launch(replace(self.case, poison=poison))
+        return untouched if again.error else untouched & _untouched(again.tensors, self.case)
+
+    def set_values(self, tensors: AttentionTensors, cells: Array, columns: Array, number: float) -> None:
+        """Set every value to 0, and one column of each of some cells to a number; poison goes."""
+        view, packed = bits_of(tensors.near().value_slots), tensors.new_values
+        view.zero_()
+        cached = self.cells.block[cells] != PACKED
+        block, slot, head = self._places(cells[cached])
+        view[block, slot, head, torch.from_numpy(columns[cached])] = int(number_bits(number, tensors.kv_dtype))
+        if packed is not None:
+            bits_of(packed)[: self.case.num_tokens] = 0
+            _, row, head = self._places(cells[~cached])
+            bits_of(packed)[row, head, torch.from_numpy(columns[~cached])] = int(number_bits(number, packed.dtype))
+
+    def _places(self, cells: Array) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return block, slot and head of some cells as indices."""
+        block, slot, head = (array[cells] for array in (self.cells.block, self.cells.slot, self.cells.head))
+        return torch.from_numpy(block), torch.from_numpy(slot), torch.from_numpy(head)
+
+    def set_all_values(self, tensors: AttentionTensors, columns: Array) -> None:
+        """Set every value to the same numbers, one for each column."""
+        for view, dtype in self._all(tensors, "value"):
+            bits = torch.stack([number_bits(float(number), dtype) for number in columns])
+            view.copy_(bits.expand_as(view))
+
+    def fill_memory(self, tensors: AttentionTensors, number: float) -> None:
+        """Set the whole memory of the values to a number, also between and around them, and that of the keys."""
+        bits = int(number_bits(number, tensors.kv_dtype))
+        for cache in (tensors.key_cache, tensors.value_cache):
+            bits_of(tensors.memory_of(cache).view(tensors.kv_dtype)).fill_(bits)
+        if tensors.new_values is not None:
+            dtype = tensors.new_values.dtype
+            bits_of(tensors.memory_of(tensors.new_values).view(dtype)).fill_(int(number_bits(number, dtype)))
+
+    def set_all_keys(self, tensors: AttentionTensors, numbers: Array) -> None:
+        """Set the key of each cell to a number in all its columns, or to its own numbers ``[num_cells, head_size]``."""
+        count, size = len(self.cells), self.case.heads.head_size
+        rows = np.broadcast_to(numbers.reshape(count, -1), (count, size)).astype(np.float32)
+        cached, packed = np.flatnonzero(self.cells.block != PACKED), np.flatnonzero(self.cells.block == PACKED)
+        view = bits_of(tensors.near().key_slots)
+        bits = bits_of(torch.from_numpy(rows[cached]).to(tensors.kv_dtype)).to(view.device)
+        view[self._places(cached)] = bits.view(len(cached), *view.shape[3:])
+        if tensors.new_keys is not None:
+            _, row, head = self._places(packed)
+            bits = bits_of(torch.from_numpy(rows[packed]).to(tensors.new_keys.dtype)).to(view.device)
+            bits_of(tensors.new_keys)[row, head] = bits
+
+    def _all(self, tensors: AttentionTensors, what: str) -> list[tuple[torch.Tensor, torch.dtype]]:
+        """Return the cached and the packed keys or values as bits, with their types."""
+        views = [(bits_of(getattr(tensors.near(), f"{what}_slots")), tensors.kv_dtype)]
+        packed = getattr(tensors, f"new_{what}s")
+        return views if packed is None else [*views, (bits_of(packed)[: self.case.num_tokens], packed.dtype)]
+
+    def set_keys(
+        self, tensors: AttentionTensors, cells: Array, number: float, *, last_column_only: bool = False
+    ) -> None:
+        """Set all elements, or only the last one, of the keys of some cells of the caches to a number."""
+        view, bits = bits_of(tensors.near().key_slots), int(number_bits(number, tensors.kv_dtype))
+        if last_column_only:
+            block, slot, head = self._places(cells)
+            last = (-1,) if view.dim() == 4 else (-1, -1)
+            view[block, slot, head, *last] = bits
+        else:
+            view[self._places(cells)] = bits
+
+
+def _untouched(tensors: AttentionTensors, case: AttentionCase) -> Array:
+    actual = tensors.output[: case.num_tokens]
+    untouched: Array = is_unwritten(actual, tensors.output_poison).cpu().numpy()
+    return untouched
+
+
+def number_bits(number: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return the bits of a number in a type."""
+    return bits_of(torch.tensor([number], dtype=torch.float32).to(dtype))[0]
+
+
+def clear(tensors: AttentionTensors, packed: torch.Tensor, rows: int) -> None:
+    """Set the memory of packed tokens to 0, its first rows excepted."""
+    view = bits_of(packed)[:rows]
+    kept = view.clone()
+    tensors.memory_of(packed).zero_()
+    view.copy_(kept)
+
+
+def without_scores(tensors: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with all scores 0: no query, no slope, no finite bias; and sinks that weigh nothing."""
+    bits_of(tensors.query).zero_()
+    for scale in (tensors.q_scale, tensors.k_scale):
+        if scale is not None:
+            scale.fill_(1.0)
+    if tensors.alibi_slopes is not None:
+        tensors.alibi_slopes.zero_()
+    if tensors.qq_bias is not None:
+        own = distinct(tensors.qq_bias)
+        own.masked_fill_(own.isfinite(), 0.0)
+    return without_sinks(tensors)
+
+
+def without_sinks(tensors: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with sinks that weigh nothing."""
+    if tensors.sinks is not None:
+        tensors.sinks.fill_(NO_SINK)
+    return tensors
+
+
+def distinct(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the elements of a tensor that have memory of their own: an expanded dimension once."""
+    strides = (tensor if like is None else like).stride()
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]

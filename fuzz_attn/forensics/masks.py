@@ -1,0 +1,327 @@
+"""Masks: which keys each row attends, against those that it sees, with all scores equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.forensics.cells import PACKED, Array, Cells, by_row
+from fuzz_attn.forensics.explanation import Finding, Reason
+from fuzz_attn.forensics.recovery import Recovered
+from fuzz_attn.forensics.words import Row, count, factor, keys, ranges, rows_of_case
+
+Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "bias", "own", "foreign", "nobody"]
+"""Where a cell lies that a row must not attend: in another KV head, a cache slot of a new token, behind the sequence's
+end, behind the row, before its window, hidden by the bias, in another page of its sequence, in another sequence, in a
+page of no sequence."""
+
+_REASONS: Final[dict[Kind, Reason]] = {
+    "causal": "causal",
+    "window": "window",
+    "bias": "bias",
+    "tail": "tail",
+    "stale": "foreign sequence",
+    "head": "head mapping",
+    "own": "page",
+    "foreign": "foreign sequence",
+    "nobody": "page",
+}
+
+DEEPEST: Final[tuple[Reason, ...]] = ("head mapping", "foreign sequence")
+"""Reasons from which others of the same case follow."""
+ATTENDED: Final = 0.3
+"""Share of a row's largest weight from which a cell counts as attended; all scores are equal."""
+TWICE: Final = 1.6
+"""Weights beyond this many times the smallest are those of keys that count twice."""
+MOST_SURPLUS: Final = 256
+"""More keys than this are not thought to be counted beside those attended."""
+SMALLEST_TILE: Final = 16
+
+
+@dataclass
+class Reading:
+    """What one row attends wrongly.
+
+    ``extra`` maps cells to where they lie; ``total`` is the sum of all weights beside the right sum.
+    """
+
+    row: Row
+    visible: tuple[int, ...]
+    missing: list[int] = field(default_factory=list)
+    twice: list[int] = field(default_factory=list)
+    extra: dict[int, Kind] = field(default_factory=dict)
+    total: float = 1.0
+    attended: int = 0
+
+    @property
+    def right(self) -> bool:
+        """Whether the row attends the right keys."""
+        return not (self.missing or self.twice or self.extra)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """Where the cells lie that the row must not attend."""
+        return set(self.extra.values())
+
+    @property
+    def surplus(self) -> int:
+        """How many keys more than it attends the row's denominator counts."""
+        return round(self.attended / self.total) - self.attended if self.total > 0 else 0
+
+
+def reason_of(kind: Kind) -> Reason:
+    """Return the reason for a key that a row attends and must not."""
+    return _REASONS[kind]
+
+
+def readings(found: Recovered, case: AttentionCase) -> list[Reading]:
+    """Return what each row attends wrongly whose weights are wrong, row by row."""
+    wrong = by_row(found.far) & by_row(np.isfinite(found.actual))  # a row never written is no reading
+    return [_reading(found, case, row) for row in rows_of_case(case) if wrong[row.token, row.head]]
+
+
+def _reading(found: Recovered, case: AttentionCase, row: Row) -> Reading:
+    actual, expected = found.actual[row.token, row.head], found.expected[row.token, row.head]
+    own = found.cells.keys_of(row.sequence, row.kv_head)
+    visible = tuple(int(position) for position in np.flatnonzero((own >= 0) & (expected[own] > 0)))
+    finite = np.where(np.isfinite(actual), actual, 0.0)
+    attended = finite > ATTENDED * max(finite.max(initial=0.0), 1e-6)
+    reading = Reading(row, visible, total=float(finite.sum() / max(expected.sum(), 1e-30)))
+    smallest = finite[attended].min() if attended.any() else 1.0
+    one = expected[expected > 0].min() if (expected > 0).any() else 1.0
+    for position in visible:
+        cell = int(own[position])
+        if not attended[cell]:
+            reading.missing.append(position)
+        elif finite[cell] / smallest > TWICE * expected[cell] / one:
+            reading.twice.append(position)
+    for cell in np.flatnonzero(attended & ~(expected > 0)).tolist():
+        reading.extra[cell] = kind_of_cell(found.cells, case, row, cell)
+    reading.attended = round(float((finite[attended] / smallest).sum()))
+    return reading
+
+
+def kind_of_cell(cells: Cells, case: AttentionCase, row: Row, cell: int) -> Kind:
+    """Return where a cell lies that a row must not attend."""
+    owners = cells.owners.get((int(cells.block[cell]), int(cells.slot[cell])), [])
+    own = [owner for owner in owners if owner.sequence == row.sequence]
+    if not own:
+        return "foreign" if owners else "nobody"
+    position = own[0].position
+    kinds: tuple[tuple[Kind, bool], ...] = (
+        ("tail", position >= case.sequences[row.sequence].seq_len),
+        ("head", bool(cells.head[cell] != row.kv_head)),
+        ("stale", not own[0].held),
+        ("causal", position > row.position),
+        ("window", case.window > 0 and row.position - position >= case.window),
+        ("own", position in _seen(case, row) and not _biased(case)),
+    )
+    return next((kind for kind, holds in kinds if holds), "bias")
+
+
+def _seen(case: AttentionCase, row: Row) -> range:
+    return range(max(0, row.position - case.window + 1) if case.window else 0, row.position + 1)
+
+
+def _biased(case: AttentionCase) -> bool:
+    return case.qq_bias is not None and case.qq_bias.kind in ("tree", "diagonal")
+
+
+def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> list[Finding]:
+    """Return what is wrong with the keys that rows attend, the most telling first; empty where nothing is.
+
+    ``wrong_rows`` bool ``[num_tokens, num_query_heads]`` are the rows whose output is wrong: they are shown first.
+    """
+    all_readings = readings(found, case)
+    all_readings.sort(key=lambda reading: not wrong_rows[reading.row.token, reading.row.head])
+    findings: dict[str, Finding] = {}
+    for reading in sorted((each for each in all_readings if not each.right), key=_how_telling):
+        for finding in _of_row(reading, found.cells, case):
+            known = findings.get(finding.reason)
+            findings[finding.reason] = finding if known is None or known.vague else known
+    counted = [reading for reading in all_readings if reading.right]
+    if counted and not findings:
+        return [_of_sums(counted, case)]
+    return sorted(findings.values(), key=lambda finding: (finding.vague, finding.reason not in DEEPEST))
+
+
+def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
+    """Return what is wrong with rows that attend the right keys with a wrong sum of their weights."""
+    totals = [reading.total for reading in counted]
+    factor_only = max(totals) - min(totals) <= 0.01 * abs(max(totals))
+    several = len({reading.attended for reading in counted}) > 1
+    if (factor_only and (several or not counted[0].surplus)) or counted[0].surplus > MOST_SURPLUS:
+        words = (
+            f"{_subject(counted[0].row)} attends the right keys, but its values have a factor of {factor(totals[0])}"
+        )
+        return Finding("scale", words, vague=not several)
+    return denominator(counted[0], case)
+
+
+def _how_telling(reading: Reading) -> tuple[bool, int]:
+    return not reading.missing and not reading.extra, len(reading.missing) + len(reading.extra)
+
+
+def _of_row(reading: Reading, cells: Cells, case: AttentionCase) -> Iterator[Finding]:
+    """Yield what one row does wrong."""
+    if reading.extra or reading.twice:
+        replaced = _replaced(reading, cells, case)
+        if replaced is not None:
+            yield replaced
+            return
+    for kind in _REASONS:
+        cells_of_kind = [cell for cell, other in reading.extra.items() if other == kind]
+        if cells_of_kind:
+            yield _attended(reading.row, kind, cells_of_kind, cells, case)
+    if reading.missing:
+        yield _missed(reading, case)
+    if reading.twice:
+        yield Finding("tile", f"{_subject(reading.row)} counts {keys(reading.twice)} twice")
+
+
+def _replaced(reading: Reading, cells: Cells, case: AttentionCase) -> Finding | None:
+    """Return which cells a row reads in place of its own; None where it reads more than those, or fewer."""
+    row, missing, kinds = reading.row, reading.missing, reading.kinds
+    if missing and kinds == {"head"}:
+        wrong = sorted({int(cells.head[cell]) for cell in reading.extra})
+        return Finding("head mapping", f"head {row.head} reads KV head {ranges(wrong)}, should read {row.kv_head}")
+    if missing and "foreign" in kinds and (len(missing) == len(reading.visible) or _same_places(reading, cells)):
+        places = ((int(cells.block[cell]), int(cells.slot[cell])) for cell in reading.extra)
+        others = sorted({cells.owners[place][0].sequence for place in places if place in cells.owners} - {row.sequence})
+        words = f"{_subject(row)} reads the keys of sequence {ranges(others)} in place of its own"
+        return Finding("foreign sequence", words)
+    enough = 0 < len(missing) <= len(reading.extra) + len(reading.twice)
+    return _moved(reading, cells) if enough and (reading.twice or not kinds <= {"causal"}) else None
+
+
+def _moved(reading: Reading, cells: Cells) -> Finding | None:
+    """Return where a row reads the keys that it misses, None where that is in other heads or packed tensors."""
+    row, missing, first = reading.row, reading.missing, reading.missing[0]
+    instead = _instead(reading, cells, first)
+    if instead is None or not reading.kinds <= {"own", "foreign", "nobody", "tail", "causal", "window"}:
+        return None
+    wrong, right = (place_words(place, cells) for place in (instead, cells.of_key(row.sequence, first)))
+    words = f"{_subject(row)} reads {keys(missing)} at wrong places: key {first} from {wrong}, should be {right}"
+    return Finding("page", words)
+
+
+def _same_places(reading: Reading, cells: Cells) -> bool:
+    """Return whether a row reads the same positions of another sequence."""
+    positions = set()
+    for cell in reading.extra:
+        owners = cells.owners.get((int(cells.block[cell]), int(cells.slot[cell])), [])
+        positions |= {owner.position for owner in owners if owner.sequence != reading.row.sequence}
+    return set(reading.missing) <= positions
+
+
+def _instead(reading: Reading, cells: Cells, position: int) -> tuple[int, int] | None:
+    """Return the place that a row probably reads for a key: with the same slot of a page, else the first one."""
+    own = [cells.of_key(reading.row.sequence, twice) for twice in reading.twice]
+    places = own + [(int(cells.block[cell]), int(cells.slot[cell])) for cell in reading.extra]
+    slot = cells.of_key(reading.row.sequence, position)[1]
+    return next((place for place in places if place[1] == slot), places[0] if places else None)
+
+
+def place_words(place: tuple[int, int], cells: Cells) -> str:
+    """Return a place in words: the slot of a page, or the row of the packed tensors."""
+    block, slot = place
+    if block == PACKED:
+        return f"row {slot} of the new keys and values"
+    return f"slot {slot} of page {block + cells.pages.first_block}"
+
+
+def _subject(row: Row) -> str:
+    return f"{row.words}, head {row.head}," if row.head else row.words
+
+
+def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: AttentionCase) -> Finding:
+    """Return the finding of cells that a row attends beside its own."""
+    place = (int(cells.block[of_kind[0]]), int(cells.slot[of_kind[0]]))
+    owners = [cells.owners.get((int(cells.block[cell]), int(cells.slot[cell])), [])[:1] for cell in of_kind]
+    positions = sorted(owner.position for found in owners for owner in found)
+    first, last = (positions[0], positions[-1]) if positions else (0, 0)
+    subject, where, far = _subject(row), place_words(place, cells), row.position - last
+    beyond = "one too far" if far == case.window else f"{far - case.window + 1} too far"
+    heads = ranges(int(cells.head[cell]) for cell in of_kind)
+    what = f"{subject} attends {keys(positions)}"
+    behind = f"{count(first - row.position, 'key')} behind its own, key {row.position}"
+    sequence = owners[0][0].sequence if owners[0] else 0
+    words: dict[Kind, str] = {
+        "causal": f"{what}: hidden by causality ({behind})",
+        "window": f"{what}: hidden by the window of {case.window} (distance {far}, {beyond})",
+        "bias": f"{what}: hidden by the query-query bias, which is -inf there",
+        "tail": f"{what}: behind the sequence's end ({count(case.sequences[row.sequence].seq_len, 'key')}), in {where}",
+        "stale": f"{what} from the cache, in {where}, which is stale there",
+        "head": f"{subject} also reads KV head {heads}, should read {row.kv_head} only",
+        "own": f"{what} from {where}",
+        "foreign": f"{subject} attends key {first} of sequence {sequence}",
+        "nobody": f"{subject} attends {where}, which belongs to no sequence",
+    }
+    return Finding(reason_of(kind), words[kind])
+
+
+def _missed(reading: Reading, case: AttentionCase) -> Finding:
+    """Return the finding of keys that a row does not attend though it sees them."""
+    row, missing, visible = reading.row, reading.missing, reading.visible
+    context, window = case.sequences[row.sequence].context_len, case.window
+    first, last = missing[0], missing[-1]
+    unbroken = last - first + 1 == len(missing)
+    at_window = bool(window) and first == visible[0] == row.position - window + 1 and last < context
+    edge = "the first" if len(missing) == 1 else f"the first {len(missing)}"
+    first_row, all_but_own = row.query == 0, "all but its own, as with a window of 1"
+    only_new = first_row and context > 0 and case.reads_packed[row.sequence]
+    begins_tile = row.position % SMALLEST_TILE == 0  # such a tile, or a segment, may be lost as a whole
+    rules: tuple[tuple[bool, Reason, str, bool], ...] = (
+        (len(missing) == len(visible), "segment", "all that it sees", True),
+        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new),
+        (unbroken and at_window, "window", f"{edge} of its window of {window}", False),
+        (missing == list(visible[:-1]), "segment" if first_row else "window", all_but_own, first_row),
+        (missing == [key for key in visible if key < context], "segment", "all of its context", False),
+        (missing == [key for key in visible if key >= context], "segment", "all new tokens", False),
+        *_edges(missing, visible, case),
+    )
+    reason, words, vague = next((rule[1:] for rule in rules if rule[0]), ("tile", "it attends the others", True))
+    return Finding(reason, f"{_subject(row)} misses {keys(missing)}: {words}", vague)
+
+
+def _edges(
+    missing: list[int], visible: tuple[int, ...], case: AttentionCase
+) -> Iterator[tuple[bool, Reason, str, bool]]:
+    """Yield what is missed by the edge of a tile or page at which it begins or ends."""
+    first, last, page = missing[0], missing[-1], case.pages.block_size
+    tile = case.launch.tile_size or SMALLEST_TILE
+    begins, ends = first % tile == 0, (last + 1) % tile == 0
+    segment = case.launch.path == "3d" and (begins or ends)
+    yield segment, "segment", f"a segment of its keys is lost, in tiles of {tile}", False
+    yield begins and (last == visible[-1] or ends), "tile", f"tiles of {tile} keys begin at key {first}", False
+    yield first == visible[0] and ends, "tile", f"a tile of {tile} keys ends with key {last}", False
+    yield (last + 1) % page == 0, "page", f"key {last} is the last of a page of {page}", False
+    yield first % page == 0, "page", f"a page of {page} begins at key {first}", False
+    yield last == visible[-1], "tail", "the last that it sees", False
+    yield bool(case.window) and first == visible[0], "window", f"the first of its window of {case.window}", False
+
+
+def denominator(reading: Reading, case: AttentionCase) -> Finding:
+    """Return the finding of a denominator that counts keys whose values do not count, or leaves out some."""
+    row, surplus = reading.row, reading.surplus
+    sums = f"the weights of {row.words}, head {row.head}, sum to {reading.total:.4g}"
+    if surplus < 0:
+        return Finding("denominator", f"{sums}: the denominator leaves out {count(-surplus, 'key')}", vague=True)
+    first = reading.visible[0] if reading.visible else 0
+    where = f"behind the end, as {keys(range(row.position + 1, row.position + 1 + surplus))}"
+    if case.window and first >= surplus and _fits_before(first, surplus):
+        where = f"before the window of {case.window}, as {keys(range(first - surplus, first))}"
+    more, values = (
+        f"the denominator counts {count(surplus, 'key')} more",
+        "its value" if surplus == 1 else "their values",
+    )
+    return Finding("denominator", f"{sums}: {more}, {where} would be, without {values}", vague=True)
+
+
+def _fits_before(first: int, surplus: int) -> bool:
+    """Return whether a tile that holds the window's first key has so many keys before it."""
+    return any(first % tile == surplus for tile in (16, 32, 64, 128))

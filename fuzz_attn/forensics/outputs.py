@@ -1,0 +1,168 @@
+"""Outputs: elements that are never written, and outputs that are wrong though the weights are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.dtypes import DTypeName, is_fp8
+from fuzz_attn.forensics.cells import Array
+from fuzz_attn.forensics.explanation import Finding
+from fuzz_attn.forensics.lab import Lab
+from fuzz_attn.forensics.words import factor, ranges, rows_of_case
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.reference import attend
+
+LITTLE_LEFT = 0.05
+"""Share of the errors that an explanation may leave."""
+
+
+def unwritten_findings(lab: Lab) -> list[Finding]:
+    """Return which rows, heads or columns of the output still hold its poison."""
+    unwritten = lab.untouched & lab.experiment.reference.bound.isfinite().cpu().numpy()
+    rows = rows_of_case(lab.case)
+    answered = np.zeros(unwritten.shape[:2], dtype=np.bool_)
+    for row in rows:
+        answered[row.token, row.head] = True
+    unwritten &= answered[..., None]
+    if not unwritten.any():
+        return []
+    columns = np.flatnonzero(unwritten.any(axis=(0, 1)))
+    lost = [row for row in rows if unwritten[row.token, row.head].any()]
+    heads = sorted({row.head for row in lost})
+    words = [
+        f"{'query' if len(queries) == 1 else 'queries'} {ranges(queries)} of sequence {sequence}"
+        for sequence, queries in ((i, {r.query for r in group}) for i, group in groupby(lost, lambda r: r.sequence))
+    ]
+    what = ", ".join(words[:3]) + (f" and {len(words) - 3} more sequences" if len(words) > 3 else "")
+    what += f", head{'s' * (len(heads) > 1)} {ranges(heads)}" * (len(heads) < lab.case.heads.num_query_heads)
+    what += f", columns {ranges(columns.tolist())}" * (len(columns) < lab.case.heads.head_size)
+    return [Finding("unwritten", f"{what}: never written")]
+
+
+def outside_findings(lab: Lab) -> list[Finding]:
+    """Return which memory the target wrote that it must leave as it was."""
+    launch = lab.experiment.first
+    output = bits_of(launch.tensors.output)
+    before = launch.output_before.view(output.dtype).as_strided(output.shape, output.stride(), output.storage_offset())
+    changed = (output != before).cpu().numpy()
+    answered = np.zeros(output.shape[0], dtype=np.bool_)
+    for row in rows_of_case(lab.case):
+        answered[row.token] = True
+    rows = np.flatnonzero(changed.any(axis=(1, 2)) & ~answered)
+    if len(rows):
+        return [
+            Finding(
+                "unwritten", f"{_rows_of(rows.tolist(), lab.case)} written, which the target must leave as they are"
+            )
+        ]
+    return [Finding("address", "memory between or around the rows of the output is written: a wrong stride or mask")]
+
+
+def _rows_of(rows: list[int], case: AttentionCase) -> str:
+    starts, sequences = 0, []
+    for index, sequence in enumerate(case.sequences):
+        if any(starts <= row < starts + sequence.query_len for row in rows):
+            sequences.append(index)
+        starts += sequence.query_len
+    what = f"row{'s' * (len(rows) > 1)} {ranges(rows)} of the output"
+    padded = any(row >= case.num_tokens for row in rows)
+    of = [f"of sequence {ranges(sequences)}"] * bool(sequences) + ["behind the last token"] * padded
+    return f"{what} ({', '.join(of)}) {'are' if len(rows) > 1 else 'is'}"
+
+
+def output_findings(lab: Lab) -> list[Finding]:
+    """Return what is wrong with outputs whose weights are right: a factor or a clamp; empty if neither."""
+    actual, expected, bound = lab.first.actual, lab.first.expected, lab.first.bound
+    usable = np.isfinite(bound) & np.isfinite(actual)
+    if not usable.any():
+        return []
+    return [*_factors(lab, usable), *_clamps(actual, expected, bound, usable)][:1]
+
+
+def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
+    """Yield one factor on all outputs, or one for the values of the cache and one for the packed ones."""
+    actual, expected = lab.first.actual[usable], lab.first.expected[usable]
+    parts = [part[usable] for part in _parts(lab)]
+    for columns in ([expected], *([parts] if parts else [])):
+        matrix = np.stack(columns, axis=1)
+        fitted, *_ = np.linalg.lstsq(matrix, actual, rcond=None)
+        left = _size(actual - matrix @ fitted)
+        if left > LITTLE_LEFT * _size(actual - expected):
+            continue
+        if len(fitted) == 1:
+            yield Finding(
+                "scale", f"weights are right; the output's scale is not ({_named(float(fitted[0]), lab.case)})"
+            )
+            return
+        for name, number in zip(("the cache", "the new tokens"), fitted.tolist(), strict=True):
+            if abs(number - 1) > 0.02:
+                yield Finding(
+                    "scale", f"weights are right; the values of {name} have a wrong scale ({_named(number, lab.case)})"
+                )
+                return
+
+
+def _parts(lab: Lab) -> list[Array]:
+    """Return the expected output of the cached values, and of the packed ones; nothing without packed ones."""
+    tensors = lab.experiment.first.tensors
+    if tensors.new_values is None:
+        return []
+    whole = lab.first.expected
+    without = dataclasses.replace(tensors, new_values=torch.zeros_like(tensors.new_values))
+    cached = attend(without, lab.experiment.target.rounding_model).expected.cpu().numpy()
+    return [cached, whole - cached]
+
+
+def _named(number: float, case: AttentionCase) -> str:
+    """Return a factor, with the scales of the case that it is."""
+    scales = case.scales
+    known = {
+        "1 / v_scale": 1 / scales.v if scales.v else math.inf,
+        "v_scale": scales.v,
+        "1 / out_scale": 1 / scales.out,
+        "out_scale": scales.out,
+        "out_scale squared": scales.out**2,
+        "k_scale / v_scale": scales.k / scales.v if scales.v else math.inf,
+        "q_scale": scales.q,
+        "1 / q_scale": 1 / scales.q if scales.q else math.inf,
+    }
+    names = [name for name, value in known.items() if value != 1.0 and abs(number - value) <= 0.01 * abs(value)]
+    return f"factor {factor(number)}" + (f", {names[0]}" if names else "")
+
+
+def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iterator[Finding]:
+    """Yield the limit that outputs are clamped to too early."""
+    limit = float(np.abs(actual[usable]).max(initial=0.0))
+    beyond = usable & (np.abs(expected) > limit + bound)
+    if not beyond.any() or limit == 0.0:
+        return
+    clamped = np.abs(np.clip(expected, -limit, limit) - actual) <= bound + 1e-6 * limit
+    if bool(clamped[usable].all()):
+        yield Finding("scale", f"weights are right; outputs beyond {limit:g} are clamped to it")
+
+
+def type_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield that the caches are read as the other kind of fp8, if that gives the output."""
+    case, usable = lab.case, np.isfinite(lab.first.bound) & np.isfinite(lab.first.actual)
+    if not is_fp8(case.dtypes.kv) or not usable.any():
+        return
+    name: DTypeName = "float8_e5m2" if case.dtypes.kv == "float8_e4m3fn" else "float8_e4m3fn"
+    tensors: AttentionTensors = lab.experiment.first.tensors
+    caches = {cache: bits_of(getattr(tensors, cache)) for cache in ("key_cache", "value_cache")}
+    other = dataclasses.replace(tensors, **caches, kv_dtype=TORCH_DTYPES[name])  # type: ignore[arg-type] # by name
+    read = attend(other, lab.experiment.target.rounding_model).expected.cpu().numpy()
+    actual, expected = lab.first.actual[usable], lab.first.expected[usable]
+    if _size(actual - read[usable]) <= LITTLE_LEFT * _size(actual - expected):
+        yield Finding("scale", f"the caches are read as {name}, and hold {case.dtypes.kv}")
+
+
+def _size(numbers: Array) -> float:
+    return float(np.sqrt(np.square(numbers).mean())) if numbers.size else 0.0

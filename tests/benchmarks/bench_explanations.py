@@ -1,0 +1,164 @@
+"""Benchmark: how often `explain` names the right reason for a seeded bug, in every family that the bug is in.
+
+A small failing case of each bug is drawn and shrunk as a campaign does it, then explained. The right reasons are those
+of tests/forensics/explained_bugs.toml. Prints a row for each bug and family and the score, and writes the rows with
+their cases to a JSON file.
+
+``python tests/benchmarks/bench_explanations.py OUT.json [--workers N] [--families F,F] [BUG ...]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import fuzz_attn
+from fuzz_attn.engine.case_judge import CaseJudge, load
+from fuzz_attn.engine.failures.simplification import simplify
+from fuzz_attn.engine.failures.triage import OUTPUT, class_of
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.errors import HangInterrupt
+from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.mutant_run import limited_processor_time
+from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs, seeded_bug
+from fuzz_attn.oracle.verdict import Verdict
+
+TABLES: Final = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
+TRUTH: Final = Path(__file__).parents[1] / "forensics" / "explained_bugs.toml"
+CASES, MORE, SEED, SHRINK_SECONDS, CASE_SECONDS = 700, 25, 7, 30.0, 20.0
+
+
+@cache
+def judge() -> CaseJudge:
+    """Return the simulator with a healthy target."""
+    loaded = load(Setup("unified", backend="simulator"))
+    loaded.ready()
+    return loaded
+
+
+@cache
+def stream_of(family: str) -> CaseStream:
+    """Return the cases of a campaign on the built-in target of a family."""
+    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - after the backend is prepared
+
+    return CaseStream(load_target(family).domain, SEED)
+
+
+def failures(order: Order, target: Any) -> list[Verdict]:
+    """Return the failures of a case; none where it takes too long."""
+    from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - after the backend is prepared
+    from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+
+    try:
+        with limited_processor_time(CASE_SECONDS):
+            experiment = Experiment(order.case, target, judge().backend)
+            return [verdict for verdict in all_failures(experiment, order.relation) if not verdict.passed]
+    except HangInterrupt:
+        return []
+
+
+def found(target: Any, family: str) -> tuple[Order, str] | None:
+    """Return the first failing case and its class: a wrong output if one of the next cases has that."""
+    best: tuple[Order, str] | None = None
+    last = CASES
+    for number in range(CASES):
+        if number > last:
+            break
+        order = Order(*stream_of(family)[number])
+        classes = [class_of(verdict) for verdict in failures(order, target)]
+        if OUTPUT in classes:
+            return order, OUTPUT
+        if classes and best is None:
+            best, last = (order, classes[0]), number + MORE
+    return best
+
+
+def shrunk(order: Order, failure_class: str, target: Any) -> Order:
+    """Return the simplest case of the class that is found in a limited time."""
+    best, until = order, time.process_time() + SHRINK_SECONDS
+
+    def fails(simpler: Order) -> bool:
+        nonlocal best
+        late = time.process_time() > until
+        shows = not late and failure_class in map(class_of, failures(simpler, target))
+        best = simpler if shows else best
+        return shows
+
+    simplify(order, fails, target.domain)
+    return best
+
+
+def explained(name: str, family: str) -> dict[str, Any]:
+    """Return the reason and the words for one bug in one family, with the case."""
+    from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
+    from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+    from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+
+    backend = judge().backend
+    row: dict[str, Any] = {"bug": name, "family": family, "reason": "", "words": "no failing case was found"}
+    with tempfile.TemporaryDirectory() as scratch:
+        target = target_with(seeded_bug(TABLES, name), family, Path(scratch))  # type: ignore[arg-type] # a family's name
+        first = found(target, family)
+        if first is None:
+            return row
+        order = shrunk(*first, target)
+        began = time.process_time()
+        explanation = explain(Experiment(order.case, target, backend), order.relation)
+        row |= {"reason": explanation.reason, "words": explanation.words, "seconds": time.process_time() - began}
+        row |= {"launches": explanation.launches, "relation": order.relation}
+        row["findings"] = [[finding.reason, finding.words] for finding in explanation.findings]
+        row["case"] = json.loads(msgspec.json.encode(order.case))
+    return row
+
+
+def in_fork(name: str, family: str) -> dict[str, Any]:
+    """Return the row of a bug; one that a kernel's crash or the harness itself ended says so."""
+    try:
+        return explained(name, family)
+    except Exception as error:  # noqa: BLE001 - one bug must not end the benchmark
+        return {"bug": name, "family": family, "reason": "", "words": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Explain the bugs and print the score."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--families", default="unified,paged,context,chunked")
+    given = parser.parse_args()
+    truth = tomllib.loads(TRUTH.read_text(encoding="utf-8"))
+    families = given.families.split(",")
+    bugs = [bug for bug in load_seeded_bugs(TABLES) if not given.names or bug.name in given.names]
+    pairs = [(bug.name, family) for bug in bugs for family in bug.families if family in families]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows = []
+    with ProcessPoolExecutor(given.workers, max_tasks_per_child=20) as pool:
+        for done in as_completed([pool.submit(in_fork, *pair) for pair in pairs]):
+            row = done.result()
+            row["right"] = row["reason"] in truth[row["bug"]]["reasons"]
+            rows.append(row)
+            told = "right" if row["right"] else "WRONG"
+            print(f"{told}  {row['bug']} [{row['family']}] {row['reason']}: {row['words']}", flush=True)
+    rows.sort(key=lambda row: (row["bug"], row["family"]))
+    given.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    counted = [row for row in rows if row["reason"] and truth[row["bug"]].get("in_scope", True)]
+    right = sum(row["right"] for row in counted)
+    print(f"{right} of {len(counted)} in scope are right; {sum(not row['reason'] for row in rows)} have no case")
+    seconds = sorted(row["seconds"] for row in rows if "seconds" in row)
+    if seconds:
+        print(f"processor time: median {seconds[len(seconds) // 2]:.2f} s, largest {seconds[-1]:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

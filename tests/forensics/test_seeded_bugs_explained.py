@@ -1,0 +1,58 @@
+"""Seeded bugs, each on a small failing case: the reason and the words that `explain` gives."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz_attn.forensics.explanation import REASONS
+from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+
+HERE = Path(__file__).parent
+TABLES = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tables"
+CASES = HERE / "seeded_bug_cases.json"
+TRUTH: dict[str, dict[str, Any]] = tomllib.loads((HERE / "explained_bugs.toml").read_text(encoding="utf-8"))
+QUICK = [bug for bug, entry in TRUTH.items() if "words" in entry]
+"""One or two bugs for each kind of question; the benchmark bench_explanations.py asks about all, in all families."""
+MAX_SECONDS = 5.0
+
+
+@cache
+def explanations() -> dict[str, dict[str, Any]]:
+    """Return what one process says of all quick bugs: the simulator is not the backend of this process."""
+    command = [sys.executable, str(HERE / "explaining_program.py"), str(CASES), *QUICK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("bug", QUICK)
+def test_the_reason_and_the_words_are_right(bug: str) -> None:
+    row = explanations()[bug]
+    assert row["reason"] in TRUTH[bug]["reasons"], row["words"]
+    assert re.search(TRUTH[bug]["words"], row["words"]), row["words"]
+
+
+@pytest.mark.parametrize("bug", QUICK)
+def test_an_explanation_costs_little(bug: str) -> None:
+    assert explanations()[bug]["seconds"] < MAX_SECONDS
+
+
+def test_every_seeded_bug_has_its_right_reasons() -> None:
+    assert set(TRUTH) == {bug.name for bug in load_seeded_bugs(TABLES)}
+    assert {reason for entry in TRUTH.values() for reason in entry["reasons"]} <= set(REASONS)
+
+
+def test_every_case_is_of_a_seeded_bug() -> None:
+    assert set(json.loads(CASES.read_text(encoding="utf-8"))) <= set(TRUTH)
+
+
+def test_most_reasons_are_covered_by_the_quick_bugs() -> None:
+    covered = {reason for bug in QUICK for reason in TRUTH[bug]["reasons"]}
+    assert set(REASONS) - covered == {"unknown"}

@@ -1,0 +1,85 @@
+"""Words of findings, and the heatmap as text."""
+
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
+from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
+from fuzz_attn.forensics.siblings import difference, siblings, with_more_heads, without_limit
+from fuzz_attn.forensics.words import Row, factor, keys, ranges, rows_of_case
+from fuzz_attn.report import explanation as report
+from fuzz_attn.report.plain_text import text_of
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [([3], "3"), ([3, 4], "3 and 4"), ([5, 3, 4], "3 to 5"), ([1, 3, 5, 6, 7], "1, 3 and 5 to 7"), ([], "none")],
+)
+def test_ranges(numbers: list[int], words: str) -> None:
+    assert ranges(numbers) == words
+
+
+def test_long_ranges_are_cut() -> None:
+    assert ranges(range(0, 40, 2)) == "0, 2, 4, 6, 8 and 15 more"
+
+
+def test_keys() -> None:
+    assert (keys([4]), keys([4, 5, 6])) == ("key 4", "keys 4 to 6")
+
+
+@pytest.mark.parametrize(("number", "words"), [(1 / 448, "1/448"), (2.0, "2"), (-0.5, "1/-2"), (0.3, "0.3"), (0, "0")])
+def test_factors(number: float, words: str) -> None:
+    assert factor(number) == words
+
+
+def test_rows_know_their_places() -> None:
+    case = AttentionCase((Sequence(1, 2), Sequence(2)), heads=HeadLayout(1, 2))
+    rows = rows_of_case(case)
+    assert len(rows) == 6
+    assert rows[-1] == Row(token=2, head=1, sequence=1, query=1, position=1, kv_head=0)
+
+
+def test_siblings_are_longer_and_have_two_sequences() -> None:
+    case = AttentionCase((Sequence(1),), window=2, pages=PageLayout(block_size=8))
+    for sibling in siblings(case):
+        assert len(sibling.sequences) == 2
+        assert sibling.sequences[0].seq_len > 20
+        assert sibling.window >= 2
+
+
+def test_siblings_of_decodes_keep_their_one_token() -> None:
+    case = AttentionCase((Sequence(1),), family="paged")
+    assert {sequence.query_len for sibling in siblings(case) for sequence in sibling.sequences} == {1}
+
+
+def test_a_case_with_groups_needs_no_more_heads() -> None:
+    assert with_more_heads(AttentionCase((Sequence(1),), heads=HeadLayout(2, 2))) is None
+
+
+def test_only_a_case_without_a_window_gets_one_without_a_limit() -> None:
+    case = AttentionCase((Sequence(1),))
+    larger = without_limit(case)
+    assert larger is not None
+    assert difference(case, larger) == "mask: causal, window of 4096 keys"
+    assert without_limit(AttentionCase((Sequence(1),), window=3)) is None
+
+
+def test_the_heatmap_draws_bars_and_the_masks_edges() -> None:
+    heatmap = Heatmap(0, 1, (0, 1), 0, 3, ((1.0, 0.0), (0.5, 0.5)), ((1.0, 0.0), (0.0, 1.0)), ("10", "01"))
+    found = Explanation((Finding("window", "query 1 attends key 0"),), heatmap, 3)
+    assert text_of(report.render(found)).splitlines()[:9] == [
+        "Why: window",
+        "  query 1 attends key 0",
+        "Weights of head 1 in sequence 0",
+        "      used  0",
+        "   query 0 │█│",
+        "   query 1  ▅│▅│",
+        "     right  0",
+        "   query 0 │█│",
+        "   query 1   │█│",
+    ]
+
+
+def test_a_sentence_names_the_larger_case() -> None:
+    found = Explanation((Finding("tile", "query 0 misses key 64"),), longer="sequence 0: 75 in the cache before")
+    assert found.sentence == "tile: query 0 misses key 64 (in a larger case: sequence 0: 75 in the cache before)"
