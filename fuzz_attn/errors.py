@@ -31,6 +31,10 @@ class ReportError(FuzzAttnError):
     """A folder that holds no log of a run, a log that cannot be read, or a page that cannot be made or served."""
 
 
+class MergeError(FuzzAttnError):
+    """Folders that hold no runs to merge, or a log of a run that cannot be read."""
+
+
 class SettingsError(FuzzAttnError):
     """A table ``[tool.fuzz_attn]`` that cannot be read, or that has unknown keys or values."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+
+import msgspec
+
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.families import Family, Feature
 from fuzz_attn.case.features import COMPILED_FEATURES, compiled_features, fp8_features
@@ -29,6 +33,11 @@ class CompileKey(Plain, frozen=True):
     sinks: bool = False
     filter_by_query_len: bool = False
     launch: LaunchHints = LaunchHints()
+
+    @property
+    def number(self) -> int:
+        """A number for the key, the same in every process."""
+        return zlib.crc32(msgspec.json.encode(self))
 
     @property
     def features(self) -> frozenset[Feature]:

@@ -17,6 +17,7 @@ from fuzz_attn.cli.mark import mark
 from fuzz_attn.cli.replay import replay
 from fuzz_attn.cli.report import report, watch
 from fuzz_attn.cli.run import run
+from fuzz_attn.cli.runs.merge import merge
 from fuzz_attn.cli.show import show
 from fuzz_attn.cli.targets import targets
 from fuzz_attn.errors import FuzzAttnError
@@ -46,7 +47,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-for command in (run, replay, bind, show, explain, mark, export, report, watch, coverage, audit, ledger, targets):
+for command in (run, merge, replay, bind, show, explain, mark, export, report, watch, coverage, audit, ledger, targets):
     main.add_command(command)
 
 if __name__ == "__main__":

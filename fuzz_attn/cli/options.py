@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.case.families import Family
+from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.plain_text import safe
@@ -84,6 +86,20 @@ class Seconds(click.ParamType[float]):
         return seconds
 
 
+class Shard(click.ParamType[Part]):
+    """One part of several: ``2/4``."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Part:
+        """Return the part."""
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(value))
+        number, of = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= number <= of:
+            self.fail(f"{value!r} must be i/n with i from 1 to n", param, ctx)
+        return Part(number, of)
+
+
 class Memory(click.ParamType[int]):
     """A size in bytes, with a unit: ``512M``, ``8G``; ``none`` is no limit."""
 
@@ -147,5 +163,11 @@ workers_option: Final = click.option(
     default="auto",
     show_default=True,
     help="Worker processes. auto: one for each core that this process may use.",
+)
+markdown_option: Final = click.option(
+    "--markdown", type=FILE, metavar="FILE", help="Also append a summary in Markdown, as for $GITHUB_STEP_SUMMARY."
+)
+annotations_option: Final = click.option(
+    "--annotations", is_flag=True, help="Also print each failure as an annotation of GitHub Actions."
 )
 out_option: Final = click.option("--out", type=OUTPUT_DIRECTORY, metavar="DIR", help="Output directory.")

@@ -13,9 +13,11 @@ from rich.text import Text
 
 from fuzz_attn.cli.options import (
     FILE,
+    annotations_option,
     backend_option,
     binding_option,
     exits,
+    markdown_option,
     memory_option,
     stated_binding,
     target_option,
@@ -24,6 +26,8 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.engine.replay import replay as replay_files
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.report import github
+from fuzz_attn.report.markdown import append, of_replay
 from fuzz_attn.report.plain_text import console, safe, show, whole
 
 FOLDER: Final = Path("tests") / "counterexamples"
@@ -46,6 +50,8 @@ COLOURS: Final = {
 @backend_option
 @memory_option
 @click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
+@markdown_option
+@annotations_option
 @exits
 def replay(
     *,
@@ -56,6 +62,8 @@ def replay(
     backend: str,
     memory: int,
     in_process: bool,
+    markdown: Path | None,
+    annotations: bool,
 ) -> int:
     """Replay saved counterexamples.
 
@@ -71,11 +79,12 @@ def replay(
         click.echo(f"no counterexamples: {FOLDER} {'holds none' if FOLDER.is_dir() else 'does not exist'}")
         return 0
     paths = tuple(counterexample.files_in(places or (FOLDER,)))
-    printer, counts = console(), Counter[str]()
+    printer, counts, done, errors = console(), Counter[str](), list[Replayed](), list[str]()
 
     def report(path: Path, error: FuzzAttnError) -> None:
         named = str(error).startswith(f"{path}: ")
-        click.echo(f"fuzz-attn: {safe(str(error) if named else f'{path}: {error}')}", err=True)
+        errors.append(safe(str(error) if named else f"{path}: {error}"))
+        click.echo(f"fuzz-attn: {errors[-1]}", err=True)
         counts["not replayed"] += 1
 
     for replayed in replay_files(
@@ -88,11 +97,16 @@ def replay(
         binding=stated_binding(binding),
         on_error=report,
     ):
+        done.append(replayed)
         show(printer, _result(replayed))
         counts["failed"] += replayed.still_fails
         counts["unseen"] += replayed.status == "UNSEEN"
     if len(paths) > counts["not replayed"]:
         show(printer, _total(len(paths) - counts["not replayed"], counts))
+    if markdown is not None:
+        append(markdown, of_replay(done, errors))
+    for line in github.of_replay(done, errors) if annotations else ():
+        click.echo(line)
     return 1 if counts["failed"] else 2 if counts["not replayed"] else 0
 
 

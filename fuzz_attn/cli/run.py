@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli.campaign import Request, run_campaigns
 from fuzz_attn.cli.options import (
-    FILE,
     Seconds,
+    Shard,
     backend_option,
     binding_option,
     exits,
@@ -24,9 +24,11 @@ from fuzz_attn.cli.options import (
     target_option,
     workers_option,
 )
+from fuzz_attn.cli.runs.campaign import Documents, Request, documents_options, run_campaigns
+from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.errors import BindingError
+from fuzz_attn.errors import BindingError, FuzzAttnError
 from fuzz_attn.settings import DEFAULT_MAX_TIME
 
 
@@ -37,13 +39,19 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @backend_option
 @click.option("--max-time", type=Seconds(), metavar="SECONDS", help="Time limit, shrinking included.")
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
+@click.option(
+    "--until-flat", type=Seconds(), metavar="SECONDS", help="End a target's run when nothing was new so long."
+)
+@click.option(
+    "--continue", "continued", is_flag=True, help="First draw what no earlier run in the output directory has."
+)
 @seed_option
 @workers_option
+@click.option("--shard", type=Shard(), default="1/1", help="One of n parts on n machines; give all the same --seed.")
 @click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @out_option
 @memory_option
-@click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
-@click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
+@documents_options
 @exits
 def run(
     *,
@@ -53,13 +61,15 @@ def run(
     backend: str,
     max_time: float | None,
     max_cases: int | None,
+    until_flat: float | None,
+    continued: bool,
     seed: int,
     workers: int,
+    shard: Part,
     strict: bool,
     out: Path | None,
     memory: int,
-    junit: Path | None,
-    json: bool,
+    **documents: Any,
 ) -> int:
     """Fuzz targets; shrink and save their failures.
 
@@ -68,21 +78,41 @@ def run(
     all of it is saved in that directory. The table [tool.fuzz_attn] of the nearest pyproject.toml can hold other
     defaults, with the names of the options. Of the folders in reports/runs only the newest 20 are kept.
 
+    With --until-flat, a run ends when no compile key, no failure and no outcome of a mask was new for so long, and has
+    no other limits but those that are given. With --continue, compile keys come first that no earlier run covered, as
+    the summary.json of the run folders in the output directory say.
+
+    With --shard i/n, the run is a part of a larger one with n times the workers, whose cases --max-cases limits.
+    `fuzz-attn merge` unites the parts.
+
     Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged or something is wrong, 128 and
     the number of a signal that ended the run before it found a failure.
     """
     if binding is not None and len(targets) != 1:
         raise BindingError("--binding needs exactly one --target")
-    if max_time is None and max_cases is None:
+    if max_time is None and max_cases is None and until_flat is None:
         max_time = DEFAULT_MAX_TIME
     if family and targets and _is_given("targets") and not _is_given("family"):
         family = None  # the settings name it for their own target
     names = targets or ((family,) if family else get_args(Family))
     for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
         _check_target(name, family, backend)
-    limits = max_time, max_cases, seed, workers
-    stated = stated_binding(binding)
-    return run_campaigns(Request(names, family, backend, *limits, out, memory, junit, json, strict, stated))
+    _check_part(shard, max_cases, len(names))
+    limits, stated = (max_time, max_cases, seed, workers), stated_binding(binding)
+    request = Request(names, family, backend, *limits, out, memory, Documents(**documents), strict, stated, shard)
+    return run_campaigns(dataclasses.replace(request, until_flat=until_flat, continued=continued))
+
+
+def _check_part(part: Part, max_cases: int | None, targets: int) -> None:
+    """Raise :class:`FuzzAttnError` for a part that would draw other cases than the others expect, or none."""
+    if part.of == 1:
+        return
+    option, fewest = f"--shard {part.number}/{part.of}", part.of * targets
+    if not _is_given("seed"):
+        raise FuzzAttnError(f"{option} needs --seed, the same number for all parts")
+    if max_cases is not None and max_cases < fewest:
+        each = "each part" + " of each target" * (targets > 1)
+        raise FuzzAttnError(f"--max-cases={max_cases} must be at least {fewest} with {option}: one case for {each}")
 
 
 def _is_given(parameter: str) -> bool:

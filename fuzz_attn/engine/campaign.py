@@ -46,7 +46,7 @@ from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
-from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round
+from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round, uncovered
 from fuzz_attn.errors import BudgetSpentInterrupt, FuzzAttnError, OutOfProbesError, OutOfTimeError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
@@ -73,6 +73,8 @@ class Plan:
     """The work of one shard. ``max_time`` in seconds and ``max_cases`` are the shard's own; None has no limit.
 
     ``run_folder`` is for statistics and the journal, ``fixtures`` for counterexamples, with a folder for each target.
+    ``worker`` is the number of the shard on its machine, by default that of the shard: the first one plays the saved
+    counterexamples, and the GPUs are given to them in turn.
     """
 
     setup: Setup
@@ -83,6 +85,14 @@ class Plan:
     max_cases: int | None
     run_folder: Path
     fixtures: Path
+    worker: int | None = None
+    covered: frozenset[int] = frozenset()
+    """The numbers of compile keys that earlier runs have covered; others are drawn first."""
+
+    @property
+    def place(self) -> int:
+        """The number of the shard on its machine."""
+        return self.shard if self.worker is None else self.worker
 
 
 class Campaign:
@@ -98,7 +108,7 @@ class Campaign:
         self.emit = emit
         self.news = news
         limit = launch_limit(plan.max_time)
-        self.worker = worker or IsolatedWorker(plan.setup, launch_seconds=limit, index=plan.shard)
+        self.worker = worker or IsolatedWorker(plan.setup, launch_seconds=limit, index=plan.place)
         self.cases = 0
         """Cases judged in the search, which the limit of cases counts."""
         self._deadline: float | None = None
@@ -107,6 +117,7 @@ class Campaign:
         self._unfinished = False
         self._told: set[str] = set()
         self._refusals = Refusals(Domain())
+        self._covered = set(plan.covered)
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
@@ -172,8 +183,11 @@ class Campaign:
 
     def _search(self) -> None:
         number = 0
+        if self._covered:
+            left, every = uncovered(self.ready.domain, self._covered)
+            self._tell([f"{left} of {every} compile keys were not covered by earlier runs: they are drawn first"])
         with contextlib.suppress(BudgetSpentInterrupt):
-            if not self.plan.shard:
+            if not self.plan.place:
                 play_saved(self, self._lives, self.folder(), self.ready.domain)
             while self._has_budget() and not self._refusals.hopeless(number):
                 self._round(number)
@@ -198,7 +212,8 @@ class Campaign:
         left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.cases
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         domain, excludes = self._refusals.drawing(number)
-        play_round(domain, round_seed, min(size.cases, left), self._try, size, excludes, self._skips)
+        number_of_cases = min(size.cases, left)
+        play_round(domain, round_seed, number_of_cases, self._try, size, excludes, self._skips, self._covered)
 
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
         """Return whether to draw another case: most of those with the trigger of a known failure.
@@ -261,6 +276,8 @@ class Campaign:
             self._refuse(order, phase, answer.refusal)
         if answer.unsupported:
             self.emit(CaseUnsupported(self.plan.shard, phase, order, answer.unsupported, answer.instead))
+        if self._covered:
+            self._covered.add(order.case.compile_key.number)
         if answer.judged:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import Plain, Positive
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.messages import Order, Ready
@@ -23,10 +23,21 @@ Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
 
 
+class Part(Plain, frozen=True):
+    """One of the runs, ``number`` of ``of``, that share the shards of one large run with the same seed."""
+
+    number: Positive = 1
+    of: Positive = 1
+
+
+ONLY_PART: Final = Part()
+
+
 class Started(Plain, frozen=True, tag_field="event", tag="started"):
     """A run begins; ``time`` is in seconds since 1970. None is no limit.
 
     ``versions`` are those of Python and of packages; ``system`` describes the machine.
+    ``max_cases`` is the limit of all parts together.
     """
 
     target: str
@@ -35,6 +46,7 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
     time: float
     max_time: float | None = None
     max_cases: int | None = None
+    part: Part = ONLY_PART
     versions: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
     system: str = ""
 
@@ -161,11 +173,15 @@ class Note(Plain, frozen=True, tag_field="event", tag="note"):
 
 
 class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
-    """A shard, or with ``shard`` :data:`WHOLE_RUN` the run, has ended; ``error`` says why it could not go on, if so."""
+    """A shard, or with ``shard`` :data:`WHOLE_RUN` the run, has ended; ``error`` says why it could not go on, if so.
+
+    ``stopped_by`` is the number of the signal that ended the run, 0 if none did.
+    """
 
     shard: int
     seconds: float
     error: str = ""
+    stopped_by: int = 0
 
 
 Event: TypeAlias = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,11 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from fuzz_attn.errors import OutputError
 
 KEPT_RUNS: Final = 20
 """So many of the newest run folders are kept in one output directory."""
 
+SUMMARY_NAME: Final = "summary.json"
 EVENT_LOGS: Final = "events*.jsonl"
 _NAME: Final = re.compile(r"\d{8}-\d{6}-\d+")
 
@@ -21,7 +25,29 @@ _NAME: Final = re.compile(r"\d{8}-\d{6}-\d+")
 def new_run_folder(out: str | Path | None) -> Path:
     """Return the folder of a run that starts now, below the output directory or, for None, below reports/."""
     started = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return Path(out or "reports").resolve() / "runs" / f"{started}-{os.getpid()}"
+    return runs_folder(out) / f"{started}-{os.getpid()}"
+
+
+def runs_folder(out: str | Path | None) -> Path:
+    """Return the folder of run folders, below the output directory or, for None, below reports/."""
+    return Path(out or "reports").resolve() / "runs"
+
+
+class _Summary(msgspec.Struct):
+    """What this module reads of ``summary.json``."""
+
+    target: str
+    compile_keys: dict[int, int]
+
+
+def covered_keys(runs: Path, target: str) -> frozenset[int]:
+    """Return the numbers of the compile keys that a target's runs in a folder of run folders have covered."""
+    keys: set[int] = set()
+    for path in runs.rglob(SUMMARY_NAME):
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # of a run that is being written, or of another version
+            summary = msgspec.json.decode(path.read_bytes(), type=_Summary)
+            keys.update(summary.compile_keys if summary.target == target else ())
+    return frozenset(keys)
 
 
 def counterexample_folder(out: str | Path | None) -> Path:

@@ -7,7 +7,7 @@ the domain and the seed, so other callers can go through the same cases as a cam
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
@@ -70,14 +70,15 @@ def play_round(
     size: RoundSize = ON_CPU,
     excludes: ExcludesKey | None = None,
     skips: Skips | None = None,
+    covered: Collection[int] = (),
 ) -> None:
     """Draw the cases of one round and call ``attempt`` with each; an exception of it ends the round.
 
     Compile keys that ``excludes`` are not drawn, unless it excludes all of them. A case that ``skips`` is true for is
-    drawn again.
+    drawn again. Compile keys whose numbers are ``covered`` come last.
     """
     keys, layouts = (
-        keys_of_round(domain, round_seed, size.keys, excludes),
+        keys_of_round(domain, round_seed, size.keys, excludes, covered),
         layouts_of_round(domain, round_seed, size.layouts),
     )
     relations = relations_of_round(round_seed, size.compiling)
@@ -93,17 +94,30 @@ def play_round(
 
 
 def keys_of_round(
-    domain: Domain, round_seed: int, count: int, excludes: ExcludesKey | None = None
+    domain: Domain,
+    round_seed: int,
+    count: int,
+    excludes: ExcludesKey | None = None,
+    covered: Collection[int] = (),
 ) -> tuple[CompileKey, ...]:
     """Return the compile keys of one round: a seeded sample of the pool that always has the simplest key.
 
-    A round draws several cases for each key, because lowering or compiling a new key costs as much as many cases.
+    A round draws several cases for each key, because lowering or compiling a new key costs as much as many cases. Keys
+    whose numbers are ``covered`` are only taken where there are too few others.
     """
     pool = key_pool(domain)
     if excludes is not None:
         pool = tuple(key for key in pool if not excludes(key)) or pool
-    sample = Stream(round_seed, _KEYS).permutation(len(pool))[:count].tolist()
-    return tuple(pool[index] for index in sorted({0, *sample}))
+    order: list[int] = Stream(round_seed, _KEYS).permutation(len(pool)).tolist()
+    if covered:
+        order.sort(key=lambda index: pool[index].number in covered)
+    return tuple(pool[index] for index in sorted({0, *order[:count]}))
+
+
+def uncovered(domain: Domain, covered: Collection[int]) -> tuple[int, int]:
+    """Return how many compile keys of a domain are not covered, and how many there are."""
+    pool = key_pool(domain)
+    return sum(key.number not in covered for key in pool), len(pool)
 
 
 def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tuple[Strides, ...] | None:

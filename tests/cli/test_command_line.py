@@ -22,8 +22,8 @@ from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli.campaign import Request, parts
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.runs.campaign import Request, parts
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from fuzz_attn.cli import run as run_module
-from fuzz_attn.cli.campaign import Request
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.runs.campaign import Request
 from fuzz_attn.errors import SettingsError
 from fuzz_attn.settings import Settings, load_settings
 

@@ -282,3 +282,23 @@ def test_the_report_of_a_failure_that_was_not_saved(run: Run) -> None:
     script = "ready(); send(FailureFound(number, 0, found, '', 1.0)); send(Finished(number, 3.0, 'the disk is full'))"
     report = run(script, workers=1).run().report()
     assert (len(report.failures), report.exit_status, report.errors) == (1, 2, ("the disk is full",))
+
+
+def test_a_run_ends_when_nothing_is_new(run: Run) -> None:
+    report = run("ready(); judge(5); time.sleep(60)", until_flat=1.0).run().report()
+    assert (report.cases, report.exit_status, report.errors) == (10, 0, ())
+    assert report.notes == ("the run ended because nothing was new for 1 s",)
+
+
+def test_a_run_goes_on_while_anything_is_new(run: Run) -> None:
+    script = """
+ready()
+for _ in range(4):
+    time.sleep(1.0)
+    kind = ("nan", "inf", "mismatch", "crash")[_]
+    send(FailureFound(number, _, signed("t", "unified", None, case, Verdict("oracle", kind, "wrong")), f"{_}.json"))
+send(Finished(number, 4.0))
+"""
+    report = run(script, until_flat=3.0, workers=1).run().report()
+    assert len(report.failures) == 4
+    assert report.notes == ()

@@ -1,27 +1,39 @@
-"""The workflows run make targets that exist, with variables that the Makefile reads."""
+"""The workflows of this repository run make targets; those for other repositories run fuzz-attn.
+
+``actionlint`` checks their syntax; it needs a program that is not in the environment.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from fuzz_attn.backends import BACKEND_NAMES
+from fuzz_attn.counterexamples.counterexample import load, overwrite
 
 ROOT = Path(__file__).parents[2]
-WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").iterdir())}
+ALL = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").iterdir())}
+WORKFLOWS = {name: path for name, path in ALL.items() if not name.startswith("fuzz-")}
+"""Those of this repository."""
+REUSABLE = {name: path for name, path in ALL.items() if name.startswith("fuzz-")}
+"""Those that other repositories call."""
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):.*## ", MAKEFILE, flags=re.MULTILINE))
 SET_FOR_PIP = {"PIP_EXTRA_INDEX_URL"}
 
 
 def parsed(name: str) -> dict[Any, Any]:
-    workflow = yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(ALL[name].read_text(encoding="utf-8"))
     assert isinstance(workflow, dict)
     return workflow
 
@@ -31,13 +43,36 @@ def jobs_of(name: str) -> Iterator[dict[str, Any]]:
 
 
 def inputs_of(name: str) -> dict[str, Any]:
-    inputs = parsed(name)[True]["workflow_dispatch"]["inputs"]  # YAML 1.1 reads `on` as true
+    by = "workflow_call" if name in REUSABLE else "workflow_dispatch"
+    inputs = parsed(name)[True][by]["inputs"]  # YAML 1.1 reads `on` as true
     assert isinstance(inputs, dict)
     return inputs
 
 
-def test_there_are_three_workflows() -> None:
+def steps_of(name: str) -> list[dict[str, Any]]:
+    return [step for job in jobs_of(name) for step in job["steps"]]
+
+
+def test_there_are_three_workflows_of_each_kind() -> None:
     assert set(WORKFLOWS) == {"pull-request", "nightly", "replay"}
+    assert set(REUSABLE) == {f"fuzz-{name}" for name in WORKFLOWS}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_actions_are_pinned_by_their_hash(name: str) -> None:
+    """A tag can be moved to other code; the comment says which version the hash is."""
+    used = re.findall(r"uses: (.*)", ALL[name].read_text(encoding="utf-8"))
+    assert used
+    for action in used:
+        assert re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
+def test_an_action_has_one_version() -> None:
+    used = {line for path in ALL.values() for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))}
+    versions: dict[str, set[str]] = {}
+    for action, version in (line.split("@") for line in used):
+        versions.setdefault("/".join(action.split("/")[:2]), set()).add(version)
+    assert {action: found for action, found in versions.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -54,9 +89,9 @@ def test_variables_are_read_by_the_makefile(name: str) -> None:
     assert given <= set(re.findall(r"\$\((\w+)\)", MAKEFILE))
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
+@pytest.mark.parametrize("name", ALL)
 def test_inputs_are_declared_and_used(name: str) -> None:
-    used = set(re.findall(r"\binputs\.(\w+)", WORKFLOWS[name].read_text(encoding="utf-8")))
+    used = set(re.findall(r"\binputs\.(\w+)", ALL[name].read_text(encoding="utf-8")))
     assert used == (set() if name == "pull-request" else set(inputs_of(name)))
 
 
@@ -68,7 +103,7 @@ def test_permissions_and_time_are_limited(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_files_exist(name: str) -> None:
-    text = WORKFLOWS[name].read_text(encoding="utf-8")
+    text = ALL[name].read_text(encoding="utf-8")
     for named in re.findall(r"(?<![\w/.])(?:tests|fuzz_attn|kernels|strategies)(?:/[\w.-]+)+", text):
         assert (ROOT / named).exists(), named
 
@@ -98,3 +133,92 @@ def made(target: str, *variables: str) -> str:
     """Return the commands that make would run."""
     command = ["make", "--dry-run", "--old-file=.venv/.stamp", target, *variables]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("name", REUSABLE)
+def test_reusable_workflows_are_called_only_and_need_a_target(name: str) -> None:
+    assert set(parsed(name)[True]) == {"workflow_call"}
+    required = [each for each, described in inputs_of(name).items() if described.get("required")]
+    assert required == ["target"]
+    assert all(described["description"] for described in inputs_of(name).values())
+    assert parsed(name)["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("name", REUSABLE)
+def test_inputs_reach_the_shell_as_variables(name: str) -> None:
+    """An expression inside a script would run whatever its value says."""
+    for step in steps_of(name):
+        assert "${{" not in step.get("run", "")
+
+
+@pytest.mark.parametrize("name", REUSABLE)
+def test_reusable_workflows_keep_their_results_in_any_case(name: str) -> None:
+    (kept,) = (step for step in steps_of(name) if step.get("uses", "").startswith("actions/upload-artifact@"))
+    assert kept["if"] == "always()"
+
+
+def test_a_night_restores_and_saves_one_folder() -> None:
+    steps = {step["uses"].partition("@")[0]: step for step in steps_of("fuzz-nightly") if "uses" in step}
+    restored, saved = steps["actions/cache/restore"], steps["actions/cache/save"]
+    assert saved["if"] == "always()"
+    assert restored["with"]["path"] == saved["with"]["path"] == "fuzz-attn-results"
+    assert restored["with"]["key"] == saved["with"]["key"]
+    assert saved["with"]["key"].startswith(restored["with"]["restore-keys"])
+    (job,) = jobs_of("fuzz-nightly")
+    assert job["env"]["RESULTS"] == saved["with"]["path"]
+    assert job["env"]["TRITON_CACHE_DIR"].endswith(f"/{saved['with']['path']}/triton")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a user's repository with a kernel that is wrong, in which `fuzz-attn` is installed."""
+    shutil.copy(ROOT / "tests" / "sample_targets" / "torch_attention.py", tmp_path)
+    return tmp_path
+
+
+def played(name: str, repository: Path, *, target: str, **inputs: str) -> tuple[int, str, str]:
+    """Run the scripts of a reusable workflow; return the exit status, the output and the summary of the job."""
+    (job,) = jobs_of(name)
+    given = {key: str(each.get("default", "")) for key, each in inputs_of(name).items()}
+    given |= {"target": target, "install": "true", **inputs}
+    summary = repository.parent / f"{repository.name}-summary.md"
+    summary.touch()
+    variables = {key: given.get(_input(value), value) for key, value in job["env"].items()}
+    environment = {**os.environ, **variables, "GITHUB_STEP_SUMMARY": str(summary)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    status, output = 0, ""
+    for step in job["steps"]:
+        if "run" in step and not status:
+            shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            done = subprocess.run(shell, cwd=repository, env=environment, check=False, capture_output=True, text=True)
+            status, output = done.returncode, output + done.stdout + done.stderr
+    return status, output, summary.read_text(encoding="utf-8")
+
+
+def _input(expression: str) -> str:
+    named = re.fullmatch(r"\$\{\{ inputs\.(\w+) \}\}", expression)
+    return named[1] if named else ""
+
+
+def test_the_steps_find_a_bug_and_replay_it_until_it_is_known(repository: Path) -> None:
+    options = {"target": "torch_attention.py:last_row_unwritten"}
+    arguments = "--max-cases 12 --workers 1 --seed 1"
+    status, output, summary = played("fuzz-pull-request", repository, arguments=arguments, **options)
+    assert status == 1, output
+    assert "::error file=fuzz-attn-results/counterexamples/" in output
+    assert "| failure | cases |" in summary
+    assert (repository / "fuzz-attn-results" / "junit.xml").exists()
+    (file,) = (repository / "fuzz-attn-results" / "counterexamples").rglob("*.json")
+    saved = repository / "tests" / "counterexamples" / file.parent.name / file.name
+    saved.parent.mkdir(parents=True)
+    shutil.copy(file, saved)
+    status, output, summary = played("fuzz-replay", repository, **options)
+    assert (status, "::error file=tests/counterexamples/" in output) == (1, True), output
+    assert "1 replayed, 1 failed" in summary
+    assert "FAILED" in (repository / "fuzz-attn-replay.txt").read_text(encoding="utf-8")
+    found = msgspec.structs.replace(load(saved), status="known", reference="#7", because="it waits")
+    overwrite(found, saved)
+    night = played("fuzz-nightly", repository, arguments=arguments, backend="simulator", **options)
+    assert night[0] == 0, night[1]
+    assert "::notice file=" in night[1]
+    assert "::error" not in night[1]

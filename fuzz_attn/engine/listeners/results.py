@@ -171,8 +171,9 @@ class Results:
                 self.notes.append(pass_in_words(event))
             case Note() if event.text not in self.notes:
                 self.notes.append(event.text)
-            case Finished(error=error) if error:
-                self.errors.append(error)
+            case Finished():
+                self.errors += [event.error] if event.error else []
+                self.stopped_by = self.stopped_by or event.stopped_by
 
     def _change(self, event: FailureChanged) -> None:
         name = event.shard, event.failure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -48,7 +47,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
       run to its number of cases; they are among ``cases`` where another backend judged them.
     - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
-    - ``compile_keys`` maps the hash of each compile key to its number of cases.
+    - ``compile_keys`` maps the number of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
     - ``relations`` maps each metamorphic relation to its number of cases.
     - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
@@ -181,7 +180,7 @@ class Tally:
 
     def _add_drawn(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
         self.cases += 1
-        self.compile_keys[key_hash(case)] += 1
+        self.compile_keys[case.compile_key.number] += 1
         self.features.update(features_of(case) or (PLAIN,))
         if relation:
             self.relations[relation] += 1
@@ -217,11 +216,6 @@ class Tally:
         return Statistics(**values, counterexamples=open_paths, known=known)
 
 
-def key_hash(case: AttentionCase) -> int:
-    """Return a number for the case's compile key, the same in every process."""
-    return zlib.crc32(msgspec.json.encode(case.compile_key))
-
-
 def merged(parts: Iterable[Statistics]) -> Statistics | None:
     """Return the statistics of all shards of one target together; None when there are none."""
     shards = list(parts)
@@ -233,7 +227,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         target=first.target,
         backend=first.backend,
         seed=first.seed,
-        shards=len(shards),
+        shards=sum(shard.shards for shard in shards),
         seconds=max(shard.seconds for shard in shards),
         cases=sum(shard.cases for shard in shards),
         shrinking=sum(shard.shrinking for shard in shards),

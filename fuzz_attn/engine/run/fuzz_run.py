@@ -35,6 +35,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.isolated_worker import START_SECONDS
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
+from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, shard_plans
@@ -69,7 +70,8 @@ class FuzzRun:
     def __init__(self, plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None) -> None:
         self.plan = plan
         self.results = Results()
-        self._emit = all_of(self.results, *listeners)
+        self._novelty = Novelty()
+        self._emit = all_of(self.results, self._novelty, *listeners)
         self._tick = tick
         self._shards: dict[Connection, ShardProcess] = {}
         self._signal = 0
@@ -90,12 +92,12 @@ class FuzzRun:
             stack.enter_context(self._signals_noted())
             stack.callback(self._end)
             plan = self.plan
-            self._emit(started(plan.setup.target, plan.seed, plan.workers, plan.max_time, plan.max_cases))
+            limits = plan.max_time, plan.max_cases
+            self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
             self._start_shards()
             while self._shards:
                 self._step()
-            self.results.stopped_by = self._signal
-            self._emit(Finished(WHOLE_RUN, time.monotonic() - self._started))
+            self._emit(Finished(WHOLE_RUN, time.monotonic() - self._started, stopped_by=self._signal))
         return self.results
 
     @contextmanager
@@ -131,8 +133,16 @@ class FuzzRun:
             self._stop(list(self._shards.values()))
         if self._signals > 1:
             self._end()
+        if self.plan.until_flat is not None and self._novelty.seconds_without() > self.plan.until_flat:
+            self._stop_flat()
         self._stop_overdue()
         self._tick()
+
+    def _stop_flat(self) -> None:
+        """End the run as at a limit: nothing was new for so long that more of it would be the same."""
+        if not all(shard.stopping for shard in self._shards.values()):
+            self._emit(Note(WHOLE_RUN, f"the run ended because nothing was new for {self.plan.until_flat:g} s"))
+            self._stop(list(self._shards.values()))
 
     def _stop_overdue(self) -> None:
         now = time.monotonic()

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Final
 
 from fuzz_attn.counterexamples.counterexample import environment_of
-from fuzz_attn.engine.events import Started
+from fuzz_attn.engine.events import ONLY_PART, Part, Started
 from fuzz_attn.engine.run.cores import available_cores
 
 GPUS: Final = Path("/proc/driver/nvidia/gpus")
 
 
-def started(target: str, seed: int, workers: int, max_time: float | None, max_cases: int | None) -> Started:
+def started(
+    target: str, seed: int, workers: int, max_time: float | None, max_cases: int | None, part: Part = ONLY_PART
+) -> Started:
     """Return the event that begins a run now."""
     versions = environment_of("", ()).versions
-    return Started(target, seed, workers, time.time(), max_time, max_cases, versions, system())
+    return Started(target, seed, workers, time.time(), max_time, max_cases, part, versions, system())
 
 
 def system(gpus: Path = GPUS) -> str:

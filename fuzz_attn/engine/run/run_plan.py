@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.messages import Setup
 
 
 class ShardPlan(Plain, frozen=True):
-    """The plan of one shard as a message to its process."""
+    """The plan of one shard as a message to its process; ``worker`` is its number on this machine."""
 
     setup: Setup
     shard: int
+    worker: int
     shards: int
     seed: int
     max_time: float | None
     max_cases: int | None
     run_folder: str
     counterexamples: str
+    covered: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class RunPlan:
     """What a run does. All shards together share ``max_cases``; ``max_time`` (seconds) holds for each.
 
     ``run_folder`` is for logs and journals, ``counterexamples`` for saved failures, with a folder for each target.
+    With a ``part``, ``max_cases`` is the limit of all parts together.
     """
 
     setup: Setup
@@ -37,6 +41,11 @@ class RunPlan:
     max_cases: int | None
     run_folder: Path
     counterexamples: Path
+    part: Part = ONLY_PART
+    until_flat: float | None = None
+    """The run ends when nothing was new for so many seconds."""
+    covered: frozenset[int] = frozenset()
+    """The numbers of compile keys that are drawn last."""
 
 
 def share_of(max_cases: int | None, shard: int, shards: int) -> int | None:
@@ -47,9 +56,14 @@ def share_of(max_cases: int | None, shard: int, shards: int) -> int | None:
 
 
 def shard_plans(plan: RunPlan) -> Iterator[ShardPlan]:
-    """Yield the plan of each shard that has at least one case."""
-    for shard in range(plan.workers):
-        cases = share_of(plan.max_cases, shard, plan.workers)
+    """Yield the plan of each shard that has at least one case.
+
+    The parts of a large run take its shards in turn: no two have the same number, also where their workers differ.
+    """
+    part, folders = plan.part, (str(plan.run_folder), str(plan.counterexamples))
+    own = share_of(plan.max_cases, part.number - 1, part.of)
+    for worker in range(plan.workers):
+        cases, shard = share_of(own, worker, plan.workers), worker * part.of + part.number - 1
         if cases != 0:
-            folders = str(plan.run_folder), str(plan.counterexamples)
-            yield ShardPlan(plan.setup, shard, plan.workers, plan.seed, plan.max_time, cases, *folders)
+            shards = plan.workers * part.of
+            yield ShardPlan(plan.setup, shard, worker, shards, plan.seed, plan.max_time, cases, *folders, plan.covered)

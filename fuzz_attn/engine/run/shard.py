@@ -95,6 +95,8 @@ def plan_of(message: ShardPlan) -> Plan:
     return Plan(
         setup=message.setup,
         shard=message.shard,
+        worker=message.worker,
+        covered=message.covered,
         shards=message.shards,
         seed=message.seed,
         max_time=message.max_time,

@@ -1,4 +1,4 @@
-"""The runs of ``fuzz-attn run``: one for each target, its results printed and saved."""
+"""The runs of ``fuzz-attn run``: one for each target, its results printed and saved, and the documents of all."""
 
 from __future__ import annotations
 
@@ -14,20 +14,47 @@ import msgspec
 from rich.console import Console
 
 from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
 from fuzz_attn.coverage import mask_coverage
+from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, share_of
-from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
+from fuzz_attn.engine.run_folder import (
+    SUMMARY_NAME,
+    counterexample_folder,
+    covered_keys,
+    folder_name,
+    new_run_folder,
+    prune,
+    runs_folder,
+)
 from fuzz_attn.errors import FuzzAttnError, OutputError
-from fuzz_attn.report import failure, summary
+from fuzz_attn.report import failure, github, markdown, summary
 from fuzz_attn.report.json_document import document, numbers
 from fuzz_attn.report.junit import save_junit
 from fuzz_attn.report.plain_text import console, safe, show, whole
 from fuzz_attn.report.terminal import Terminal
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents to write at the end, beside the text on the terminal."""
+
+    junit: Path | None = None
+    json: bool = False
+    markdown: Path | None = None
+    annotations: bool = False
+
+
+def documents_options(command: Decorated) -> Decorated:
+    """Add the options of :class:`Documents` to a command."""
+    junit = click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
+    json = click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
+    return junit(json(markdown_option(annotations_option(command))))
 
 
 @dataclass(frozen=True)
@@ -43,10 +70,12 @@ class Request:
     workers: int
     out: Path | None = None
     memory: int = 0
-    junit: Path | None = None
-    json: bool = False
+    documents: Documents = Documents()
     strict: bool = False
     binding: Binding | None = None
+    part: Part = ONLY_PART
+    until_flat: float | None = None
+    continued: bool = False
 
 
 def run_campaigns(request: Request) -> int:
@@ -54,7 +83,7 @@ def run_campaigns(request: Request) -> int:
 
     With several targets, each has its own folder in the run's folder. A signal ends the run after its target.
     """
-    printer = console(stderr=request.json)
+    printer = console(stderr=request.documents.json)
     folder = new_run_folder(request.out)
     reports = []
     for part in parts(request):
@@ -64,14 +93,25 @@ def run_campaigns(request: Request) -> int:
             break
     if len(request.targets) > 1:
         show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
+    status = finish(reports, request.documents)
+    prune(folder.parent)
+    return status
+
+
+def finish(reports: list[RunReport], documents: Documents) -> int:
+    """Print the errors of all targets, write the documents that were asked for, and return the exit status."""
     for error in (error for report in reports for error in report.errors or (report.reason,) if error):
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
     status = exit_status(reports)
-    if request.json:
+    if documents.json:
         click.echo(document(reports, status))
-    if request.junit is not None:
-        save_junit(reports, request.junit)
-    prune(folder.parent)
+    if documents.junit is not None:
+        save_junit(reports, documents.junit)
+    if documents.markdown is not None:
+        markdown.append(documents.markdown, markdown.of_run(reports, status))
+    if documents.annotations:
+        for line in github.of_run(reports):
+            click.echo(line, err=documents.json)
     return status
 
 
@@ -103,8 +143,7 @@ def _fuzz(request: Request, folder: Path, printer: Console) -> RunReport:
         return RunReport(Statistics(plan.setup.target, seed=plan.seed), errors=(str(error),))
     if report.stopped_by:
         show(printer, "Interrupted. Results so far:")
-    _print_results(report, printer)
-    _print_files(_save(report, folder), printer)
+    print_report(report, folder, printer)
     return report
 
 
@@ -125,7 +164,16 @@ def _plan(request: Request, folder: Path) -> RunPlan:
         max_cases=request.max_cases,
         run_folder=folder,
         counterexamples=counterexample_folder(request.out),
+        part=request.part,
+        until_flat=request.until_flat,
+        covered=covered_keys(runs_folder(request.out), target) if request.continued else frozenset(),
     )
+
+
+def print_report(report: RunReport, folder: Path, printer: Console) -> None:
+    """Print the results of one target, write them into its folder, and print the names of all files."""
+    _print_results(report, printer)
+    _print_files(_save(report, folder), printer)
 
 
 def _print_results(report: RunReport, printer: Console) -> None:
@@ -146,7 +194,7 @@ def _print_results(report: RunReport, printer: Console) -> None:
 
 def _save(report: RunReport, folder: Path) -> list[str]:
     """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run."""
-    path = folder / "summary.json"
+    path = folder / SUMMARY_NAME
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(numbers(report.statistics)), indent=1) + b"\n")
         covered = mask_coverage.save([report.statistics.coverage], folder)

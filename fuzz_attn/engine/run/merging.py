@@ -1,0 +1,286 @@
+"""Merging: the union of several runs of one target, as the log and the counterexamples of one run.
+
+The merged folder keeps the logs of all parts and follows from them only. So merging again changes nothing, and neither
+does the order of the parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.events import (
+    ONLY_PART,
+    WHOLE_RUN,
+    CaseJudged,
+    CaseRefused,
+    CaseUnfinished,
+    CaseUnsupported,
+    Event,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Finished,
+    Note,
+    RefusalReduced,
+    SavedPassed,
+    Started,
+    WorkerLost,
+    WorkerReady,
+)
+from fuzz_attn.engine.failures import triage
+from fuzz_attn.engine.listeners import statistics
+from fuzz_attn.engine.listeners.event_log import LOG_NAME, Line, StatisticsLine, read_log, report_of
+from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
+from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.run.part_logs import PARTS, PartLog, gathered
+from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, make_folder
+from fuzz_attn.errors import CounterexampleError, MergeError, OutputError
+
+OfOneShard = (
+    WorkerReady
+    | CaseJudged
+    | CaseRefused
+    | RefusalReduced
+    | CaseUnsupported
+    | CaseUnfinished
+    | SavedPassed
+    | WorkerLost
+    | Note
+    | Finished
+)
+"""The events that the merged log repeats. Those of failures are written anew: one bug is one failure."""
+TOLD_ONCE: Final = (SavedPassed, Note)
+
+
+@dataclass(frozen=True)
+class MergedRun:
+    """The merged parts of one target: the folder of its log and its report."""
+
+    folder: Path
+    report: RunReport
+
+
+def merge(places: Iterable[Path], out: Path) -> list[MergedRun]:
+    """Merge the runs below some places, and those merged into ``out`` before, into ``out``; one result for each target.
+
+    Raises :class:`MergeError` for a place without a run, and for an ``out`` that holds anything else.
+    """
+    if out.is_dir() and any(out.iterdir()) and not (out / PARTS).is_dir():
+        raise MergeError(f"--out={out} must be a new folder or one that merge has written")
+    make_folder(out)
+    logs = gathered(places, out / PARTS)
+    by_target = itertools.groupby(logs, lambda log: log.started.target)
+    return [_merge_target(out, out / folder_name(target), list(own)) for target, own in by_target]
+
+
+def _merge_target(out: Path, folder: Path, logs: Sequence[PartLog]) -> MergedRun:
+    parts = [_MergedPart(log) for log in logs]
+    make_folder(folder)
+    try:
+        failures = _saved(_failures_of(parts), _counterexample_folder(out, parts), folder / LOG_NAME)
+        temporary = folder / f".{LOG_NAME}.part"
+        temporary.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in _lines(parts, failures)))
+        temporary.replace(folder / LOG_NAME)
+    except OSError as error:
+        raise OutputError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    return MergedRun(folder, report_of(folder / LOG_NAME))
+
+
+class _MergedPart:
+    """What a log says."""
+
+    def __init__(self, log: PartLog) -> None:
+        self.log = log
+        self.started = log.started
+        self.lines = tuple(read_log(log.path))
+        self.report = report_of(log.path)
+
+    @property
+    def slugs(self) -> list[str]:
+        return [line.ready.slug for line in self.lines if isinstance(line, WorkerReady)]
+
+    @property
+    def ended(self) -> bool:
+        last = self.lines[-1]
+        return isinstance(last, Finished) and last.shard == WHOLE_RUN
+
+    def shards(self) -> list[int]:
+        numbers = {line.shard for line in self.lines if isinstance(line, OfOneShard)}
+        return sorted(numbers - {WHOLE_RUN})
+
+
+def _counterexample_folder(out: Path, parts: Iterable[_MergedPart]) -> Path:
+    slugs = [slug for part in parts for slug in part.slugs]
+    return counterexample_folder(out) / slugs[0] if slugs else counterexample_folder(out)
+
+
+def _failures_of(parts: Iterable[_MergedPart]) -> list[FoundFailure]:
+    """Return the failures of all parts, in the order in which they were first seen; one bug is one failure."""
+    found = [failure for part in parts for failure in part.report.failures]
+    return sorted(one_for_each_bug(found), key=_seen_first)
+
+
+def _seen_first(failure: FoundFailure) -> tuple[float, bytes]:
+    return failure.first_seen, msgspec.json.encode(failure.counterexample)
+
+
+def one_for_each_bug(found: Iterable[FoundFailure]) -> list[FoundFailure]:
+    """Return failures of several runs; those that are the same bug are one, which is a saved one where there is one.
+
+    Each run plays the saved counterexamples. Two of them stay two, as within one run.
+    """
+    every = sorted(found, key=_seen_first)
+    rows = [*_one_for_each_case(failure for failure in every if failure.saved)]
+    rows += [failure for failure in every if not failure.saved]
+    same = triage.merged((str(number), failure.counterexample) for number, failure in enumerate(rows))
+    groups: dict[str, list[FoundFailure]] = {}
+    for number, failure in enumerate(rows):
+        groups.setdefault(same.get(str(number), str(number)), []).append(failure)
+    return [row for kept, group in groups.items() for row in _of_one_bug(rows[int(kept)], group)]
+
+
+def _one_for_each_case(saved: Iterable[FoundFailure]) -> Iterator[FoundFailure]:
+    """Yield saved failures; those of the same case, which several runs played, are one."""
+    by_case: dict[bytes, list[FoundFailure]] = {}
+    for failure in saved:
+        by_case.setdefault(_case_of(failure.counterexample), []).append(failure)
+    for same in by_case.values():
+        yield _joined(same[0], same[1:])
+
+
+def _case_of(found: Counterexample) -> bytes:
+    return msgspec.json.encode((found.case, found.relation))
+
+
+def _of_one_bug(kept: FoundFailure, group: Sequence[FoundFailure]) -> Iterator[FoundFailure]:
+    """Yield the saved failures of a group that is one bug; the first one, or else the one to keep, takes the others."""
+    saved = [failure for failure in group if failure.saved]
+    first = saved[0] if saved else kept
+    yield _joined(first, [failure for failure in group if failure is not first and not failure.saved])
+    yield from saved[1:]
+
+
+def _joined(kept: FoundFailure, others: Sequence[FoundFailure]) -> FoundFailure:
+    cases = kept.cases + sum(other.cases for other in others)
+    first_seen = min((kept.first_seen, *(other.first_seen for other in others)))
+    return msgspec.structs.replace(kept, cases=cases, first_seen=first_seen)
+
+
+def _saved(failures: Sequence[FoundFailure], folder: Path, old_log: Path) -> list[FoundFailure]:
+    """Write the counterexamples into a folder and return the failures with the paths of their files.
+
+    A status that a file was given since it was merged stays. Files that an earlier merge wrote and that are now the
+    same bug as another one are deleted.
+    """
+    old = [Path(failure.path) for failure in report_of(old_log).failures] if old_log.exists() else []
+    marks = {_case_of(found): found for found in _loaded(folder / path.name for path in old)}
+    names: Counter[str] = Counter()
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for failure in failures:
+        found = _marked(failure.counterexample, marks.get(_case_of(failure.counterexample)))
+        names[found.signature] += 1
+        number = names[found.signature]
+        path = folder / f"{found.signature}{f'-{number}' if number > 1 else ''}.json"
+        counterexample.overwrite(found, path)
+        written.append(msgspec.structs.replace(failure, counterexample=found, path=str(path)))
+    for name in {path.name for path in old} - {Path(failure.path).name for failure in written}:
+        (folder / name).unlink(missing_ok=True)
+    return written
+
+
+def _loaded(paths: Iterable[Path]) -> Iterator[Counterexample]:
+    for path in paths:
+        try:
+            yield counterexample.load(path)
+        except CounterexampleError:  # deleted or edited since; it is written again
+            continue
+
+
+def _marked(found: Counterexample, old: Counterexample | None) -> Counterexample:
+    if old is None or found.status != "open":
+        return found
+    return msgspec.structs.replace(found, status=old.status, reference=old.reference, because=old.because)
+
+
+def _lines(parts: Sequence[_MergedPart], failures: Sequence[FoundFailure]) -> Iterator[Line]:
+    """Yield the lines of the merged log: the events of the parts, the failures, the statistics and the end."""
+    every = _statistics(parts, failures)
+    yield _started([part.started for part in parts])
+    yield from _repeated(parts)
+    for number, failure in enumerate(failures):
+        yield from _events_of(failure, number)
+    yield StatisticsLine(every)
+    stopped_by = max(part.report.stopped_by for part in parts)
+    yield Finished(WHOLE_RUN, every.seconds, "; ".join(_lacking(parts)), stopped_by)
+
+
+def _started(parts: Sequence[Started]) -> Started:
+    """Return the start of the merged run: workers add up, limits are the largest."""
+    seconds = [part.max_time for part in parts]
+    cases = [part.max_cases for part in parts]
+    return msgspec.structs.replace(
+        parts[0],
+        workers=sum(part.workers for part in parts),
+        time=min(part.time for part in parts),
+        max_time=None if None in seconds else max(limit for limit in seconds if limit is not None),
+        max_cases=None if None in cases else max(limit for limit in cases if limit is not None),
+        part=ONLY_PART,
+    )
+
+
+def _repeated(parts: Sequence[_MergedPart]) -> Iterator[Event]:
+    """Yield the events of single shards, which get new numbers: two runs may have given the same one."""
+    numbers = itertools.count()
+    told: set[bytes] = set()
+    for part in parts:
+        renumbered = {shard: next(numbers) for shard in part.shards()}
+        for line in part.lines:
+            if not isinstance(line, OfOneShard) or line.shard == WHOLE_RUN:
+                continue
+            if isinstance(line, TOLD_ONCE):
+                text = msgspec.json.encode(msgspec.structs.replace(line, shard=0))
+                if text in told:
+                    continue
+                told.add(text)
+            yield msgspec.structs.replace(line, shard=renumbered[line.shard])
+
+
+def _events_of(failure: FoundFailure, number: int) -> Iterator[Event]:
+    """Yield the events from which a listener learns all of a failure, as if one shard had found it."""
+    found, path = failure.counterexample, failure.path
+    yield FailureFound(0, number, found, path, failure.first_seen, failure.saved)
+    for _ in range(failure.cases - 1):
+        yield FailureSeenAgain(0, path)
+    yield FailureChanged(0, number, found, path, failure.done)
+
+
+def _statistics(parts: Sequence[_MergedPart], failures: Sequence[FoundFailure]) -> Statistics:
+    every = statistics.merged(part.report.statistics for part in parts)
+    assert every is not None, "a target has at least one part"
+    return msgspec.structs.replace(
+        every,
+        counterexamples=tuple(sorted(failure.path for failure in failures if not failure.known)),
+        known=tuple(sorted(failure.path for failure in failures if failure.known)),
+    )
+
+
+def _lacking(parts: Sequence[_MergedPart]) -> Iterator[str]:
+    """Yield what the union lacks: the ends of runs that were cut off, and parts that are not there."""
+    for part in parts:
+        if not part.ended:
+            yield f"the log of {part.log.words} is cut off: its last seconds are lost"
+    present = {(part.started.seed, part.started.part.of, part.started.part.number) for part in parts}
+    for seed, of in dict.fromkeys((seed, of) for seed, of, _ in present):
+        absent = [str(number) for number in range(1, of + 1) if (seed, of, number) not in present]
+        if absent:
+            yield f"of {of} parts with seed {seed} there is none of {', '.join(absent)}"

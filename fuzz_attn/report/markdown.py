@@ -1,0 +1,98 @@
+"""Markdown: the results of a run or a replay for the page of a job of continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
+from fuzz_attn.engine.replay import Replayed
+from fuzz_attn.errors import OutputError
+from fuzz_attn.report.failure import program
+from fuzz_attn.report.plain_text import count, safe
+from fuzz_attn.report.summary import failure_in_words, smallest_case, status_of
+
+_ESCAPED: Final = {ord(character): f"\\{character}" for character in "\\`*_{}[]<>#|~&"}
+
+
+def append(path: Path, text: str) -> None:
+    """Append a text to a file; raises :class:`OutputError` if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def of_run(reports: Sequence[RunReport], exit_status: int) -> str:
+    """Return the results of all targets of a run."""
+    found = sum(not failure.known for report in reports for failure in report.failures)
+    headline = count(found, "failure") if found or not exit_status else f"exit status {exit_status}"
+    lines = [f"## fuzz-attn: {headline}", ""]
+    for report in reports:
+        lines += _of_target(report)
+    return "\n".join((*lines, ""))
+
+
+def _of_target(report: RunReport) -> Iterator[str]:
+    statistics = report.statistics
+    rate = report.cases / report.seconds if report.seconds else 0.0
+    yield f"### {_escaped(report.target)}"
+    yield ""
+    words = [f"{count(report.cases, 'case')} in {report.seconds:.0f} s ({rate:.1f} cases/s)"]
+    words += [count(len(statistics.compile_keys), "compile key"), f"seed {statistics.seed}"]
+    words += [f"{statistics.refused} refused"] if statistics.refused else []
+    yield f"{', '.join(words)}, on {statistics.backend or 'no backend'}."
+    yield ""
+    if report.failures:
+        yield from _table(("failure", "cases", "smallest case", "status", "replay"), map(_failure_row, report.failures))
+    for error in report.errors or filter(None, (report.reason,)):
+        yield f"- **Error:** {_escaped(error)}"
+    for note in report.notes:
+        yield f"- {_escaped(note)}"
+    yield ""
+
+
+def _failure_row(found: FoundFailure) -> tuple[str, ...]:
+    words = f"{failure_in_words(found)}: {found.message}"
+    known = f" ({found.counterexample.reference})" if found.known else ""
+    command = f"{program()} replay {found.path}" if found.path else ""
+    cells = words, str(found.cases), smallest_case(found), f"{status_of(found)}{known}"
+    return (*map(_escaped, cells), _code(command))
+
+
+def of_replay(replayed: Sequence[Replayed], errors: Sequence[str]) -> str:
+    """Return the results of a replay."""
+    failed = sum(each.still_fails for each in replayed)
+    lines = [f"## fuzz-attn: {len(replayed)} replayed, {failed} failed", ""]
+    if replayed:
+        rows = ((each.status, _code(str(each.path)), _escaped(_why(each))) for each in replayed)
+        lines += _table(("status", "file", "why"), rows)
+    lines += [f"- **Error:** {_escaped(error)}" for error in errors]
+    return "\n".join((*lines, ""))
+
+
+def _why(replayed: Replayed) -> str:
+    if replayed.found.status == "known":
+        return f"{replayed.found.because} ({replayed.found.reference})"
+    return replayed.refused or ("" if replayed.verdict.passed else replayed.verdict.message)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{' --- |' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def _escaped(text: str) -> str:
+    """Return a text in one line in which nothing is markup: messages contain what a target says."""
+    return " ".join(safe(text).translate(_ESCAPED).split())
+
+
+def _code(text: str) -> str:
+    """Return a text as code, which needs no escapes but those of a table's cell."""
+    return f"`{safe(text).replace('`', '').replace('|', chr(92) + '|')}`" if text else ""

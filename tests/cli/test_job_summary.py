@@ -1,0 +1,57 @@
+"""Markdown and annotations for the page of a job: what a target says cannot be markup or a command there."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
+from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report import github, markdown
+
+HOSTILE = "a | <img src=x>\n::error::no `code`, [link](x) 100%\x1b[0m"
+
+
+def report_of(case: AttentionCase, status: str = "open", message: str = HOSTILE) -> RunReport:
+    found = signed("mine.py:f", "unified", None, case, Verdict("oracle", "nan", message))
+    known = {"status": status, "reference": "#7", "because": "it waits"} if status == "known" else {}
+    found = msgspec.structs.replace(found, **known)
+    statistics = Statistics("mine.py:f", "simulator", 7, 2, 3.0, 30)
+    return RunReport(statistics, (FoundFailure(found, "c/a b.json", 1.0, 5, done=True),), ("a *note*",))
+
+
+def test_a_message_stays_in_its_cell(case: AttentionCase) -> None:
+    text = markdown.of_run([report_of(case)], 1)
+    lines = text.splitlines()
+    assert lines[0] == "## fuzz-attn: 1 failure"
+    assert "30 cases in 3 s (10.0 cases/s), 0 compile keys, seed 7, on simulator." in lines
+    (row,) = (line for line in lines if line.startswith("| oracle"))
+    assert row.replace("\\|", "").count("|") == 6
+    assert "\\<img src=x\\> ::error::no \\`code\\`, \\[link\\](x) 100%\\\\x1b\\[0m" in row
+    assert "- a \\*note\\*" in lines
+
+
+def test_a_run_without_failures_says_so() -> None:
+    assert markdown.of_run([RunReport(Statistics("t", cases=3))], 0).startswith("## fuzz-attn: 0 failures\n")
+    nothing = markdown.of_run([RunReport(Statistics("t"))], 2)
+    assert nothing.startswith("## fuzz-attn: exit status 2\n")
+    assert "- **Error:** no case was judged" in nothing
+
+
+def test_an_annotation_is_one_line(case: AttentionCase) -> None:
+    (line,) = github.of_run([report_of(case)])
+    place = "::error file=c/a b.json,title=mine.py%3Af%3A oracle (nan)::"
+    assert line == place + "a | <img src=x>%0A::error::no `code`, [link](x) 100%25\\x1b[0m"
+
+
+def test_a_known_failure_is_a_notice(case: AttentionCase) -> None:
+    (line,) = github.of_run([report_of(case, "known")])
+    assert line == "::notice file=c/a b.json,title=known%3A mine.py%3Af%3A oracle (nan)::#7"
+    assert markdown.of_run([report_of(case, "known")], 0).startswith("## fuzz-attn: 0 failures\n")
+
+
+def test_an_error_is_annotated() -> None:
+    (line,) = github.of_run([RunReport(Statistics("t"))])
+    assert line.startswith("::error title=fuzz-attn%3A t::no case was judged")
