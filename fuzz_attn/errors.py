@@ -27,12 +27,12 @@ class OutputError(FuzzAttnError):
     """A folder or file that cannot be written."""
 
 
-class MergeError(FuzzAttnError):
-    """Folders that hold no runs to merge, or a log of a run that cannot be read."""
-
-
 class ReportError(FuzzAttnError):
     """A folder that holds no log of a run, a log that cannot be read, or a page that cannot be made or served."""
+
+
+class MergeError(FuzzAttnError):
+    """Folders that hold no runs to merge, or a log of a run that cannot be read."""
 
 
 class SettingsError(FuzzAttnError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
 
 import click
 
@@ -48,23 +47,7 @@ def _settings() -> dict[str, object]:
         sys.exit(2)
 
 
-COMMANDS: Final = (
-    run,
-    merge,
-    replay,
-    bind,
-    show,
-    explain,
-    mark,
-    export,
-    report,
-    watch,
-    coverage,
-    audit,
-    ledger,
-    targets,
-)
-for command in COMMANDS:
+for command in (run, merge, replay, bind, show, explain, mark, export, report, watch, coverage, audit, ledger, targets):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ ONLY_PART: Final = Part()
 class Started(Plain, frozen=True, tag_field="event", tag="started"):
     """A run begins; ``time`` is in seconds since 1970. None is no limit.
 
-    ``max_cases`` is the limit of all parts together. ``versions`` are those of Python and of
-    packages; ``system`` describes the machine.
+    ``versions`` are those of Python and of packages; ``system`` describes the machine.
+    ``max_cases`` is the limit of all parts together.
     """
 
     target: str

@@ -38,6 +38,7 @@ from faults import (  # type: ignore[import-not-found] # beside this script
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
 from fuzz_attn.mutation.results import RULES
@@ -93,7 +94,10 @@ def drawn(target: Target, dtypes: DTypes, num_keys: int, random: Random, windows
 
 def _case(target: Target, pool: list[CompileKey], sequence: Sequence, random: Random) -> AttentionCase:
     while True:
-        case = Sample(random).draw(cases(target.domain, keys=pool, sequences=(sequence,)))
+        try:
+            case = Sample(random).draw(cases(target.domain, keys=pool, sequences=(sequence,)))
+        except CaseError:  # more elements than any case may have
+            continue
         if sequence.seq_len * case.heads.num_kv_heads * case.heads.head_size <= MOST_CACHE_ELEMENTS:
             return case
 

@@ -20,6 +20,7 @@ from fuzz_attn.case.parts import CallForm, HeadLayout, PageLayout, Sequence, Str
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.sampling.budgets import MOST_SCORES, MOST_TOKENS
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 RARE = {"large_offsets"}
@@ -191,10 +192,10 @@ def test_median_case_is_small_and_no_case_is_large(drawn_cases: list[AttentionCa
     assert median(case.num_tokens for case in drawn_cases) <= 20
     assert median(case.max_seq_len for case in drawn_cases) <= 64
     assert max(case.heads.num_query_heads for case in drawn_cases) <= 64
-    assert max(case.heads.num_query_heads * case.num_tokens for case in drawn_cases) <= 64 * 320
+    assert max(case.heads.num_query_heads * case.num_tokens for case in drawn_cases) <= 64 * MOST_TOKENS
     rows_times_keys = [c.heads.num_query_heads * sum(s.query_len * s.seq_len for s in c.sequences) for c in drawn_cases]
     assert median(rows_times_keys) <= 5000
-    assert max(rows_times_keys) <= 2**22
+    assert max(rows_times_keys) <= MOST_SCORES
 
 
 def test_every_override_names_an_existing_element(sample: Any) -> None:

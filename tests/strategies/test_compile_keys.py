@@ -101,7 +101,7 @@ def test_pool_holds_every_value_of_the_lattices() -> None:
     assert {key.head_size for key in pool} == set(HEAD_SIZES)
     assert {key.num_queries_per_kv for key in pool} == set(GROUP_SIZES)
     assert {key.block_size for key in pool} == set(BLOCK_SIZES)
-    assert {key.launch.num_segments for key in pool} == {0, 1, 2, 3, 4, 7, 8, 16, 64}
+    assert {key.launch.num_segments for key in pool} == {0, 1, 2, 3, 4, 7, 8, 16, 64, 128}
     assert {key.launch.tile_size for key in pool} == {0, 16, 32, 64}
 
 

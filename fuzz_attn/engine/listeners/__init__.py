@@ -1,5 +1,4 @@
 """Listeners of a run: ``statistics`` counts its events, ``distributions`` how its cases are spread.
 
-``results`` keeps its failures, and ``event_log`` writes a file. ``novelty`` notes when
-anything was new.
+``results`` keeps its failures, ``event_log`` writes a file, and ``novelty`` notes when anything was new.
 """
