@@ -101,7 +101,7 @@ def failure(
     target: str = "mine.py:attend", message: str = "2 of 8 wrong", number: int = 0, **changes: object
 ) -> Counterexample:
     """Return a confirmed counterexample, a wrong output or another bug for each other number."""
-    verdict = Verdict("oracle", "mismatch", message, 12.5, "tail_rows", 2, 8, WORST)
+    verdict = Verdict("oracle", "mismatch", message, 12.5, "tail_rows", 2, 8, WORST, explanation=f"window: {message}")
     if number:
         verdict = Verdict("oracle", "exception", message, site=f"mine.py:{number}")
     found = signed(target, "unified", None, WINDOW, verdict)

@@ -54,6 +54,7 @@ def test_every_part_is_there(made: Callable[..., Any]) -> None:
         "3 cases judged",
         "oracle (mismatch), tail rows",
         "Confirmed in a fresh process. 1 case showed it, the first after 1.2 s.",
+        "Why: window: words.",
         "replay saved/0.json",
         "causal, window of 2 keys",
         "-0.18",

@@ -67,6 +67,7 @@ def _shown(failures: Sequence[FoundFailure], prefix: str) -> Iterator[tuple[str,
 def _failure(found: FoundFailure, prefix: str, index: int) -> ShownFailure:
     example, name = found.counterexample, f"{prefix}failure-{index}"
     hints = (
+        f"Why: {example.verdict.explanation}." if example.verdict.explanation else "",
         example.verdict.hint,
         f"It needs: {', '.join(example.trigger)}." if example.trigger and example.shrunk else "",
         f"The case fails in other ways too: {', '.join(example.also)}." if example.also else "",
