@@ -104,11 +104,6 @@ def rounds_on_the_way(model: RoundingModel) -> bool:
     return any(name != "float32" for name in names) or model.exp_units != EXP_UNITS
 
 
-def rounds_dots(model: RoundingModel) -> bool:
-    """Return whether q, products or partial sums of a dot are rounded to a narrow type."""
-    return any(name != "float32" for name in (model.scaled_query, model.products, model.accumulate))
-
-
 def passes(operands: torch.dtype, model: RoundingModel) -> int:
     """Return how many products a dot adds for each product of its operands."""
     return HIGH_AND_LOW[model.input_precision][0] if operands == torch.float32 else 1

@@ -40,9 +40,6 @@ BEYOND: Final = 20.0
 MAX_DEVIATIONS: Final = 2**17
 """Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which fits a core's cache."""
 
-TERM_UNITS: Final = 5
-"""Units that one term of a sum of products of P and V may lose: of the product, and of a division of P before it."""
-
 NEGLIGIBLE_DRIFT: Final = 1 / 64
 """Share of P's own rounding below which a coarser bound on the effect of logit errors is good enough."""
 
@@ -143,17 +140,12 @@ def value_term(
     rescalings, v's scale on partial sums, a division of P before its cast (4 units), and products that underflow; and
     the roundings of the model's narrow types. Only significant keys are rounded; where all weights are exactly 0 or 1
     the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
-
-    Where they matter beside the cast, the additions are bounded as in :func:`fuzz_attn.oracle.logits.summed_error`, by
-    the larger of the sum of the positive and of the negative terms. All factors are errors relative to each term.
     """
     probability = probability_dtype(tensors, model)
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
     summed = sum_units(logits.terms, tensors, model)
-    narrowed = narrows_sums(summed, tensors, model)
-    factors = sum_units(torch.minimum(logits.rescales, logits.terms), tensors, model) if narrowed else summed
-    rest = (1 + factors).mul_(1 + value_unit(tensors, model)).sub_(1)
-    share, most = largest * rest, largest_sums(largest, block) if narrowed else None
+    rest = (1 + summed).mul_(1 + value_unit(tensors, model)).sub_(1)
+    share = largest * rest
     cast = probability_unit(tensors, model)
     if cast:
         lost = largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest)
@@ -163,42 +155,12 @@ def value_term(
     flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
     share.add_(flushed).masked_fill_(block.hidden, 0.0)
     moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
-    if most is not None:
-        unit = accumulation_unit(probability, tensors, model)
-        moved += (most + moved).mul_(gamma(additions(logits, block, unit), unit).clamp_max_(arithmetic.ENDLESS))
     if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
         unit = accumulation_unit(probability, tensors, model)
         exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
         least = flushed * block.value_sizes.sum(-2)[:, :, None, None]
         moved = torch.where(exact, least, moved)
     return moved.add_(arithmetic.lost_products(logits.terms + 4, summed, tensors, model))
-
-
-def narrows_sums(summed: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> bool:
-    """Return whether the signs of V are worth their cost: the additions may lose more than a part of P's cast.
-
-    Parts of split operands and products in a narrow type need not have the signs of V.
-    """
-    if arithmetic.passes(probability_dtype(tensors, model), model) > 1 or arithmetic.product_unit(tensors, model):
-        return False
-    return bool(summed.max() > NEGLIGIBLE_DRIFT * probability_unit(tensors, model))
-
-
-def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
-    """Return how many additions to each column of the sums may round, ``[B, num_kv_heads or 1, Q, ..., head_size]``.
-
-    An adder that rounds to nearest adds 0 exactly. One that truncates may cut its other operand.
-    """
-    if unit > UNIT:
-        return logits.terms
-    return torch.minimum(logits.terms, (block.values != 0).sum(-2, dtype=torch.float64)[:, :, None, None])
-
-
-def largest_sums(weights: torch.Tensor, block: RowBlock) -> torch.Tensor:
-    """Return the larger of the sum of the positive terms ``w_j v_jd`` and that of the negative ones."""
-    shares = weights.flatten(2, 3)
-    both = (shares @ block.values).abs_().add_(shares @ block.value_sizes).mul_(0.5)
-    return both.view(*weights.shape[:4], block.values.shape[-1])
 
 
 def sum_units(terms: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
@@ -208,7 +170,7 @@ def sum_units(terms: torch.Tensor, tensors: AttentionTensors, model: RoundingMod
     of partial sums to narrow types.
     """
     probability = probability_dtype(tensors, model)
-    terms = terms * arithmetic.passes(probability, model) + TERM_UNITS
+    terms = terms * arithmetic.passes(probability, model) + 5
     units = gamma(terms, accumulation_unit(probability, tensors, model)).clamp_max_(arithmetic.ENDLESS)
     narrow = arithmetic.product_unit(tensors, model)
     return units.mul_(1 + narrow).add_(narrow) if narrow else units

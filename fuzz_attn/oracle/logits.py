@@ -21,7 +21,7 @@ from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_ro
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SECOND_ORDER: Final = 1 + 2.0**-16
-"""Accounts for the roundings of errors: up to 256 roundings in float32 act on numbers that already have an error."""
+"""Accounts for products of two errors: roundings act on numbers that already have an error."""
 
 NO_SINK: Final = -1e30
 """Stands for a sink of -inf, so that differences with it stay finite; its weight is still exactly 0."""
@@ -65,7 +65,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     products = (queries.abs() @ keys.abs()).view(shape)
     magnitudes = products * abs(scale)
     units = dot_units(tensors, model)
-    error = summed_error(magnitudes, scores, tensors, model).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
+    error = (magnitudes * units).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
     error = arithmetic.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
     rounding = arithmetic.rounding_to(model.scores, tensors)
     error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, abs(scale)))
@@ -83,11 +83,9 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     error, sink_error = arithmetic.softmax_errors(
         (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
     )
-    exponent, farthest = scores - top, torch.maximum(error.masked_fill(block.hidden, 0.0).amax(-1, True), sink_error)
-    error = exp_error(exponent, farthest, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
-    sink_error = (
-        exp_error(sink - top, farthest, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
-    )
+    exponent = scores - top
+    error = exp_error(exponent, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
+    sink_error = exp_error(sink - top, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
     narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
     logits = Logits(
         exact=exact,
@@ -130,50 +128,22 @@ def score_scale(tensors: AttentionTensors) -> float:
 
 
 def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the error of a scaled dot product relative to ``|scale| sum |q| |k|``: of its products and additions."""
-    return (1 + product_units(tensors, model)) * (1 + addition_units(tensors, model)) - 1
+    """Return the error of a scaled dot product relative to ``|scale| sum |q| |k|``.
 
-
-def product_units(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the relative error of each product of a scaled dot product.
-
-    It covers the product itself (with FMA or without), the product with the scale, the scale's own roundings (fp8
-    scales are folded in, and log2(e) in kernels that work in base 2), and where the model allows it operands cut to
-    fewer bits, or in parts, and K left unrounded after dequantisation.
+    It covers ``head_size`` products and additions in any order (with FMA or without), the product with the scale, the
+    scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
+    allows it operands cut to fewer bits, or in parts, and K left unrounded after dequantisation.
     """
     query = tensors.query.dtype
-    total = 1 + grown(6 if query.itemsize == 1 else 4, UNIT)
-    total *= (1 + arithmetic.operand_unit(query, model)) ** 2
+    units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
+    terms, unit = tensors.query.shape[-1] * arithmetic.passes(query, model), accumulation_unit(query, tensors, model)
+    summed = terms * unit if model.accumulate == "float32" else grown(terms, unit)
+    total = (summed + units * UNIT) * SECOND_ORDER
+    cut = arithmetic.operand_unit(query, model)
+    total += cut * (2 + cut) * (1 + total)
     if not model.rounds_dequantised and tensors.kv_dtype != query:
-        total *= 1 + unit_roundoff(query)
-    return total - 1
-
-
-def addition_units(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the error of the additions of a dot product, relative to the largest sum of some of its products."""
-    query = tensors.query.dtype
-    terms = tensors.query.shape[-1] * arithmetic.passes(query, model)
-    return grown(terms, accumulation_unit(query, tensors, model))
-
-
-def summed_error(
-    magnitudes: torch.Tensor, scores: torch.Tensor, tensors: AttentionTensors, model: RoundingModel
-) -> torch.Tensor:
-    """Return the error of scaled dot products whose exact values are ``scores``; ``magnitudes`` as above.
-
-    Let each product have a relative error of at most ``r``, and let ``P`` be the larger of the sum of the positive
-    products and that of the negative ones, ``(magnitudes + |scores|) / 2``. In any order of summation each operand is a
-    sum of some products. It is at most ``P + r magnitudes``, plus all errors so far. Each addition loses at most
-    ``unit`` of that. So after ``n`` additions the error is at most ``((1 + unit)^n - 1) (P + r magnitudes)``.
-
-    Where products are parts of split operands, or rounded to a narrow type, ``magnitudes`` replaces ``P``.
-    """
-    products, additions = product_units(tensors, model), addition_units(tensors, model)
-    additions *= 1 + products
-    whole = products * (1 + additions)
-    if arithmetic.passes(tensors.query.dtype, model) > 1 or arithmetic.rounds_dots(model):
-        return magnitudes * (whole + additions)
-    return (magnitudes * (whole + additions / 2)).add_(scores.abs(), alpha=additions / 2)
+        total += unit_roundoff(query)
+    return total
 
 
 def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: RoundingModel) -> float:
@@ -211,18 +181,14 @@ def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return (2 * addend.abs() + total.abs()) * UNIT
 
 
-def exp_error(
-    exponent: torch.Tensor, farthest: torch.Tensor, rescales: torch.Tensor, units: float = EXP_UNITS
-) -> torch.Tensor:
+def exp_error(exponent: torch.Tensor, rescales: torch.Tensor, units: float = EXP_UNITS) -> torch.Tensor:
     """Return the relative error of ``exp(exponent)`` and its rescalings, as an error of the logit.
 
-    The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent, which may be
-    off by twice the largest error of a logit, ``farthest``. Over all rescalings ``exp(m_old - m_new)`` the exponents
-    sum to the same total. Each of the ``rescales + 1`` exponentials loses ``units``. Numerator and denominator use the
-    same exponentials, so there is no further error.
+    The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent; over all
+    rescalings ``exp(m_old - m_new)`` the exponents sum to the same total. Each of the ``rescales + 1`` exponentials
+    loses ``units``. Numerator and denominator use the same exponentials, so there is no further error.
     """
-    lost = (rescales + 1) * (units * UNIT) + farthest * (5 * UNIT)
-    return exponent.abs().mul_(2.5 * UNIT).add_(lost)
+    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=units * UNIT)
 
 
 def _capped(
