@@ -220,8 +220,7 @@ class Campaign:
 
         Not those that harmless poison takes around it.
         """
-        known, order = self._lives.known, Order(case, relation)
-        return known.avoids(order) and self._random.random() < AVOIDED and known.around(order) is None
+        return self._lives.known.around(Order(case, relation)) is None and self._random.random() < AVOIDED
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
@@ -236,10 +235,8 @@ class Campaign:
 
     def _around(self, order: Order) -> Order:
         """Return the order, most often with harmless poison where it would only show a known failure."""
-        known = self._lives.known
-        if not known.avoids(order) or self._random.random() >= AVOIDED:
-            return order
-        return known.around(order) or order
+        around = self._lives.known.around(order)
+        return around if around is not None and self._random.random() < AVOIDED else order
 
     def learn(self) -> None:
         """Learn what other shards have found."""

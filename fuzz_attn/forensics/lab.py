@@ -27,6 +27,14 @@ from fuzz_attn.properties.experiment import Experiment
 SECONDS: Final = 4.0
 """Processor time of an explanation, after which no further launch is made."""
 NO_SINK: Final = -1000.0
+FAR: Final = 0.03
+"""Share of a number beyond which an error is no rounding."""
+
+
+def beyond(actual: Array, expected: Array, allowed: Array) -> Array:
+    """Return bool of the same shape: whether an element is off by more than it may be, or not finite."""
+    wrong: Array = ~(np.abs(actual - expected) <= allowed)
+    return wrong
 
 
 @dataclass(frozen=True)
@@ -40,14 +48,12 @@ class Probed:
     @property
     def wrong(self) -> Array:
         """Bool of the same shape: whether an element is beyond its bound or not finite."""
-        wrong: Array = ~(np.abs(self.actual - self.expected) <= self.bound) & np.isfinite(self.bound)
-        return wrong
+        return beyond(self.actual, self.expected, self.bound) & np.isfinite(self.bound)
 
     @property
     def far(self) -> Array:
         """Bool of the same shape: whether an element is wrong by more than a rounding could make it."""
-        far: Array = self.wrong & ~(np.abs(self.actual - self.expected) <= 0.03 * np.abs(self.expected))
-        return far
+        return self.wrong & beyond(self.actual, self.expected, FAR * np.abs(self.expected))
 
 
 class Lab:

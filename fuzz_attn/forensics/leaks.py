@@ -24,7 +24,7 @@ _WHERE: Final[dict[Kind, tuple[Reason, str]]] = {
     "window": ("window", "a key that has left the window"),
     "stale": ("foreign sequence", "a slot that does not hold its new token yet"),
     "foreign": ("foreign sequence", "a slot of another sequence"),
-    "nobody": ("page", "a page of no sequence"),
+    "unowned": ("page", "a page of no sequence"),
     "causal": ("causal", "a key behind the row's own"),
     "bias": ("bias", "a key that the bias hides"),
     "head": ("head mapping", "a slot of another KV head"),

@@ -138,8 +138,8 @@ def comparison_of(lab: Lab, found: Recovered) -> Comparison:
         place = (row.token, row.head)
         actual[row.token, row.head, seen] = found.actual[row.token, row.head, own[seen]]
         expected[row.token, row.head, seen] = found.expected[place][own[seen]]
-        alone = len(set(own[seen].tolist())) == len(seen)
-        usable[place] = wrong[place] and alone and bool(np.isfinite(actual[place]).all())
+        distinct = len(set(own[seen].tolist())) == len(seen)
+        usable[place] = wrong[place] and distinct and bool(np.isfinite(actual[place]).all())
     return Comparison(lab.case, terms, actual, expected, usable)
 
 

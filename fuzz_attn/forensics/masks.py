@@ -14,7 +14,7 @@ from fuzz_attn.forensics.explanation import Finding, Reason
 from fuzz_attn.forensics.recovery import Recovered
 from fuzz_attn.forensics.words import Row, count, factor, keys, ranges, rows_of_case
 
-Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "bias", "own", "foreign", "nobody"]
+Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "bias", "own", "foreign", "unowned"]
 """Where a cell lies that a row must not attend: in another KV head, a cache slot of a new token, behind the sequence's
 end, behind the row, before its window, hidden by the bias, in another page of its sequence, in another sequence, in a
 page of no sequence."""
@@ -28,7 +28,7 @@ _REASONS: Final[dict[Kind, Reason]] = {
     "head": "head mapping",
     "own": "page",
     "foreign": "foreign sequence",
-    "nobody": "page",
+    "unowned": "page",
 }
 
 DEEPEST: Final[tuple[Reason, ...]] = ("head mapping", "foreign sequence")
@@ -110,7 +110,7 @@ def kind_of_cell(cells: Cells, case: AttentionCase, row: Row, cell: int) -> Kind
     owners = cells.owners.get((int(cells.block[cell]), int(cells.slot[cell])), [])
     own = [owner for owner in owners if owner.sequence == row.sequence]
     if not own:
-        return "foreign" if owners else "nobody"
+        return "foreign" if owners else "unowned"
     position = own[0].position
     kinds: tuple[tuple[Kind, bool], ...] = (
         ("tail", position >= case.sequences[row.sequence].seq_len),
@@ -202,7 +202,7 @@ def _moved(reading: Reading, cells: Cells) -> Finding | None:
     """Return where a row reads the keys that it misses, None where that is in other heads or packed tensors."""
     row, missing, first = reading.row, reading.missing, reading.missing[0]
     instead = _instead(reading, cells, first)
-    if instead is None or not reading.kinds <= {"own", "foreign", "nobody", "tail", "causal", "window"}:
+    if instead is None or not reading.kinds <= {"own", "foreign", "unowned", "tail", "causal", "window"}:
         return None
     wrong, right = (place_words(place, cells) for place in (instead, cells.of_key(row.sequence, first)))
     words = f"{_subject(row)} reads {keys(missing)} at wrong places: key {first} from {wrong}, should be {right}"
@@ -259,7 +259,7 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
         "head": f"{subject} also reads KV head {heads}, should read {row.kv_head} only",
         "own": f"{what} from {where}",
         "foreign": f"{subject} attends key {first} of sequence {sequence}",
-        "nobody": f"{subject} attends {where}, which belongs to no sequence",
+        "unowned": f"{subject} attends {where}, which belongs to no sequence",
     }
     return Finding(reason_of(kind), words[kind])
 

@@ -11,7 +11,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.forensics.cells import Array, Cells
 from fuzz_attn.forensics.explanation import Heatmap
-from fuzz_attn.forensics.lab import Lab
+from fuzz_attn.forensics.lab import FAR, Lab, beyond
 from fuzz_attn.forensics.words import Row, rows_of_case
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -21,8 +21,6 @@ MOST_LAUNCHES: Final = 96
 ROWS: Final = 24
 KEYS: Final = 48
 """The largest heatmap."""
-FAR: Final = 0.03
-"""Share of the largest weight of a row beyond which an error is no rounding."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +38,13 @@ class Recovered:
     @property
     def wrong(self) -> Array:
         """Bool: whether a weight is not as it should be."""
-        wrong: Array = ~(np.abs(self.actual - self.expected) <= self.bound) & np.isfinite(self.bound)
-        return wrong
+        return beyond(self.actual, self.expected, self.bound) & np.isfinite(self.bound)
 
     @property
     def far(self) -> Array:
         """Bool: whether a weight is wrong by more than a rounding could make it."""
-        error = np.abs(self.actual - self.expected)
         largest = self.expected.max(axis=-1, keepdims=True, initial=0.0)
-        far: Array = self.wrong & ~(error <= FAR * largest)
-        return far
+        return self.wrong & beyond(self.actual, self.expected, FAR * largest)
 
 
 def recovered(lab: Lab, tensors: AttentionTensors, cells: Array | None = None) -> Recovered | None:

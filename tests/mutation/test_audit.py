@@ -110,9 +110,9 @@ def test_several_seeds_judge_the_same_mutants(tmp_path: Path, seeded_bugs: Path)
     judged = [(outcome.seed, outcome.mutant.name) for outcome in done.outcomes]
     assert sorted(judged) == sorted((seed, name) for seed in (3, 4) for name in ("scales_swapped", "window_too_long"))
     assert {outcome.state for outcome in done.outcomes} == {"killed"}
-    alone = audit(request(tmp_path, seeded_bugs=seeded_bugs, **options | {"seeds": (4,)}), Console(quiet=True))
+    single = audit(request(tmp_path, seeded_bugs=seeded_bugs, **options | {"seeds": (4,)}), Console(quiet=True))
     cases = {outcome.mutant: outcome.case for outcome in done.outcomes if outcome.seed == 4}
-    assert cases == {outcome.mutant: outcome.case for outcome in alone.outcomes}
+    assert cases == {outcome.mutant: outcome.case for outcome in single.outcomes}
 
 
 def test_kernels_of_both_launches_of_a_relation_are_changed() -> None:

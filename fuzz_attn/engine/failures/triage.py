@@ -144,9 +144,9 @@ class KnownFailures:
         return bool(self._avoided_in(order))
 
     def around(self, order: Order) -> Order | None:
-        """Return an order without the poison that a failure needs that :meth:`avoids` it, None where that is no help.
+        """Return an order without the poison that an avoided failure needs, None where it would show one nevertheless.
 
-        So a bug is seen that needs the same features as a frequent one, and other numbers.
+        So a bug is seen that needs the same features as a frequent one, and other numbers. Others stay as they are.
         """
         milder = _with_harmless(order, self._avoided_in(order))
         return None if self.avoids(milder) else milder
@@ -206,16 +206,13 @@ def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
     One that shows with harmless poison there is not the one that needs NaN or Inf.
     """
     shared = set(one.found.verdict.poison) & set(other.found.verdict.poison)
-    apart = any(_harmless(one, field) and _needs(other, field) for field in shared)
-    return bool(shared) and not apart and not any(_harmless(other, field) and _needs(one, field) for field in shared)
+    return bool(shared) and not (_does_without(one, other) & shared or _does_without(other, one) & shared)
 
 
-def _harmless(failure: KnownFailure, field: str) -> bool:
-    return getattr(failure.found.case.poison, field, None) == "zero"
-
-
-def _needs(failure: KnownFailure, field: str) -> bool:
-    return any(POISONS.get(trait) == field for trait in failure.trigger or ())
+def _does_without(harmless: KnownFailure, needing: KnownFailure) -> set[str]:
+    """Return the memory whose poison one failure needs and another one does without."""
+    needed = {field for trait, field in POISONS.items() if trait in (needing.trigger or ())}
+    return {field for field in needed if getattr(harmless.found.case.poison, field) == "zero"}
 
 
 def _traits(shown: Order | Counterexample) -> frozenset[str]:

@@ -265,7 +265,13 @@ def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
         first_seen = min(known.first_seen, other.first_seen)
         found[kept] = msgspec.structs.replace(known, cases=known.cases + other.cases, first_seen=first_seen)
     failures = tuple(found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
-    return msgspec.structs.replace(report, failures=failures), tuple(same)
+    counted = report.statistics
+    left = msgspec.structs.replace(
+        counted,
+        counterexamples=tuple(path for path in counted.counterexamples if path not in same),
+        known=tuple(path for path in counted.known if path not in same),
+    )
+    return msgspec.structs.replace(report, statistics=left, failures=failures), tuple(same)
 
 
 def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:
