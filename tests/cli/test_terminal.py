@@ -229,3 +229,4 @@ def test_one_bug_in_two_files_keeps_those_from_before_the_run(saved: bool, tmp_p
     report = one_for_each_bug(report_after(*twice))
     assert [path.exists() for path in paths] == [True, saved]
     assert [Path(found.path) for found in report.failures] == (paths if saved else paths[:1])
+    assert sorted(report.statistics.counterexamples) == [found.path for found in report.failures]
