@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.families import Family
@@ -98,7 +100,8 @@ def replay(
     """Yield each file, replayed on its own target or on another; each target has one worker process.
 
     A failure that depends on earlier cases is replayed after them, and a flaky one several times, until it fails.
-    With ``in_process`` the targets run in this process, and failures are not explained, which takes more launches.
+    With ``in_process`` the targets run in this process, and failures get no hint, which takes more launches. A verdict
+    that is the file's in all else keeps the explanation of the file.
     Each target is called with ``binding``, or else as its file says. Without ``trust`` only targets of installed
     packages are imported, apart from ``target``. ``on_error`` is called with a file that cannot be replayed, because it
     is no counterexample or its target does not load; the rest goes on.
@@ -167,6 +170,9 @@ def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     verdict = answer.verdict
     if isinstance(worker, IsolatedWorker):
         verdict = explained(worker.judge, order, verdict)
+    in_words = msgspec.structs.replace(verdict, explanation=found.verdict.explanation)
+    if in_words == found.verdict:
+        verdict = in_words
     drifted = bool(found.digest) and digest != found.digest
     refused = REFUSES if answer.refusal is not None else ""
     unsupported = bool(answer.unsupported) and not answer.judged

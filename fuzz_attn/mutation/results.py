@@ -31,8 +31,8 @@ State: TypeAlias = Literal["killed", "survived", "unobserved", "equivalent", "in
 - ``survived``: the output had other bits in some case, and every property held.
 - ``unobserved``: the output had the same bits in every case. This says nothing of other cases, so it counts as not
   found.
-- ``equivalent``: unobserved under every seed, and a written argument says why no case can tell the mutant apart
-  (:mod:`fuzz_attn.mutation.survivors`). Only these, and those without a kernel, leave the score.
+- ``equivalent``: unobserved under every seed, or stopped for its time, and a written argument says why no output can
+  tell the mutant apart (:mod:`fuzz_attn.mutation.survivors`). Only these, and those without a kernel, leave the score.
 - ``invalid``: the changed IR is no valid kernel."""
 
 

@@ -144,6 +144,9 @@ def seen(state: State, seed: int = 1, **evidence: int) -> Outcome:
     return Outcome(Mutant(HERE.name, HERE), state, seed, evidence=Evidence(**evidence))
 
 
+STOPPED = replace(seen("killed", 2), kind="timeout")
+
+
 def test_only_a_claim_makes_a_mutant_equivalent() -> None:
     outcomes = [seen("unobserved", reached=1000)]
     assert [outcome.state for outcome in with_equivalents(outcomes, [REASON])] == ["unobserved"]
@@ -159,6 +162,7 @@ def test_only_a_claim_makes_a_mutant_equivalent() -> None:
         (SAME_VALUE, seen("killed", 2)),
         (SAME_VALUE, seen("survived", 2, changed=1)),
         (SAME_VALUE, seen("unobserved", 2, reached=3, differed=1)),
+        (SAME_VALUE, STOPPED),
         (SAME_OUTPUT, seen("killed", 2)),
         (SAME_OUTPUT, seen("survived", 2, changed=1)),
     ],
@@ -175,6 +179,12 @@ def test_another_value_that_no_output_uses_leaves_the_claim() -> None:
     outcomes = [seen("unobserved", reached=3, differed=3)]
     assert refuted(outcomes, [SAME_OUTPUT]) == []
     assert [outcome.state for outcome in with_equivalents(outcomes, [SAME_OUTPUT])] == ["equivalent"]
+
+
+def test_a_launch_stopped_for_its_time_does_not_refute_the_same_output() -> None:
+    outcomes = [seen("unobserved"), STOPPED]
+    assert refuted(outcomes, [SAME_OUTPUT]) == []
+    assert {outcome.state for outcome in with_equivalents(outcomes, [SAME_OUTPUT])} == {"equivalent"}
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
