@@ -97,8 +97,10 @@ def _of_scores(dot: Dot, query: Operand, keys: Operand, dtypes: DTypes) -> Itera
     if len(query.roundings) == 1 and (name := NAMES.get(query.roundings[0].element)):
         (rounding,) = query.roundings
         what = f"round {'scaled ' * query.scaled}q to {name} before its dot with K"
-        if query.scaled or name != dtypes.q:
+        if query.scaled:
             yield Reading("scaled_query", "query" if name == own else name, what, rounding.location, name == own)
+        elif BITS[name] < BITS[dtypes.q]:
+            yield Reading("query", "cache" if name == dtypes.kv else name, what, rounding.location, taken=False)
 
 
 def _of_weights(dot: Dot, dtypes: DTypes) -> Iterator[Reading]:

@@ -104,7 +104,8 @@ nondeterministic = around(flip)
 writes_an_input = around(lambda q, **_: q.zero_())
 writes_padded_rows = around(lambda out, **_: out[-1].zero_())
 """
-RANGE, ONLY_SEEN = {"property_name": "value_range"}, {"property_name": "sanitizers", "kind": "race"}
+RANGE: dict[str, Any] = {"property_name": "value_range"}
+ONLY_SEEN: dict[str, Any] = {"property_name": "sanitizers", "kind": "race"}
 
 
 @pytest.fixture

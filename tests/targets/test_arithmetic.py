@@ -98,7 +98,13 @@ HALF, BRAIN, SINGLE, FP8 = "f16", "bf16", "f32", "f8E4M3FN"
 
 
 def _kernel(
-    q: str = HALF, kv: str = HALF, *, query: tuple[str, ...] = (), weights: tuple[str, ...] = (), total: str = "f32"
+    q: str = HALF,
+    kv: str = HALF,
+    *,
+    query: tuple[str, ...] = (),
+    scaled: bool = True,
+    weights: tuple[str, ...] = (),
+    total: str = "f32",
 ) -> tuple[Dot, ...]:
     """Return the dots of a kernel that loads q and K in these types and rounds scaled q and P."""
 
@@ -106,7 +112,7 @@ def _kernel(
         return tuple(Rounding(name, Location("kernel.py", line)) for line, name in enumerate(names, 1))
 
     keys = Operand(HALF, (kv,), 1, clear=True, roundings=rounded((HALF,) * (kv == FP8)))
-    queries = Operand(HALF, (q,), 0, scaled=bool(query), roundings=rounded(query), clear=True)
+    queries = Operand(HALF, (q,), 0, scaled=bool(query) and scaled, roundings=rounded(query), clear=True)
     products = Operand(HALF, exponential=True, roundings=rounded(weights), clear=True)
     return Dot(queries, keys, "f32", ""), Dot(products, keys, total, "")
 
@@ -118,6 +124,8 @@ def _kernel(
         (FLOAT16, _kernel(query=(HALF,)), {"scaled_query": "query"}, {}),
         (FLOAT16, _kernel(query=(BRAIN,)), {}, {"scaled_query": "bfloat16"}),
         (FLOAT16, _kernel(query=(HALF, HALF)), {}, {}),
+        (FLOAT16, _kernel(query=(BRAIN,), scaled=False), {}, {"query": "bfloat16"}),
+        (HALF_OVER_FP8, _kernel(HALF, FP8, query=(FP8,), scaled=False), {}, {"query": "cache"}),
         (FLOAT16, _kernel(weights=(BRAIN,)), {}, {"probability": "bfloat16"}),
         (FLOAT16, _kernel(weights=(FP8,)), {}, {"probability": "float8_e4m3fn"}),
         (FLOAT16, _kernel(weights=(HALF, FP8)), {}, {}),
