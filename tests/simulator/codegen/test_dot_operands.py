@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import linecache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.simulator import simulate
+from fuzz_attn.backends.cuda import dots_in
+from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand
 
 KERNELS = "dot_kernels.py"
@@ -99,3 +101,13 @@ def test_sums_of_tiles_and_products_of_tiles_are_no_plain_operands(kernels: Any)
     ((dot,),) = session.dots
     assert not dot.left.clear
     assert dot.right.loaded == ("f16", "f16")
+
+
+def test_the_files_of_a_compiled_kernel_say_the_same(kernels: Any, tmp_path: Path) -> None:
+    simulator = Simulator()
+    function = simulator.translations.translated(kernels.rotary_kernel)
+    bound = simulator.bind(function, (torch.ones(32, 32).half(), torch.ones(32, 32).half(), torch.empty(16, 16)), {})
+    file = tmp_path / "rotary_kernel.ttir"
+    file.write_text(simulator.lowering.lower(function, bound.signature, bound.constants()))
+    (dot,) = dots_in({file.name: str(file)})
+    assert (dot.right.loaded, dot.total) == (("f16", "f16"), "f32")
