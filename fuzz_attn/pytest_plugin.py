@@ -135,7 +135,7 @@ def _failure(plan: Plan) -> str:
             Campaign(plan, emit).run()
     except FuzzAttnError as error:
         return str(error)
-    texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures if not found.known]
+    texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures if found.fails]
     return "\n\n".join(texts) or results.report().reason
 
 

@@ -62,7 +62,8 @@ def certainty(found: Counterexample) -> str:
     if found.confirmation == "flaky":
         return f"Flaky: it failed {found.failed} times of {found.tries}"
     if found.confirmation == "unconfirmed":
-        return "Unconfirmed: the time was up before it ran again"
+        doubt = "; this does not fail the run" if found.verdict.kind == "timeout" else ""
+        return f"Unconfirmed: the time was up before it ran again{doubt}"
     return "Confirmed in a fresh process" + ", not shrunk fully" * (not found.shrunk)
 
 

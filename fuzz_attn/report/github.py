@@ -39,6 +39,8 @@ def _of_failure(target: str, found: FoundFailure) -> str:
     title = f"{target}: {failure_in_words(found)}"
     if found.known:
         return _line("notice", f"known: {title}", found.path, found.counterexample.reference)
+    if not found.fails:
+        return _line("warning", f"unconfirmed: {title}", found.path, found.message)
     return _line("error", title, found.path, found.message)
 
 

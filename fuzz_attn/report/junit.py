@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.errors import OutputError
-from fuzz_attn.report.failure import known_line, plain_text
+from fuzz_attn.report.failure import certainty, known_line, plain_text
 
 _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""
@@ -32,17 +32,17 @@ def save_junit(reports: Iterable[RunReport], path: Path) -> None:
 def _add_suite(root: Element, report: RunReport) -> None:
     """Add a suite: a test for each failure, or one test that passed, or one that could not run.
 
-    A known failure is a skipped test.
+    A failure that does not fail the run is a skipped test.
     """
-    failures = [found for found in report.failures if not found.known]
-    known = [found for found in report.failures if found.known]
+    failures = [found for found in report.failures if found.fails]
+    others = [found for found in report.failures if not found.fails]
     errors = [*report.errors, *([report.reason] if report.reason else [])]
-    tests = len(failures) + len(known) + len(errors) or 1
+    tests = len(failures) + len(others) + len(errors) or 1
     numbers = {
         "tests": str(tests),
         "failures": str(len(failures)),
         "errors": str(len(errors)),
-        "skipped": str(len(known)),
+        "skipped": str(len(others)),
     }
     suite = SubElement(root, "testsuite", {"name": _clean(report.target), "time": f"{report.seconds:.3f}", **numbers})
     properties = SubElement(suite, "properties")
@@ -50,12 +50,13 @@ def _add_suite(root: Element, report: RunReport) -> None:
         SubElement(properties, "property", name=name, value=str(getattr(report.statistics, name)))
     for found in failures:
         _add_failure(suite, report, found)
-    for found in known:
+    for found in others:
         test = _test(suite, report, found.counterexample.signature)
-        SubElement(test, "skipped", message=_clean(known_line(found.counterexample, found.path).plain))
+        why = known_line(found.counterexample, found.path).plain if found.known else certainty(found.counterexample)
+        SubElement(test, "skipped", message=_clean(why))
     for error in errors:
         SubElement(_test(suite, report, "run"), "error", message=_clean(error))
-    if not failures and not known and not errors:
+    if not failures and not others and not errors:
         _test(suite, report, f"{report.cases} cases")
 
 

@@ -28,7 +28,7 @@ def append(path: Path, text: str) -> None:
 
 def of_run(reports: Sequence[RunReport], exit_status: int) -> str:
     """Return the results of all targets of a run."""
-    found = sum(not failure.known for report in reports for failure in report.failures)
+    found = sum(failure.fails for report in reports for failure in report.failures)
     headline = count(found, "failure") if found or not exit_status else f"exit status {exit_status}"
     lines = [f"## fuzz-attn: {headline}", ""]
     for report in reports:

@@ -29,7 +29,9 @@ from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport,
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report import github
 from fuzz_attn.report import terminal as terminal_module
+from fuzz_attn.report.failure import certainty
 from fuzz_attn.report.junit import save_junit
 from fuzz_attn.report.plain_text import safe, text_of
 from fuzz_attn.report.summary import failures_table, status_of
@@ -165,6 +167,28 @@ def test_a_known_failure_does_not_fail_a_run(tmp_path: Path) -> None:
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["1", "0", "1"]
     worse = report_after(*known, FailureFound(0, 1, failure(), "saved/b.json"))
     assert worse.exit_status == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "confirmation", "fails"),
+    [
+        ("timeout", "unconfirmed", False),
+        ("timeout", "confirmed", True),
+        ("crash", "unconfirmed", True),
+    ],
+)
+def test_a_launch_that_was_slow_once_does_not_fail_a_run(
+    tmp_path: Path, kind: str, confirmation: str, fails: bool
+) -> None:
+    verdict = Verdict("oracle", kind, "the launch did not end within 5 s")  # type: ignore[arg-type] # parametrized
+    found = msgspec.structs.replace(failure(), verdict=verdict, confirmation=confirmation)
+    report = report_after(FailureFound(0, 0, found, "saved/a.json"))
+    assert report.exit_status == int(fails)
+    save_junit([report], tmp_path / "junit.xml")
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    assert [suite.get(name) for name in ("failures", "skipped")] == [str(int(fails)), str(int(not fails))]
+    assert next(github.of_run([report])).startswith("::error" if fails else "::warning")
+    assert ("this does not fail the run" in certainty(found)) is (not fails)
 
 
 @pytest.mark.parametrize(

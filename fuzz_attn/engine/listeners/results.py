@@ -60,6 +60,17 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
         """Whether the file says that the failure is known, so that it does not fail the run."""
         return self.counterexample.status == "known"
 
+    @property
+    def fails(self) -> bool:
+        """Whether the failure fails the run.
+
+        A known one does not, and neither does a launch that took too long once, when the time was up before it could
+        run again: on a busy machine, a correct kernel may do that.
+        """
+        found = self.counterexample
+        slow_once = found.verdict.kind == "timeout" and found.confirmation == "unconfirmed"
+        return not self.known and not slow_once
+
 
 class RunReport(Plain, frozen=True, omit_defaults=False):
     """The results of fuzzing one target.
@@ -97,7 +108,7 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
 
     @property
     def ok(self) -> bool:
-        """Whether cases were judged, no failure but known ones was found, and no worker ended early."""
+        """Whether cases were judged, nothing was found that fails the run, and no worker ended early."""
         return self.exit_status == 0
 
     @property
@@ -119,11 +130,11 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
     def exit_status(self) -> int:
         """The exit status: 1 for a failure, else 128 and a signal, else 2 for nothing judged or an error, else 0.
 
-        A failure that could not be saved is 2. Known failures do not count.
+        A failure that could not be saved is 2. Only those count that fail the run.
         """
-        unknown = [found for found in self.failures if not found.known]
-        if unknown:
-            return FAILED if all(found.path for found in unknown) else BROKEN
+        failing = [found for found in self.failures if found.fails]
+        if failing:
+            return FAILED if all(found.path for found in failing) else BROKEN
         if self.stopped_by:
             return INTERRUPTED + self.stopped_by
         return BROKEN if self.reason or self.errors else 0
