@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Observation(NamedTuple):
     """A defect that a backend saw while a kernel ran; the output may be right nevertheless.
 
-    ``site`` is ``file:line`` of the access; empty where the backend does not know it.
+    ``site`` is ``file:line`` of the access; empty where the backend does not know it. ``offset`` counts elements
+    from the ``address`` of the tensor that was accessed, which is 0 where no element is meant.
     """
 
     kind: Kind
     message: str
     site: str = ""
+    address: int = 0
+    offset: int = 0
 
 
 class Kernels(NamedTuple):
@@ -37,6 +43,8 @@ class Watch:
     observations: list[Observation] = field(default_factory=list)
     launches: int = 0
     """Launches of kernels that the target has tried."""
+    dead: torch.Tensor | None = None
+    """Memory whose loads are observed as ``uninitialised``, where the backend has sanitizers."""
     host_only: bool = False
     """Whether the first launch ends the target."""
 

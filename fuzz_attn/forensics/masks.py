@@ -245,14 +245,16 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     positions = sorted(owner.position for found in owners for owner in found)
     first, last = (positions[0], positions[-1]) if positions else (0, 0)
     subject, where, far = _subject(row), place_words(place, cells), row.position - last
+    without_it = positions[:1] == [0] and len(positions) == row.position - case.window + 1  # all that the window hides
     beyond = "one too far" if far == case.window else f"{far - case.window + 1} too far"
+    window = f"distance {far}, {beyond}" if len(positions) == 1 or not without_it else "as if there were none"
     heads = ranges(int(cells.head[cell]) for cell in of_kind)
     what = f"{subject} attends {keys(positions)}"
     behind = f"{count(first - row.position, 'key')} behind its own, key {row.position}"
     sequence = owners[0][0].sequence if owners[0] else 0
     words: dict[Kind, str] = {
         "causal": f"{what}: hidden by causality ({behind})",
-        "window": f"{what}: hidden by the window of {case.window} (distance {far}, {beyond})",
+        "window": f"{what}: hidden by the window of {case.window} ({window})",
         "bias": f"{what}: hidden by the query-query bias, which is -inf there",
         "tail": f"{what}: behind the sequence's end ({count(case.sequences[row.sequence].seq_len, 'key')}), in {where}",
         "stale": f"{what} from the cache, in {where}, which is stale there",
@@ -261,7 +263,7 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
         "foreign": f"{subject} attends key {first} of sequence {sequence}",
         "unowned": f"{subject} attends {where}, which belongs to no sequence",
     }
-    return Finding(reason_of(kind), words[kind])
+    return Finding(reason_of(kind), words[kind], vague=kind == "window" and without_it and len(positions) == 1)
 
 
 def _missed(reading: Reading, case: AttentionCase) -> Finding:

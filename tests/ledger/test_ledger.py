@@ -132,6 +132,21 @@ def test_an_outcome_that_is_not_stated(
     assert message in result.stderr
 
 
+EXPLAINED = {'why = "A reason."': 'why = "A reason."\nexplained = { reason = "unwritten", part = "never written" }'}
+
+
+@pytest.mark.parametrize(("part", "code"), [("never written", 0), ("key 12", 1)])
+def test_a_failure_that_is_explained_in_other_words(
+    part: str, code: int, write: Write, wheels: Callable[[dict[str, str]], None]
+) -> None:
+    wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
+    folder = write({old: new.replace("never written", part) for old, new in EXPLAINED.items()})
+    result = ledger("--replay", "--backend", "interpreter", "--ledger", folder)
+    assert result.exit_code == code, result.output
+    assert f"{1 - code} of 1 failure explained as the ledger states." in result.stderr
+    assert ("a-row on 1.0: explained as unwritten: " in result.stderr) == bool(code)
+
+
 def test_a_failure_of_another_kind_is_not_the_row(write: Write, wheels: Callable[[dict[str, str]], None]) -> None:
     wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
     result = ledger("--replay", "--backend", "interpreter", "--ledger", write(kind="written_outside"))
@@ -227,6 +242,10 @@ def test_each_case_loads_and_fails_as_the_row_says(name: str) -> None:
     assert found.sequence == ()
     assert not found.verdict.passed
     assert not found.verdict.site.startswith("/"), "a path of the machine that found it"
+
+
+def test_each_row_states_how_it_is_explained() -> None:
+    assert [name for name, row in OWN_TABLE.rows.items() if row.explained is None] == []
 
 
 def test_each_case_belongs_to_a_row() -> None:

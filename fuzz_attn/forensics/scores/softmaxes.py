@@ -10,10 +10,10 @@ import numpy as np
 from fuzz_attn.forensics.addresses import fill_queries
 from fuzz_attn.forensics.cells import Array, by_row
 from fuzz_attn.forensics.explanation import Finding
-from fuzz_attn.forensics.lab import Lab, without_scores
-from fuzz_attn.forensics.logits import READABLE, Comparison
+from fuzz_attn.forensics.lab import FAR, Lab, without_scores
 from fuzz_attn.forensics.masks import kind_of_cell, reason_of
 from fuzz_attn.forensics.recovery import Recovered, recovered
+from fuzz_attn.forensics.scores.terms import READABLE, Comparison
 from fuzz_attn.forensics.words import Row, factor, keys, rows_of_case
 from fuzz_attn.oracle.logits import score_scale
 
@@ -85,12 +85,22 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
                 yield finding
                 return
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
-        total = float(np.nan_to_num(found.actual[row.token, row.head]).sum())
-        what = f"the weights of {row.words}, head {row.head}, sum to {total:.4g} with all scores at {level:g}"
-        yield Finding(
-            "denominator", f"{what}, and to 1 with scores near 0: a finite mask value or start of the maximum"
-        )
+        yield _at_level(row, found, level)
         return
+
+
+def _at_level(row: Row, found: Recovered, level: float) -> Finding:
+    """Return the sum of a row's weights where all scores are at one level, or a weight where the sum is right."""
+    actual, expected = np.nan_to_num(found.actual[row.token, row.head]), found.expected[row.token, row.head]
+    total, scores = float(actual.sum()), f"with all scores at {level:g}"
+    if abs(total - 1) > FAR:
+        what = f"the weights of {row.words}, head {row.head}, sum to {total:.4g} {scores}"
+        why = "a finite mask value or start of the maximum"
+        return Finding("denominator", f"{what}, and to 1 with scores near 0: {why}")
+    worst = int(np.argmax(np.abs(actual - expected)))
+    weighs = f"weighs {actual[worst]:.4g} {scores}, should weigh {expected[worst]:.4g} as with scores near 0"
+    words = f"{row.words}, head {row.head}: key {_position(found, row, worst)} {weighs}"
+    return Finding("denominator", f"{words}: parts are not rescaled to one maximum")
 
 
 def _position(found: Recovered, row: Row, cell: int) -> int:
