@@ -52,7 +52,12 @@ def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Rea
     """Return the reason for a sanitizer's finding, by the tensor that it is about."""
     found = accessed(observation, tensors)
     by_writes: Reason = "unwritten" if observation.kind in ("uninitialised", "race") else "address"
-    return by_writes if found is None else _REASONS.get(found[0], by_writes)
+    if found is None:
+        return by_writes
+    name, offset = found
+    tensor: torch.Tensor = getattr(tensors, name)
+    behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
+    return "tail" if behind else _REASONS.get(name, by_writes)
 
 
 def element_words(observation: Observation, tensors: AttentionTensors, case: AttentionCase) -> str:

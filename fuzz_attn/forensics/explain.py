@@ -55,7 +55,8 @@ def _of_siblings(experiment: Experiment, found: Explanation, until: float) -> Ex
     for case in siblings(experiment.case):
         told = _told(experiment, case, until)
         launches += told.launches if told is not None else 0
-        if told is not None and not told.findings[0].vague:
+        weaker = told is not None and told.reason == found.reason == "denominator"
+        if told is not None and not told.findings[0].vague and not weaker:
             return _joined(experiment.case, case, found, told)
     return msgspec.structs.replace(found, launches=launches)
 
@@ -82,7 +83,8 @@ def _hidden_by_no_window(experiment: Experiment, found: Explanation) -> Explanat
 
 def _of_later_pages(experiment: Experiment, found: Explanation) -> Explanation:
     """Return that addresses of later pages are wrong, where the case passes with as many keys as one page has."""
-    case = with_one_page(experiment.case) if found.reason == "address" else None
+    told = found.reason == "address" and not experiment.first.observations
+    case = with_one_page(experiment.case) if told else None
     if case is None or _failures_of(experiment.with_target(case, experiment.target)) != []:
         return found
     size = case.pages.block_size

@@ -68,6 +68,11 @@ class Reading:
         return set(self.extra.values())
 
     @property
+    def even(self) -> bool:
+        """Whether the surplus is a whole number of keys."""
+        return self.total > 0 and abs(self.attended / self.total - self.attended - self.surplus) < 0.05
+
+    @property
     def surplus(self) -> int:
         """How many keys more than it attends the row's denominator counts."""
         return round(self.attended / self.total) - self.attended if self.total > 0 else 0
@@ -154,6 +159,9 @@ def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
     totals = [reading.total for reading in counted]
     factor_only = max(totals) - min(totals) <= 0.01 * abs(max(totals))
     several = len({reading.attended for reading in counted}) > 1
+    surplus = {reading.surplus for reading in counted if reading.even}
+    if several and len(surplus) == 1 and min(surplus) and all(reading.even for reading in counted):
+        return denominator(counted[0], case)
     if (factor_only and (several or not counted[0].surplus)) or counted[0].surplus > MOST_SURPLUS:
         words = (
             f"{_subject(counted[0].row)} attends the right keys, but its values have a factor of {factor(totals[0])}"
@@ -277,9 +285,12 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     first_row, all_but_own = row.query == 0, "all but its own, as with a window of 1"
     only_new = first_row and context > 0 and case.reads_packed[row.sequence]
     begins_tile = row.position % SMALLEST_TILE == 0  # such a tile, or a segment, may be lost as a whole
+    from_chunk = bool(context) and missing == [key for key in visible if key > row.query]
+    as_if = f"it sees keys as if it were key {row.query}, counted without the context"
     rules: tuple[tuple[bool, Reason, str, bool], ...] = (
         (len(missing) == len(visible), "segment", "all that it sees", True),
-        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new),
+        (from_chunk and context > 1, "causal", as_if, False),
+        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new or from_chunk),
         (unbroken and at_window, "window", f"{edge} of its window of {window}", False),
         (missing == list(visible[:-1]), "segment" if first_row else "window", all_but_own, first_row),
         (missing == [key for key in visible if key < context], "segment", "all of its context", False),

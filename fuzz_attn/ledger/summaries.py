@@ -102,6 +102,14 @@ def _numbers(rows: list[Row]) -> list[int]:
     ]
 
 
+def words_in_markdown(table: Table) -> str:
+    """Return the table of docs/explain.md: for each row what `explain` must say."""
+    lines = [_markdown(("row", "reason", "words")), _markdown(["---"] * 3)]
+    stated = [(name, row.explained) for name, row in table.rows.items() if row.explained is not None]
+    lines += [_markdown((name, words.reason, words.part)) for name, words in stated]
+    return "\n".join(lines) + "\n"
+
+
 def _markdown(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 

@@ -1,11 +1,11 @@
 """Benchmark: how often `explain` names the right reason for a seeded bug, in every family that the bug is in.
 
 A small failing case of each bug is drawn and shrunk as a campaign does it, then explained. With ``--saved`` the shrunk
-case of tests/forensics/seeded_bug_cases.json is taken first, changed to the family, where it fails there too. The right
-reasons are those of tests/forensics/explained_bugs.toml. Prints a row for each bug and family and the score, and writes
-the rows with their cases to a JSON file.
+case of tests/forensics/seeded_bug_cases.json is taken first, changed to the family, where it fails there too; with
+``--no-draws`` no other is looked for. The right reasons are those of tests/forensics/explained_bugs.toml. Prints a row
+for each bug and family and the score, and writes the rows with their cases to a JSON file.
 
-``python tests/benchmarks/bench_explanations.py OUT.json [--saved] [--workers N] [--families F,F] [BUG ...]``
+``python tests/benchmarks/bench_explanations.py OUT.json [--saved] [--no-draws] [--workers N] [--families F] [BUG ...]``
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import os
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -40,6 +40,7 @@ from fuzz_attn.oracle.verdict import Verdict
 TABLES: Final = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
 FORENSICS: Final = Path(__file__).parents[1] / "forensics"
 TRUTH: Final = FORENSICS / "explained_bugs.toml"
+RowOf: TypeAlias = Callable[[str, str], dict[str, Any]]
 BATCH: Final = 20
 CASES, MORE, SEED, SHRINK_SECONDS, CASE_SECONDS = 700, 25, 7, 30.0, 20.0
 
@@ -101,10 +102,10 @@ def moved(name: str, family: str, target: Any) -> Order | None:
     saved = saved_cases().get(name)
     if saved is None:
         return None
-    for one_token in (False, True):
+    for query_len in (0, 1, 3):  # as it is, as a decode, or as a chunk, which has more than one token
         fields = saved["case"] | {"family": family}
-        if one_token:
-            fields["sequences"] = [each | {"query_len": 1} for each in fields["sequences"]]
+        if query_len:
+            fields["sequences"] = [each | {"query_len": query_len} for each in fields["sequences"]]
         try:
             order = Order(msgspec.convert(fields, AttentionCase), saved.get("relation"))
             if failures(order, target):
@@ -129,16 +130,16 @@ def shrunk(order: Order, failure_class: str, target: Any) -> Order:
     return best
 
 
-def failing(name: str, family: str, target: Any, *, saved: bool) -> Order | None:
+def failing(name: str, family: str, target: Any, *, draws: bool, saved: bool) -> Order | None:
     """Return a small failing case of a bug in a family, if one is found."""
     order = moved(name, family, target) if saved else None
-    if order is not None:
+    if order is not None or not draws:
         return order
     first = found(target, family)
     return None if first is None else shrunk(*first, target)
 
 
-def explained(name: str, family: str, *, saved: bool) -> dict[str, Any]:
+def explained(name: str, family: str, *, draws: bool, saved: bool) -> dict[str, Any]:
     """Return the reason and the words for one bug in one family, with the case."""
     from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
     from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
@@ -148,7 +149,7 @@ def explained(name: str, family: str, *, saved: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"bug": name, "family": family, "reason": "", "words": "no failing case was found"}
     with tempfile.TemporaryDirectory() as scratch:
         target = target_with(seeded_bug(TABLES, name), family, Path(scratch))  # type: ignore[arg-type] # a family's name
-        order = failing(name, family, target, saved=saved)
+        order = failing(name, family, target, draws=draws, saved=saved)
         if order is None:
             return row
         began = time.process_time()
@@ -160,20 +161,20 @@ def explained(name: str, family: str, *, saved: bool) -> dict[str, Any]:
     return row
 
 
-def in_fork(name: str, family: str, *, saved: bool) -> dict[str, Any]:
+def in_fork(name: str, family: str, *, draws: bool, saved: bool) -> dict[str, Any]:
     """Return the row of a bug; one that a kernel's crash or the harness itself ended says so."""
     try:
-        return explained(name, family, saved=saved)
+        return explained(name, family, draws=draws, saved=saved)
     except Exception as error:  # noqa: BLE001 - one bug must not end the benchmark
         return {"bug": name, "family": family, "reason": "", "words": f"{type(error).__name__}: {error}"}
 
 
-def in_processes(pairs: Sequence[tuple[str, str]], workers: int, *, saved: bool) -> Iterator[dict[str, Any]]:
+def in_processes(row_of: RowOf, pairs: Sequence[tuple[str, str]], workers: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of bugs and families. New processes are started for each batch, since edited modules pile up."""
     size = BATCH * workers
     for first in range(0, len(pairs), size):
         with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-            done = as_completed([pool.submit(in_fork, *pair, saved=saved) for pair in pairs[first : first + size]])
+            done = as_completed([pool.submit(row_of, *pair) for pair in pairs[first : first + size]])
             yield from (each.result() for each in done)
 
 
@@ -184,15 +185,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--saved", action="store_true")
+    parser.add_argument("--no-draws", action="store_true")
     parser.add_argument("--families", default="unified,paged,context,chunked")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     truth = tomllib.loads(TRUTH.read_text(encoding="utf-8"))
     families = given.families.split(",")
     bugs = [bug for bug in load_seeded_bugs(TABLES) if not given.names or bug.name in given.names]
     pairs = [(bug.name, family) for bug in bugs for family in bug.families if family in families]
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
-    for row in in_processes(pairs, given.workers, saved=given.saved):
+    row_of = partial(in_fork, draws=not given.no_draws, saved=given.saved)
+    for row in in_processes(row_of, pairs, given.workers):
         row["right"] = row["reason"] in truth[row["bug"]]["reasons"]
         rows.append(row)
         told = "right" if row["right"] else "WRONG"

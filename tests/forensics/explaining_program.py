@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("cases", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--check", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     rows = explanations(given.cases, given.names)
     if given.check is not None:
         return check(rows, tomllib.loads(given.check.read_text(encoding="utf-8")))

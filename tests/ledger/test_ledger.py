@@ -19,7 +19,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import LedgerError
 from fuzz_attn.ledger.pages import page_name
 from fuzz_attn.ledger.rows import OWN, TABLE, load_table
-from fuzz_attn.ledger.summaries import counts_in_markdown, word_of
+from fuzz_attn.ledger.summaries import counts_in_markdown, word_of, words_in_markdown
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
 
@@ -262,6 +262,12 @@ def test_the_first_table_of_the_readme_is_the_summary() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     first = text[text.index("\n|") + 1 :].partition("\n\n")[0] + "\n"
     assert first == counts_in_markdown(OWN_TABLE), "replace the table by the expected text"
+
+
+def test_the_table_of_words_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+    table = words_in_markdown(OWN_TABLE)
+    assert table in text, f"replace the table by:\n{table}"
 
 
 FINDINGS = ROOT / "reports" / "findings"
