@@ -30,6 +30,8 @@ _REASONS: Final[dict[str, Reason]] = {
     "alibi_slopes": "slope",
     "sinks": "sink",
 }
+SMALLEST_BLOCK: Final = 16
+"""Heads of fewer columns are padded to this size, and others to a power of two."""
 _PACKED: Final = ("query", "output", "new_keys", "new_values")
 
 
@@ -57,7 +59,9 @@ def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Rea
     name, offset = found
     tensor: torch.Tensor = getattr(tensors, name)
     behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
-    return "tail" if behind else _REASONS.get(name, by_writes)
+    size = tensor.shape[-1]
+    whole = size >= SMALLEST_BLOCK and size & (size - 1) == 0  # else it may be a column behind the head size
+    return "tail" if behind and whole else _REASONS.get(name, by_writes)
 
 
 def element_words(observation: Observation, tensors: AttentionTensors, case: AttentionCase) -> str:

@@ -194,6 +194,8 @@ def _edge(ratio: Array, used: Array, seen: Comparison, row: Row) -> int | None:
     before, edge = int(positions[at]), int(positions[at + 1])
     rest = np.delete(jumps, at)
     even = not len(rest) or float(np.median(rest)) < 0.05 * jumps[at]
+    if packed[before] != packed[edge]:  # two parts only: the second must be even too, else its keys are misread
+        even = even and float(jumps[at + 1 :].max(initial=0.0)) < 0.1 * jumps[at]
     tiles = {seen.case.launch.tile_size or 16, 16, seen.case.pages.block_size}
     at_part = packed[before] != packed[edge] or any(before // tile != edge // tile for tile in tiles)
     return edge if even and at_part else None
