@@ -14,6 +14,8 @@ from fuzz_attn.oracle.verdict import Kind
 if TYPE_CHECKING:
     import torch
 
+    from fuzz_attn.simulator.codegen.dot_operands import Dot
+
 
 class Observation(NamedTuple):
     """A defect that a backend saw while a kernel ran; the output may be right nevertheless.
@@ -100,8 +102,8 @@ class Backend(Protocol):
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
 
-    def input_precisions(self) -> frozenset[str]:
-        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
+    def dots(self) -> frozenset[tuple[Dot, ...]]:
+        """Return the dots of each kernel launched so far."""
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before a kernel is compiled, with False, and when that has ended, with True.

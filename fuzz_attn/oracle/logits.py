@@ -134,12 +134,13 @@ def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
     scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
     allows it operands cut to fewer bits, or in parts, and K left unrounded after dequantisation.
     """
-    query = tensors.query.dtype
+    query, operand = tensors.query.dtype, arithmetic.query_dtype(tensors, model)
     units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
-    terms, unit = tensors.query.shape[-1] * arithmetic.passes(query, model), accumulation_unit(query, tensors, model)
+    terms = tensors.query.shape[-1] * arithmetic.passes(operand, model)
+    unit = accumulation_unit(operand, tensors, model)
     summed = terms * unit if model.accumulate == "float32" else grown(terms, unit)
     total = (summed + units * UNIT) * SECOND_ORDER
-    cut = arithmetic.operand_unit(query, model)
+    cut = arithmetic.operand_unit(operand, model)
     total += cut * (2 + cut) * (1 + total)
     if not model.rounds_dequantised and tensors.kv_dtype != query:
         total += unit_roundoff(query)
