@@ -12,18 +12,23 @@ from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
 
 if TYPE_CHECKING:
+    import torch
+
     from fuzz_attn.simulator.codegen.dot_operands import Dot
 
 
 class Observation(NamedTuple):
     """A defect that a backend saw while a kernel ran; the output may be right nevertheless.
 
-    ``site`` is ``file:line`` of the access; empty where the backend does not know it.
+    ``site`` is ``file:line`` of the access; empty where the backend does not know it. ``offset`` counts elements
+    from the ``address`` of the tensor that was accessed, which is 0 where no element is meant.
     """
 
     kind: Kind
     message: str
     site: str = ""
+    address: int = 0
+    offset: int = 0
 
 
 class Kernels(NamedTuple):
@@ -40,6 +45,8 @@ class Watch:
     observations: list[Observation] = field(default_factory=list)
     launches: int = 0
     """Launches of kernels that the target has tried."""
+    dead: torch.Tensor | None = None
+    """Memory whose loads are observed as ``uninitialised``, where the backend has sanitizers."""
     host_only: bool = False
     """Whether the first launch ends the target."""
 

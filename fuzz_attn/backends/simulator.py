@@ -6,6 +6,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, repeat
 from typing import Final
 
@@ -86,7 +87,7 @@ class SimulatorBackend:
         with quiet():
             try:
                 with simulate(self._simulator) as session:
-                    session.starting = watch.count_launch
+                    session.starting = partial(_starting, watch, session)
                     yield from self._watched(watch, session)
             except LoweringError:
                 raise
@@ -156,9 +157,17 @@ class SimulatorBackend:
         return tuple(_mask(site, bits) for (site, bits), old in zip(masks.items(), before, strict=False) if bits != old)
 
 
+def _starting(watch: Watch, session: Session) -> None:
+    """Count a launch, which may not load what is dead."""
+    watch.count_launch()
+    if watch.dead is not None:
+        session.forget(watch.dead)
+
+
 def _observed(finding: Finding) -> Observation:
     site = str(finding.location) if finding.location.line else ""
-    return Observation(_KINDS[finding.kind], str(finding), site)
+    kind = _KINDS[finding.kind]
+    return Observation(kind, str(finding), site, 0 if kind == "overflow" else finding.address, finding.index)
 
 
 def _mask(site: Site, bits: int) -> Mask:

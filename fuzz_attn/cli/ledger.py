@@ -50,8 +50,9 @@ def ledger(
     With --replay, download the pinned versions into the cache, replay the case of each row on each of them, and print
     the outcomes. FAILED fails as the row says, FIXED passes after a version that failed, "passes" passes without one,
     REFUSED means that the target or the compiler refuses the case, and "absent" that the version has no such launcher
-    or that it lacks a parameter of the case. The exit status is 1 if an outcome is not the one that the ledger states,
-    else 2 if a version cannot be downloaded or loaded.
+    or that it lacks a parameter of the case. On the newest version that FAILED, `fuzz-attn explain` is asked about the
+    case too. The exit status is 1 if an outcome or an explanation is not the one that the ledger states, else 2 if a
+    version cannot be downloaded or loaded.
     """
     table = chosen(load_table(folder), names)
     if pages:
@@ -63,11 +64,18 @@ def ledger(
         click.echo(summaries.document(table, cells))
     else:
         show(console(), summaries.matrix(table, cells) if replays else summaries.overview(table))
+        if any(cell.explanation for cell in cells):
+            click.echo(summaries.agreement(cells), err=True)
     for cell in cells:
         if cell.surprising or not cell.available:
             text = f"{cell.row.name} on {cell.version}: {cell.word}, stated is {cell.expected}. {cell.message}"
             click.echo(f"fuzz-attn: {safe(text)}", err=True)
-    return 1 if any(cell.surprising for cell in cells) else 2 if any(not cell.available for cell in cells) else 0
+        if cell.misexplained and cell.explanation is not None and cell.row.explained is not None:
+            words, stated = safe(cell.explanation.sentence), cell.row.explained
+            text = f"{cell.row.name} on {cell.version}: explained as {words}"
+            click.echo(f"fuzz-attn: {text}, stated is {stated.reason}: {safe(stated.part)}", err=True)
+    changed = any(cell.surprising or cell.misexplained for cell in cells)
+    return 1 if changed else 2 if any(not cell.available for cell in cells) else 0
 
 
 def _replayed(table: Table, backend: str, memory: int) -> list[Cell]:

@@ -122,7 +122,7 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - imports torch, as above
 
-        if experiment.refusal is None:
+        if experiment.refusal is None:  # the case is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
         explanation = explain(experiment, relation)
         kernels = self.backend.new_kernels()

@@ -66,7 +66,7 @@ class RecordedExperiment(Experiment):
         """Return an experiment that records its calls in the same list."""
         return RecordedExperiment(case, target, self.backend, self.calls)
 
-    def launch_tensors(self, tensors: AttentionTensors) -> Launch:
+    def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
         """Record the call; the output stays as it is."""
         self.calls.append(recorded(self.target, tensors))
         return Launch(tensors, storage_bytes(tensors.output).clone())

@@ -13,7 +13,7 @@ from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.forensics.lab import Lab, without_scores
 from fuzz_attn.forensics.masks import place_words
 from fuzz_attn.forensics.recovery import Recovered, recovered
-from fuzz_attn.forensics.words import ranges, rows_of_case
+from fuzz_attn.forensics.words import Row, ranges, rows_of_case
 from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
@@ -56,21 +56,45 @@ def _moved_columns(lab: Lab) -> Iterator[Finding]:
             source = int(read[row.token, row.head, first])
             known = 0 <= source < len(columns)
             what = f"column {first} is that of column {source} of V" if known else f"column {first} is not that of V"
-            yield Finding(
-                "address",
-                f"{row.words}, head {row.head}: columns {ranges(wrong.tolist())} of the output come from wrong "
-                f"addresses of V: {what}",
-            )
+            yield _from_key(lab, row, f"columns {ranges(wrong.tolist())} of the output", what)
             return
 
 
-def _columns_read(lab: Lab, columns: Array) -> Array:
-    """Return the column of V that each element of the output comes from; negative where that cannot be told."""
+def _from_key(lab: Lab, row: Row, columns: str, what: str) -> Finding:
+    """Return the finding of wrong columns, with the first key whose value is wrong where it is not the first of all."""
+    own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    first, size = _first_wrong_key(lab, row, own), lab.case.pages.block_size
+    base = f"{row.words}, head {row.head}: {columns} come from wrong addresses of V"
+    if not first:
+        return Finding("address", f"{base}: {what}")
+    place = place_words((int(lab.cells.block[own[first]]), int(lab.cells.slot[own[first]])), lab.cells)
+    words = f"{base}, from key {first} on, which is in {place}: {what}"
+    return Finding("page" if first % size == 0 else "address", words)
+
+
+def _first_wrong_key(lab: Lab, row: Row, own: Array) -> int:
+    """Return the first key of a row whose value is read in wrong columns, by halving."""
+    columns = np.arange(lab.case.heads.head_size)
+    right, wrong = 0, len(own)
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        read = _columns_read(lab, columns, own[middle:])[row.token, row.head]
+        right, wrong = (right, middle) if (read != columns).any() else (middle, wrong)
+    return right
+
+
+def _columns_read(lab: Lab, columns: Array, without: Array | None = None) -> Array:
+    """Return the column of V that each element of the output comes from; negative where that cannot be told.
+
+    The values of the cells ``without`` are 0.
+    """
     tensors = without_scores(lab.cleared())
     read = np.zeros((lab.case.num_tokens, lab.case.heads.num_query_heads, len(columns)), dtype=np.int64)
     for place in _places(len(columns)):
         digits = 1 + columns // place % DIGITS
         lab.set_all_values(tensors, digits)
+        if without is not None:
+            lab.clear_values(tensors, without)
         actual = lab.run(tensors).actual
         first = actual[..., :1]
         scaled = actual / np.where(np.isfinite(first) & (np.abs(first) > 1e-6), first, 1.0) * digits[0]
@@ -209,7 +233,36 @@ def dimension_findings(lab: Lab) -> Iterator[Finding]:
         lab.set_all_keys(tensors, keys)
         row = rows_of_case(lab.case)[-1]
         own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
-        found = recovered(lab, tensors, np.unique(own[-size:]))
+        cells = np.unique(own[-size:])
+        found = recovered(lab, tensors, cells)
         if found is not None and found.far.any():
-            yield Finding("address", f"column {column} of the queries does not meet column {column} of the keys")
+            yield _misplaced_column(lab, by_row(found.far), column, cells)
             return
+
+
+def _misplaced_column(lab: Lab, wrong: Array, column: int, cells: Array) -> Finding:
+    """Return which column of its keys a column of q meets, in the first row where that is another one."""
+    rows = rows_of_case(lab.case)
+    row = next(row for row in rows if wrong[row.token, row.head])
+    met = _column_met(lab, row, column, cells)
+    where = f"column {met} of the key" if 0 <= met < lab.case.heads.head_size else "no column of the key that is known"
+    some = any(not wrong[other.token, other.head] for other in rows if other.kv_head == row.kv_head)
+    what = "q is" if some else "q or K is"
+    words = f"{row.words}, head {row.head}: column {column} of q meets {where}: {what} read at wrong addresses"
+    return Finding("address", words)
+
+
+def _column_met(lab: Lab, row: Row, column: int, cells: Array) -> int:
+    """Return the column of the keys that a column of q meets in a row; negative where that cannot be told."""
+    size, met = lab.case.heads.head_size, 0
+    parity = ((lab.cells.slot + lab.cells.block) % 2).astype(np.float64)
+    step = SPREAD / DIGITS
+    for place in _places(size):
+        tensors = without_scores(lab.cleared())
+        one = torch.zeros(size).index_fill(0, torch.tensor([column]), step / score_scale(tensors))
+        bits_of(tensors.query)[: lab.case.num_tokens] = bits_of(one.to(tensors.query.dtype)).to(tensors.query.device)
+        lab.set_all_keys(tensors, parity[:, None] * (1 + np.arange(size) // place % DIGITS))
+        found = recovered(lab, tensors, cells)
+        digit = _digits_read(lab, found, parity, step)[row.token, row.head] if found is not None else 0
+        met += place * int(digit - 1) if 1 <= digit <= DIGITS else -(size * DIGITS)
+    return met

@@ -12,7 +12,15 @@ from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation, Finding
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
-from fuzz_attn.forensics.siblings import difference, siblings, with_more_heads, without_limit
+from fuzz_attn.forensics.siblings import (
+    difference,
+    siblings,
+    with_more_heads,
+    with_one_page,
+    without_empty,
+    without_limit,
+)
+from fuzz_attn.forensics.words import count, ranges
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -33,8 +41,12 @@ def explain(experiment: Experiment, relation: str | None = None) -> Explanation:
         if told is not None:
             return told
     if found.findings[0].vague:
-        return _hidden_by_no_window(experiment, found) or _of_siblings(experiment, found, until)
-    return found
+        return (
+            _row_of_an_empty_sequence(experiment, found)
+            or _hidden_by_no_window(experiment, found)
+            or _of_siblings(experiment, found, until)
+        )
+    return _of_later_pages(experiment, found)
 
 
 def _of_siblings(experiment: Experiment, found: Explanation, until: float) -> Explanation:
@@ -43,7 +55,8 @@ def _of_siblings(experiment: Experiment, found: Explanation, until: float) -> Ex
     for case in siblings(experiment.case):
         told = _told(experiment, case, until)
         launches += told.launches if told is not None else 0
-        if told is not None and not told.findings[0].vague:
+        weaker = told is not None and told.reason == found.reason == "denominator"
+        if told is not None and not told.findings[0].vague and not weaker:
             return _joined(experiment.case, case, found, told)
     return msgspec.structs.replace(found, launches=launches)
 
@@ -65,6 +78,34 @@ def _hidden_by_no_window(experiment: Experiment, found: Explanation) -> Explanat
         return None
     words = f"{found.words}; right with a window of {case.window}, which hides nothing: no window is taken for one"
     findings = (Finding("window", words), *found.findings[1:])
+    return msgspec.structs.replace(found, findings=findings)
+
+
+def _of_later_pages(experiment: Experiment, found: Explanation) -> Explanation:
+    """Return that addresses of later pages are wrong, where the case passes with as many keys as one page has."""
+    told = found.reason == "address" and not experiment.first.observations
+    case = with_one_page(experiment.case) if told else None
+    if case is None or _failures_of(experiment.with_target(case, experiment.target)) != []:
+        return found
+    size = case.pages.block_size
+    words = (
+        f"{found.words}; right with one page of {count(size, 'key')}, so that later pages are read at wrong addresses"
+    )
+    findings = (Finding("page", words), *found.findings[1:])
+    return msgspec.structs.replace(found, findings=findings)
+
+
+def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return that a row is taken for a sequence without query tokens, where the case passes without such sequences."""
+    case = without_empty(experiment.case)
+    if case is None or _failures_of(experiment.with_target(case, experiment.target)) != []:
+        return None
+    empty = [index for index, sequence in enumerate(experiment.case.sequences) if not sequence.query_len]
+    which = f"sequence{'s' * (len(empty) > 1)} {ranges(empty)}"
+    words = (
+        f"{found.words}; right without {which}, which has no query tokens: a row of another sequence is taken for it"
+    )
+    findings = (Finding("foreign sequence", words), *found.findings[1:])
     return msgspec.structs.replace(found, findings=findings)
 
 

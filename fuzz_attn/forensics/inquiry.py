@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Final
@@ -11,17 +10,19 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.errors import ProbeError
-from fuzz_attn.forensics.ablations import ablation_findings, softcap_findings
+from fuzz_attn.forensics.accesses import accessed, element_words, reason_of_access
 from fuzz_attn.forensics.addresses import column_findings, dimension_findings, key_findings, query_findings
 from fuzz_attn.forensics.cells import by_row
-from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reason
+from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
 from fuzz_attn.forensics.lab import Lab, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
-from fuzz_attn.forensics.logits import comparison_of, score_findings
 from fuzz_attn.forensics.masks import DEEPEST, mask_findings
 from fuzz_attn.forensics.outputs import output_findings, outside_findings, type_findings, unwritten_findings
 from fuzz_attn.forensics.recovery import Recovered, heatmap_of, recovered
-from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
+from fuzz_attn.forensics.scores.ablations import ablation_findings, softcap_findings
+from fuzz_attn.forensics.scores.logits import score_findings
+from fuzz_attn.forensics.scores.softmaxes import attended_findings, level_findings, lost_findings, part_findings
+from fuzz_attn.forensics.scores.terms import comparison_of
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 
@@ -51,7 +52,7 @@ class Inquiry:
             return
         observed = list(self._of_sanitizers())
         found = list(self._of_writes(observed))
-        if self.kinds & CAUSES:
+        if self.kinds & CAUSES or self._stored_outside:
             found += observed
         try:
             if self._output_wrong and "uninitialised" not in self.kinds:  # else weights are those of an earlier launch
@@ -69,7 +70,7 @@ class Inquiry:
     def _of_writes(self, observed: list[Finding]) -> Iterator[Finding]:
         """Yield elements that are never written, and others that must not be."""
         unwritten, outside = unwritten_findings(self.lab), []
-        stored = any("out-of-bounds store" in finding.words for finding in observed)
+        stored = bool(self._stored_outside) and "output" in self._stored_outside
         if "written_outside" in self.kinds or stored:
             outside = outside_findings(self.lab)
         if unwritten and outside and outside[0].reason == "unwritten":
@@ -108,22 +109,30 @@ class Inquiry:
         large: list[Callable[[], Iterable[Finding]]] = [
             lambda: key_findings(lab),
             lambda: query_findings(lab),
-            lambda: ablation_findings(lab, natural),
+            lambda: ablation_findings(lab, natural, seen),
             lambda: lost_findings(lab, seen, natural),
             lambda: dimension_findings(lab),
         ]
-        for question in (*small, *(large if natural.far.any() else [lambda: ablation_findings(lab, natural)])):
+        for question in (*small, *(large if natural.far.any() else [lambda: ablation_findings(lab, natural, seen)])):
             found = list(question())
             if found:
                 return found[:1]
         return []
 
     def _of_sanitizers(self) -> Iterator[Finding]:
-        for verdict in self.failures:
-            if verdict.property_name == "sanitizers":
-                right = "" if self._output_wrong else "the output is right, and "
-                yield Finding(_reason_of(verdict), f"{right}{verdict.message}")
-                return
+        first = self.lab.experiment.first
+        for observation in first.observations[:1]:
+            right = "" if self._output_wrong else "the output is right, and "
+            element = element_words(observation, first.tensors, self.lab.case)
+            words = f"{right}{observation.message}" + (f": {element}" if element else "")
+            yield Finding(reason_of_access(observation, first.tensors), words)
+
+    @cached_property
+    def _stored_outside(self) -> set[str]:
+        """The tensors behind whose ends the target stores, an empty name for one that it has made itself."""
+        first = self.lab.experiment.first
+        stores = [each for each in first.observations if "out-of-bounds store" in each.message]
+        return {(accessed(store, first.tensors) or ("", 0))[0] for store in stores}
 
     def _of_relation(self) -> Iterator[Finding]:
         """Yield a difference between two launches, of which the first is right."""
@@ -166,14 +175,3 @@ class Inquiry:
         why = f" ({self._stopped})" if self._stopped else ""
         ends = bool(self.kinds & ENDS)
         return Finding("unknown", f"could not tell{why}; what was seen: {verdict.message}", vague=not ends)
-
-
-def _reason_of(verdict: Verdict) -> Reason:
-    """Return the reason for a sanitizer's finding, by the tensor that it names."""
-    tensor = re.search(r"element -?\d+ of (\w+)", verdict.message)
-    name = tensor.group(1) if tensor else ""
-    if "table" in name:
-        return "page"
-    if "bias" in name:
-        return "bias"
-    return "unwritten" if verdict.kind in ("uninitialised", "race") else "address"

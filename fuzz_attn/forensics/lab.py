@@ -6,7 +6,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -122,6 +122,19 @@ class Lab:
         actual = launch.tensors.output[: reference.expected.shape[0]].double()
         return self._probed(actual, reference)
 
+    def lines_reading(self, cell: int, what: Literal["key", "value"]) -> tuple[str, ...]:
+        """Return each ``file:line`` that loads the key or value in a cell of the caches, if the backend sees loads."""
+        if not self.experiment.backend.sanitizers or self.cells.block[cell] == PACKED:
+            return ()
+        tensors = self.cleared()
+        slots = tensors.near().key_slots if what == "key" else tensors.near().value_slots
+        dead = slots[int(self.cells.block[cell]), int(self.cells.slot[cell]), int(self.cells.head[cell])]
+        launch = self.experiment.launch_tensors(tensors, dead)
+        self.launches += 1
+        known = {each.site for each in self.experiment.first.observations if each.kind == "uninitialised"}
+        sites = [each.site for each in launch.observations if each.kind == "uninitialised" and each.site not in known]
+        return tuple(dict.fromkeys(filter(None, sites)))
+
     @cached_property
     def first(self) -> Probed:
         """The output of the case itself."""
@@ -184,6 +197,14 @@ class Lab:
         for view, dtype in self._all(tensors, "value"):
             bits = torch.stack([number_bits(float(number), dtype) for number in columns])
             view.copy_(bits.expand_as(view))
+
+    def clear_values(self, tensors: AttentionTensors, cells: Array) -> None:
+        """Set the values of some cells to 0."""
+        cached = self.cells.block[cells] != PACKED
+        bits_of(tensors.near().value_slots)[self._places(cells[cached])] = 0
+        if tensors.new_values is not None:
+            _, row, head = self._places(cells[~cached])
+            bits_of(tensors.new_values)[row, head] = 0
 
     def fill_memory(self, tensors: AttentionTensors, number: float) -> None:
         """Set the whole memory of the values to a number, also between and around them, and that of the keys."""

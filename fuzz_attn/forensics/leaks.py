@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -82,10 +82,12 @@ def _from_keys(lab: Lab, rows: list[Row]) -> Finding | None:
         suspects = half
     if _reached(lab, suspects, [row], last_column_only=True) is None:
         place = place_words((int(lab.cells.block[suspects[0]]), int(lab.cells.slot[suspects[0]])), lab.cells)
+        size = lab.case.heads.head_size
         words = (
-            f"{row.words}, head {row.head}, reads the first columns of the key in {place} as more columns of another"
+            f"{row.words}, head {row.head}, reads columns of the key in {place}, a dead slot, as those of another key"
         )
-        return Finding("address", f"{words}: the head size is not masked (poison)")
+        why = "a wrong stride or offset of K" if size & (size - 1) == 0 else "the head size is not masked"
+        return Finding("address", f"{words}: {why} (poison)")
     found = _finding(lab, row, suspects, "key", "whose score is not masked")
     return msgspec.structs.replace(found, vague=row.position < 2)
 
@@ -104,7 +106,7 @@ def _dead_cells(lab: Lab) -> Array:
     return cached[~lab.live[cells.block[cached], cells.slot[cached]]]
 
 
-def _finding(lab: Lab, row: Row, of_row: Array, what: str, how: str) -> Finding:
+def _finding(lab: Lab, row: Row, of_row: Array, what: Literal["key", "value"], how: str) -> Finding:
     cell = int(of_row[0])
     kind = kind_of_cell(lab.cells, lab.case, row, cell)
     reason, where = _WHERE[kind]
@@ -114,10 +116,14 @@ def _finding(lab: Lab, row: Row, of_row: Array, what: str, how: str) -> Finding:
     name = f" ({keys(own)})" if own else ""
     poison = getattr(lab.case.poison, "values" if what == "value" else "keys").replace("_", " ")
     shown = {"nan": "NaN", "inf": "Inf", "negative inf": "-Inf"}.get(poison, poison)
-    return Finding(
-        reason,
-        f"{shown} comes from {place}{name}, {where} (poison): {row.words} reads its {what}, {how}",
-    )
+    source = f"{shown} comes from {place}{name}, {where} (poison)"
+    return Finding(reason, f"{source}: {row.words} reads its {what}{_lines(lab, cell, what)}, {how}")
+
+
+def _lines(lab: Lab, cell: int, what: Literal["key", "value"]) -> str:
+    """Return the lines that read a cell, in words; empty where they are not known."""
+    lines = [site.rpartition("/")[2] for site in lab.lines_reading(cell, what)]
+    return f" in {' and '.join(lines)}" if lines else ""
 
 
 def _from_padding(lab: Lab, rows: list[Row]) -> Finding | None:

@@ -68,6 +68,11 @@ class Reading:
         return set(self.extra.values())
 
     @property
+    def even(self) -> bool:
+        """Whether the surplus is a whole number of keys."""
+        return self.total > 0 and abs(self.attended / self.total - self.attended - self.surplus) < 0.05
+
+    @property
     def surplus(self) -> int:
         """How many keys more than it attends the row's denominator counts."""
         return round(self.attended / self.total) - self.attended if self.total > 0 else 0
@@ -154,6 +159,9 @@ def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
     totals = [reading.total for reading in counted]
     factor_only = max(totals) - min(totals) <= 0.01 * abs(max(totals))
     several = len({reading.attended for reading in counted}) > 1
+    surplus = {reading.surplus for reading in counted if reading.even}
+    if several and len(surplus) == 1 and min(surplus) and all(reading.even for reading in counted):
+        return denominator(counted[0], case)
     if (factor_only and (several or not counted[0].surplus)) or counted[0].surplus > MOST_SURPLUS:
         words = (
             f"{_subject(counted[0].row)} attends the right keys, but its values have a factor of {factor(totals[0])}"
@@ -245,14 +253,16 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     positions = sorted(owner.position for found in owners for owner in found)
     first, last = (positions[0], positions[-1]) if positions else (0, 0)
     subject, where, far = _subject(row), place_words(place, cells), row.position - last
+    without_it = positions[:1] == [0] and len(positions) == row.position - case.window + 1  # all that the window hides
     beyond = "one too far" if far == case.window else f"{far - case.window + 1} too far"
+    window = f"distance {far}, {beyond}" if len(positions) == 1 or not without_it else "as if there were none"
     heads = ranges(int(cells.head[cell]) for cell in of_kind)
     what = f"{subject} attends {keys(positions)}"
     behind = f"{count(first - row.position, 'key')} behind its own, key {row.position}"
     sequence = owners[0][0].sequence if owners[0] else 0
     words: dict[Kind, str] = {
         "causal": f"{what}: hidden by causality ({behind})",
-        "window": f"{what}: hidden by the window of {case.window} (distance {far}, {beyond})",
+        "window": f"{what}: hidden by the window of {case.window} ({window})",
         "bias": f"{what}: hidden by the query-query bias, which is -inf there",
         "tail": f"{what}: behind the sequence's end ({count(case.sequences[row.sequence].seq_len, 'key')}), in {where}",
         "stale": f"{what} from the cache, in {where}, which is stale there",
@@ -261,7 +271,7 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
         "foreign": f"{subject} attends key {first} of sequence {sequence}",
         "unowned": f"{subject} attends {where}, which belongs to no sequence",
     }
-    return Finding(reason_of(kind), words[kind])
+    return Finding(reason_of(kind), words[kind], vague=kind == "window" and without_it and len(positions) == 1)
 
 
 def _missed(reading: Reading, case: AttentionCase) -> Finding:
@@ -275,9 +285,12 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     first_row, all_but_own = row.query == 0, "all but its own, as with a window of 1"
     only_new = first_row and context > 0 and case.reads_packed[row.sequence]
     begins_tile = row.position % SMALLEST_TILE == 0  # such a tile, or a segment, may be lost as a whole
+    from_chunk = bool(context) and missing == [key for key in visible if key > row.query]
+    as_if = f"it sees keys as if it were key {row.query}, counted without the context"
     rules: tuple[tuple[bool, Reason, str, bool], ...] = (
         (len(missing) == len(visible), "segment", "all that it sees", True),
-        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new),
+        (from_chunk and context > 1, "causal", as_if, False),
+        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new or from_chunk),
         (unbroken and at_window, "window", f"{edge} of its window of {window}", False),
         (missing == list(visible[:-1]), "segment" if first_row else "window", all_but_own, first_row),
         (missing == [key for key in visible if key < context], "segment", "all of its context", False),

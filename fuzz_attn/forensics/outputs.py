@@ -12,13 +12,15 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
+from fuzz_attn.forensics.accesses import packed_words
 from fuzz_attn.forensics.cells import Array
 from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.forensics.lab import Lab
-from fuzz_attn.forensics.words import factor, ranges, rows_of_case
+from fuzz_attn.forensics.words import count, factor, ranges, rows_of_case
 from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import attend
+from fuzz_attn.properties.experiment import Launch
 
 LITTLE_LEFT = 0.05
 """Share of the errors that an explanation may leave."""
@@ -63,7 +65,19 @@ def outside_findings(lab: Lab) -> list[Finding]:
                 "unwritten", f"{_rows_of(rows.tolist(), lab.case)} written, which the target must leave as they are"
             )
         ]
-    return [Finding("address", "memory between or around the rows of the output is written: a wrong stride or mask")]
+    return _beside(output, launch, lab.case)
+
+
+def _beside(output: torch.Tensor, launch: Launch, case: AttentionCase) -> list[Finding]:
+    """Return which memory between or around the rows is written; empty where none is."""
+    memory = launch.output_before.view(output.dtype).clone()
+    memory.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(output)
+    places = (memory != launch.output_after.view(output.dtype)).nonzero().flatten()
+    if not len(places):
+        return []
+    where = packed_words("output", int(places[0]) - int(output.storage_offset()), launch.tensors.output, case)
+    much = f"{count(len(places), 'element')} of memory between or around the rows of the output"
+    return [Finding("address", f"{much} {'is' if len(places) == 1 else 'are'} written, from {where}")]
 
 
 def _rows_of(rows: list[int], case: AttentionCase) -> str:

@@ -38,6 +38,35 @@ def siblings(case: AttentionCase) -> Iterator[AttentionCase]:
         longer = _grown(case, growth)
         if longer is not None:
             yield longer
+    more = with_more_heads(case)
+    if more is not None:
+        yield more
+
+
+def without_empty(case: AttentionCase) -> AttentionCase | None:
+    """Return a case without its sequences that have no query tokens; None where there is none, or are no others."""
+    answered = tuple(sequence for sequence in case.sequences if sequence.query_len)
+    if not answered or len(answered) == len(case.sequences):
+        return None
+    try:
+        return replace(case, sequences=answered)
+    except CaseError:
+        return None
+
+
+def with_one_page(case: AttentionCase) -> AttentionCase | None:
+    """Return a case whose sequences have no more keys than a page; None where they have none, or more new tokens."""
+    size = case.pages.block_size
+    if case.max_seq_len <= size or any(sequence.query_len > size for sequence in case.sequences):
+        return None
+    shorter = tuple(
+        Sequence(sequence.query_len, min(sequence.context_len, size - sequence.query_len))
+        for sequence in case.sequences
+    )
+    try:
+        return replace(case, sequences=shorter, overrides=())
+    except CaseError:
+        return None
 
 
 def with_more_heads(case: AttentionCase) -> AttentionCase | None:

@@ -65,7 +65,7 @@ def _versions(row: Row) -> Iterator[str]:
 
 def _reproduction(table: Table, row: Row) -> str:
     launcher = table.launcher(row)
-    version = next(version for version in reversed(row.versions) if row.versions[version] == "FAILED")
+    version = row.newest_failed
     case = f"fuzz_attn/ledger/cases/{row.name}.json"
     return (
         f"    fuzz-attn export {case} --script repro.py --trust\n"

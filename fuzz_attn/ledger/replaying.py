@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -13,6 +13,7 @@ from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.ledger.rows import Launcher, Outcome, Row, Table
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
@@ -23,7 +24,7 @@ class Cell:
     """The outcome of one row on one version.
 
     Without an ``outcome`` the case fails in another way than the saved one, no backend can run it, or the version is
-    not ``available``; ``message`` says which.
+    not ``available``; ``message`` says which. The newest version that fails as stated has an ``explanation``.
     """
 
     row: Row
@@ -31,6 +32,7 @@ class Cell:
     outcome: Outcome | None
     message: str = ""
     available: bool = True
+    explanation: Explanation | None = None
 
     @property
     def expected(self) -> Outcome:
@@ -41,6 +43,14 @@ class Cell:
     def surprising(self) -> bool:
         """Whether the version was judged, with another outcome than the table states."""
         return self.available and self.outcome != self.expected
+
+    @property
+    def misexplained(self) -> bool:
+        """Whether the failure is explained in other words than the row states."""
+        stated, found = self.row.explained, self.explanation
+        if stated is None or found is None:
+            return False
+        return found.reason != stated.reason or stated.part not in found.words
 
     @property
     def word(self) -> str:
@@ -78,7 +88,11 @@ def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row,
                 continue
             worker.renew()
             answer = worker.judge(Order(found.case, found.relation))
-            cells.append(_cell(row, version, found.verdict, answer))
+            cell = _cell(row, version, found.verdict, answer)
+            if cell.outcome == "FAILED" and version == row.newest_failed:
+                again = worker.judge(Order(found.case, found.relation, forensics=True))
+                cell = replace(cell, explanation=again.explanation)
+            cells.append(cell)
     yield from cells
 
 

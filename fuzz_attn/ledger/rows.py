@@ -12,6 +12,7 @@ from fuzz_attn.case.plain import Count, Plain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.errors import CounterexampleError, LedgerError
+from fuzz_attn.forensics.explanation import Reason
 
 OWN: Final = Path(__file__).parent
 """The folder of the ledger of this package."""
@@ -36,6 +37,13 @@ class Launcher(Plain, frozen=True):
         return f"{self.package}=={version}:{self.modules[version]}:{self.function}"
 
 
+class Words(Plain, frozen=True):
+    """The reason that `explain` gives for a row, and a part of its words that names the key, row, head or factor."""
+
+    reason: Reason
+    part: str
+
+
 class Row(Plain, frozen=True):
     """One entry of the ledger.
 
@@ -47,6 +55,7 @@ class Row(Plain, frozen=True):
       was written by hand.
     - ``why`` says why the contract does not exclude the case, or why the row is not a defect.
     - ``versions`` has the outcome of the case in each pinned version.
+    - ``explained`` is what `explain` says of the case on the newest version that fails, as far as it fits the cause.
     """
 
     launcher: str
@@ -60,12 +69,18 @@ class Row(Plain, frozen=True):
     reference: str = ""
     cases: Count = 0
     found_in: str = ""
+    explained: Words | None = None
     name: str = ""
 
     @property
     def confirmed(self) -> bool:
         """Whether the row is a defect of the kernel."""
         return self.state in CONFIRMED
+
+    @property
+    def newest_failed(self) -> str:
+        """The newest pinned version that fails as the row says; empty if none does."""
+        return next((version for version in reversed(self.versions) if self.versions[version] == "FAILED"), "")
 
 
 class Table(Plain, frozen=True):

@@ -53,6 +53,13 @@ def matrix(table: Table, cells: Sequence[Cell]) -> Grid:
     return _grid(table, {(cell.row.name, cell.version): _word(cell) for cell in cells}, "Outcomes")
 
 
+def agreement(cells: Sequence[Cell]) -> str:
+    """Return how many failures are explained in the words that the ledger states."""
+    judged = [cell for cell in cells if cell.explanation is not None and cell.row.explained is not None]
+    agreed = sum(not cell.misexplained for cell in judged)
+    return f"{agreed} of {count(len(judged), 'failure')} explained as the ledger states."
+
+
 def _grid(table: Table, words: dict[tuple[str, str], str], title: str) -> Grid:
     """Return a grid with a column for each version, where a launcher may lack some."""
     versions = table.all_versions()
@@ -95,6 +102,14 @@ def _numbers(rows: list[Row]) -> list[int]:
     ]
 
 
+def words_in_markdown(table: Table) -> str:
+    """Return the table of docs/explain.md: for each row what `explain` must say."""
+    lines = [_markdown(("row", "reason", "words")), _markdown(["---"] * 3)]
+    stated = [(name, row.explained) for name, row in table.rows.items() if row.explained is not None]
+    lines += [_markdown((name, words.reason, words.part)) for name, words in stated]
+    return "\n".join(lines) + "\n"
+
+
 def _markdown(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -110,6 +125,7 @@ def document(table: Table, cells: Sequence[Cell] = ()) -> str:
             "expected": cell.expected,
             "surprising": cell.surprising,
             "message": cell.message,
+            "explanation": "" if cell.explanation is None else cell.explanation.sentence,
         }
         for cell in cells
     ]

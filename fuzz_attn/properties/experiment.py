@@ -126,15 +126,18 @@ class Experiment:
             return self.fresh()
         return dataclasses.replace(self.first.tensors, output=output_of(self.case, self.backend.device))
 
-    def launch_tensors(self, tensors: AttentionTensors) -> Launch:
-        """Return the launch of the target on tensors, which it then owns; the target writes their output."""
+    def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
+        """Return the launch of the target on tensors, which it then owns; the target writes their output.
+
+        Where the backend has sanitizers, loads of the elements of ``dead`` are observed as ``uninitialised``.
+        """
         output = storage_bytes(tensors.output).clone()
         error, site, refusal, watch = "", "", None, Watch()
         changed: tuple[str, ...] = ()
         layouts = _layouts(tensors)
         try:
             with self.backend.running() as watch:
-                watch.host_only = self.host_only
+                watch.host_only, watch.dead = self.host_only, dead
                 changed = self.target.run(tensors)
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt):
             raise

@@ -40,7 +40,8 @@ class Finding:
     """A defect seen in a launch; `count` is how often it was seen, and the other fields belong to the first time.
 
     `program` is (x, y, z) in the grid. `index` counts elements from the tensor's first one, as strides do. `bounds` is
-    the range of valid offsets, its end exclusive, or the range of valid integers.
+    the range of valid offsets, its end exclusive, or the range of valid integers. `address` is that of the tensor's
+    first element, 0 where no element is meant.
     """
 
     kind: FindingKind
@@ -52,6 +53,7 @@ class Finding:
     bounds: tuple[int, int]
     message: str
     count: int = 1
+    address: int = 0
 
     def __str__(self) -> str:
         return f"{self.kind} in {self.kernel} at {self.location}: {self.message} (program {self.program})"

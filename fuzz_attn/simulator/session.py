@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
 from fuzz_attn.simulator.codegen.dot_operands import Dot
@@ -42,6 +44,10 @@ class Session:
     def watcher(self) -> EmptyWatcher:
         """Return the mode that watches `torch.empty`, to find uninitialised reads."""
         return EmptyWatcher(self._shadows)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Let loads of a tensor's elements be reported as reads of what nothing has written."""
+        self._shadows.forget(tensor)
 
     def launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         """Run one launch of a decorated function. Raises UnsupportedOperation or another SimulatorError."""
@@ -82,8 +88,9 @@ class Session:
         try:
             run.execute(plan, passed)
         finally:
+            addresses = {memory.name: memory.address for memory in memories}
             for finding in run.findings.values():
-                self._note(finding)
+                self._note(replace(finding, address=addresses.get(finding.tensor, 0)))
 
     def _passed(self, bound: Bound, numbers: list[Any]) -> list[Any]:
         """Return what the program is called with: an array for each number and a memory for each tensor."""

@@ -1,10 +1,11 @@
 """Benchmark: how often `explain` names the right reason for a seeded bug, in every family that the bug is in.
 
-A small failing case of each bug is drawn and shrunk as a campaign does it, then explained. The right reasons are those
-of tests/forensics/explained_bugs.toml. Prints a row for each bug and family and the score, and writes the rows with
-their cases to a JSON file.
+A small failing case of each bug is drawn and shrunk as a campaign does it, then explained. With ``--saved`` the shrunk
+case of tests/forensics/seeded_bug_cases.json is taken first, changed to the family, where it fails there too; with
+``--no-draws`` no other is looked for. The right reasons are those of tests/forensics/explained_bugs.toml. Prints a row
+for each bug and family and the score, and writes the rows with their cases to a JSON file.
 
-``python tests/benchmarks/bench_explanations.py OUT.json [--workers N] [--families F,F] [BUG ...]``
+``python tests/benchmarks/bench_explanations.py OUT.json [--saved] [--no-draws] [--workers N] [--families F] [BUG ...]``
 """
 
 from __future__ import annotations
@@ -15,26 +16,32 @@ import os
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 import fuzz_attn
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.case_judge import CaseJudge, load
 from fuzz_attn.engine.failures.simplification import simplify
 from fuzz_attn.engine.failures.triage import OUTPUT, class_of
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.errors import HangInterrupt
+from fuzz_attn.errors import FuzzAttnError, HangInterrupt
 from fuzz_attn.mutation.case_stream import CaseStream
 from fuzz_attn.mutation.mutant_run import limited_processor_time
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs, seeded_bug
 from fuzz_attn.oracle.verdict import Verdict
 
 TABLES: Final = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
-TRUTH: Final = Path(__file__).parents[1] / "forensics" / "explained_bugs.toml"
+FORENSICS: Final = Path(__file__).parents[1] / "forensics"
+TRUTH: Final = FORENSICS / "explained_bugs.toml"
+RowOf: TypeAlias = Callable[[str, str], dict[str, Any]]
+BATCH: Final = 20
 CASES, MORE, SEED, SHRINK_SECONDS, CASE_SECONDS = 700, 25, 7, 30.0, 20.0
 
 
@@ -83,6 +90,31 @@ def found(target: Any, family: str) -> tuple[Order, str] | None:
     return best
 
 
+@cache
+def saved_cases() -> dict[str, dict[str, Any]]:
+    """Return the saved shrunk case of each bug, with its family."""
+    saved: dict[str, dict[str, Any]] = json.loads((FORENSICS / "seeded_bug_cases.json").read_text(encoding="utf-8"))
+    return saved
+
+
+def moved(name: str, family: str, target: Any) -> Order | None:
+    """Return the saved case of a bug as one of another family; None where it cannot be one, or passes there."""
+    saved = saved_cases().get(name)
+    if saved is None:
+        return None
+    for query_len in (0, 1, 3):  # as it is, as a decode, or as a chunk, which has more than one token
+        fields = saved["case"] | {"family": family}
+        if query_len:
+            fields["sequences"] = [each | {"query_len": query_len} for each in fields["sequences"]]
+        try:
+            order = Order(msgspec.convert(fields, AttentionCase), saved.get("relation"))
+            if failures(order, target):
+                return order
+        except (FuzzAttnError, msgspec.ValidationError):
+            continue
+    return None
+
+
 def shrunk(order: Order, failure_class: str, target: Any) -> Order:
     """Return the simplest case of the class that is found in a limited time."""
     best, until = order, time.process_time() + SHRINK_SECONDS
@@ -98,7 +130,16 @@ def shrunk(order: Order, failure_class: str, target: Any) -> Order:
     return best
 
 
-def explained(name: str, family: str) -> dict[str, Any]:
+def failing(name: str, family: str, target: Any, *, draws: bool, saved: bool) -> Order | None:
+    """Return a small failing case of a bug in a family, if one is found."""
+    order = moved(name, family, target) if saved else None
+    if order is not None or not draws:
+        return order
+    first = found(target, family)
+    return None if first is None else shrunk(*first, target)
+
+
+def explained(name: str, family: str, *, draws: bool, saved: bool) -> dict[str, Any]:
     """Return the reason and the words for one bug in one family, with the case."""
     from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
     from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
@@ -108,10 +149,9 @@ def explained(name: str, family: str) -> dict[str, Any]:
     row: dict[str, Any] = {"bug": name, "family": family, "reason": "", "words": "no failing case was found"}
     with tempfile.TemporaryDirectory() as scratch:
         target = target_with(seeded_bug(TABLES, name), family, Path(scratch))  # type: ignore[arg-type] # a family's name
-        first = found(target, family)
-        if first is None:
+        order = failing(name, family, target, draws=draws, saved=saved)
+        if order is None:
             return row
-        order = shrunk(*first, target)
         began = time.process_time()
         explanation = explain(Experiment(order.case, target, backend), order.relation)
         row |= {"reason": explanation.reason, "words": explanation.words, "seconds": time.process_time() - began}
@@ -121,12 +161,21 @@ def explained(name: str, family: str) -> dict[str, Any]:
     return row
 
 
-def in_fork(name: str, family: str) -> dict[str, Any]:
+def in_fork(name: str, family: str, *, draws: bool, saved: bool) -> dict[str, Any]:
     """Return the row of a bug; one that a kernel's crash or the harness itself ended says so."""
     try:
-        return explained(name, family)
+        return explained(name, family, draws=draws, saved=saved)
     except Exception as error:  # noqa: BLE001 - one bug must not end the benchmark
         return {"bug": name, "family": family, "reason": "", "words": f"{type(error).__name__}: {error}"}
+
+
+def in_processes(row_of: RowOf, pairs: Sequence[tuple[str, str]], workers: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of bugs and families. New processes are started for each batch, since edited modules pile up."""
+    size = BATCH * workers
+    for first in range(0, len(pairs), size):
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            done = as_completed([pool.submit(row_of, *pair) for pair in pairs[first : first + size]])
+            yield from (each.result() for each in done)
 
 
 def main() -> None:
@@ -135,21 +184,22 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--saved", action="store_true")
+    parser.add_argument("--no-draws", action="store_true")
     parser.add_argument("--families", default="unified,paged,context,chunked")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     truth = tomllib.loads(TRUTH.read_text(encoding="utf-8"))
     families = given.families.split(",")
     bugs = [bug for bug in load_seeded_bugs(TABLES) if not given.names or bug.name in given.names]
     pairs = [(bug.name, family) for bug in bugs for family in bug.families if family in families]
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
-    with ProcessPoolExecutor(given.workers, max_tasks_per_child=20) as pool:
-        for done in as_completed([pool.submit(in_fork, *pair) for pair in pairs]):
-            row = done.result()
-            row["right"] = row["reason"] in truth[row["bug"]]["reasons"]
-            rows.append(row)
-            told = "right" if row["right"] else "WRONG"
-            print(f"{told}  {row['bug']} [{row['family']}] {row['reason']}: {row['words']}", flush=True)
+    row_of = partial(in_fork, draws=not given.no_draws, saved=given.saved)
+    for row in in_processes(row_of, pairs, given.workers):
+        row["right"] = row["reason"] in truth[row["bug"]]["reasons"]
+        rows.append(row)
+        told = "right" if row["right"] else "WRONG"
+        print(f"{told}  {row['bug']} [{row['family']}] {row['reason']}: {row['words']}", flush=True)
     rows.sort(key=lambda row: (row["bug"], row["family"]))
     given.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     counted = [row for row in rows if row["reason"] and truth[row["bug"]].get("in_scope", True)]

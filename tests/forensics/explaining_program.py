@@ -1,12 +1,18 @@
 """Explains seeded bugs on their saved cases in the simulator, and prints the explanations as JSON lines.
 
-``python explaining_program.py CASES NAME...``: CASES is a JSON file of cases by bug. Without names all are explained.
+``python explaining_program.py CASES [--check TRUTH] NAME...``: CASES is a JSON file of cases by bug. Without names all
+are explained. With ``--check`` only the explanations are printed that TRUTH, a table of reasons and words, does not
+state; the exit status is 1 if there are any.
 """
 
+import argparse
 import json
+import re
 import sys
 import tempfile
 import time
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +48,43 @@ def explained(bug: str, saved: dict[str, Any], backend: Any, scratch: Path) -> d
     }
 
 
-def main(cases: Path, names: list[str]) -> None:
-    """Print the explanation of each named bug, or of all."""
+def explanations(cases: Path, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the explanation of each named bug, or of all."""
     saved = json.loads(cases.read_text(encoding="utf-8"))
     judge = load(Setup("unified", backend="simulator"))
     judge.ready()
     with tempfile.TemporaryDirectory() as scratch:
         for bug in names or saved:
-            print(json.dumps(explained(bug, saved[bug], judge.backend, Path(scratch))), flush=True)
+            yield explained(bug, saved[bug], judge.backend, Path(scratch))
+
+
+def check(rows: Iterator[dict[str, Any]], truth: dict[str, dict[str, Any]]) -> int:
+    """Print the explanations that are not as stated; return 1 if there are any."""
+    wrong, number, seconds = 0, 0, 0.0
+    for row in rows:
+        stated = truth[row["bug"]]
+        number, seconds = number + 1, seconds + row["seconds"]
+        if row["reason"] not in stated["reasons"] or not re.search(stated.get("words", ""), row["words"]):
+            wrong += 1
+            print(f"{row['bug']}: {row['reason']}: {row['words']}", flush=True)
+    print(f"{number - wrong} of {number} explanations are as stated; {seconds:.0f} s of processor time")
+    return min(wrong, 1)
+
+
+def main() -> int:
+    """Print the explanations, or check them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--check", type=Path)
+    given = parser.parse_intermixed_args()
+    rows = explanations(given.cases, given.names)
+    if given.check is not None:
+        return check(rows, tomllib.loads(given.check.read_text(encoding="utf-8")))
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    sys.exit(main())

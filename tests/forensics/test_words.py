@@ -5,7 +5,14 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
-from fuzz_attn.forensics.siblings import difference, siblings, with_more_heads, without_limit
+from fuzz_attn.forensics.siblings import (
+    difference,
+    siblings,
+    with_more_heads,
+    with_one_page,
+    without_empty,
+    without_limit,
+)
 from fuzz_attn.forensics.words import Row, factor, keys, ranges, rows_of_case
 from fuzz_attn.report import explanation as report
 from fuzz_attn.report.plain_text import text_of
@@ -54,6 +61,25 @@ def test_siblings_of_decodes_keep_their_one_token() -> None:
 
 def test_a_case_with_groups_needs_no_more_heads() -> None:
     assert with_more_heads(AttentionCase((Sequence(1),), heads=HeadLayout(2, 2))) is None
+
+
+def test_the_longest_sibling_also_has_groups() -> None:
+    assert [case.heads.num_query_heads for case in siblings(AttentionCase((Sequence(1),)))] == [1, 1, 1, 4]
+
+
+def test_a_case_without_its_empty_sequences() -> None:
+    case = AttentionCase((Sequence(0, 3), Sequence(2)))
+    assert without_empty(case) == AttentionCase((Sequence(2),))
+    assert without_empty(AttentionCase((Sequence(2),))) is None
+    assert without_empty(AttentionCase((Sequence(0, 3),))) is None
+
+
+def test_a_case_with_the_keys_of_one_page() -> None:
+    pages = PageLayout(block_size=8)
+    case = AttentionCase((Sequence(2, 30), Sequence(1, 2)), pages=pages)
+    assert with_one_page(case) == AttentionCase((Sequence(2, 6), Sequence(1, 2)), pages=pages)
+    assert with_one_page(AttentionCase((Sequence(2, 6),), pages=pages)) is None
+    assert with_one_page(AttentionCase((Sequence(9),), pages=pages)) is None
 
 
 def test_only_a_case_without_a_window_gets_one_without_a_limit() -> None:

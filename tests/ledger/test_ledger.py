@@ -19,7 +19,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import LedgerError
 from fuzz_attn.ledger.pages import page_name
 from fuzz_attn.ledger.rows import OWN, TABLE, load_table
-from fuzz_attn.ledger.summaries import counts_in_markdown, word_of
+from fuzz_attn.ledger.summaries import counts_in_markdown, word_of, words_in_markdown
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
 
@@ -132,6 +132,21 @@ def test_an_outcome_that_is_not_stated(
     assert message in result.stderr
 
 
+EXPLAINED = {'why = "A reason."': 'why = "A reason."\nexplained = { reason = "unwritten", part = "never written" }'}
+
+
+@pytest.mark.parametrize(("part", "code"), [("never written", 0), ("key 12", 1)])
+def test_a_failure_that_is_explained_in_other_words(
+    part: str, code: int, write: Write, wheels: Callable[[dict[str, str]], None]
+) -> None:
+    wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
+    folder = write({old: new.replace("never written", part) for old, new in EXPLAINED.items()})
+    result = ledger("--replay", "--backend", "interpreter", "--ledger", folder)
+    assert result.exit_code == code, result.output
+    assert f"{1 - code} of 1 failure explained as the ledger states." in result.stderr
+    assert ("a-row on 1.0: explained as unwritten: " in result.stderr) == bool(code)
+
+
 def test_a_failure_of_another_kind_is_not_the_row(write: Write, wheels: Callable[[dict[str, str]], None]) -> None:
     wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
     result = ledger("--replay", "--backend", "interpreter", "--ledger", write(kind="written_outside"))
@@ -229,6 +244,10 @@ def test_each_case_loads_and_fails_as_the_row_says(name: str) -> None:
     assert not found.verdict.site.startswith("/"), "a path of the machine that found it"
 
 
+def test_each_row_states_how_it_is_explained() -> None:
+    assert [name for name, row in OWN_TABLE.rows.items() if row.explained is None] == []
+
+
 def test_each_case_belongs_to_a_row() -> None:
     assert {path.stem for path in (OWN / "cases").iterdir()} == set(OWN_TABLE.rows)
 
@@ -243,6 +262,12 @@ def test_the_first_table_of_the_readme_is_the_summary() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     first = text[text.index("\n|") + 1 :].partition("\n\n")[0] + "\n"
     assert first == counts_in_markdown(OWN_TABLE), "replace the table by the expected text"
+
+
+def test_the_table_of_words_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+    table = words_in_markdown(OWN_TABLE)
+    assert table in text, f"replace the table by:\n{table}"
 
 
 FINDINGS = ROOT / "reports" / "findings"

@@ -46,6 +46,15 @@ class Shadows:
             written = np.zeros(size, np.bool_)
             self._shadows[storage.data_ptr()] = _Shadow(written, tensor.element_size(), weakref.ref(storage))
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Mark the elements of a tensor as not written; those around it stay as they are."""
+        storage = tensor.untyped_storage()
+        if self._at(tensor) is None:
+            written = np.ones(storage.nbytes() // tensor.element_size(), np.bool_)
+            self._shadows[storage.data_ptr()] = _Shadow(written, tensor.element_size(), weakref.ref(storage))
+        view = self._shadows[storage.data_ptr()].written[tensor.storage_offset() :]
+        np.lib.stride_tricks.as_strided(view, tuple(tensor.shape), tuple(tensor.stride()))[...] = False
+
     def _at(self, tensor: torch.Tensor) -> _Shadow | None:
         """Return the shadow of the tensor's storage, unless it is complete or belonged to a storage that was freed."""
         address = tensor.untyped_storage().data_ptr()

@@ -201,6 +201,17 @@ def test_a_part_that_torch_writes_leaves_the_rest_uninitialised(kernels: Any) ->
     assert (finding.kind, finding.index, finding.count) == (FindingKind.UNINITIALISED_READ, 0, 8)
 
 
+def test_a_load_of_what_is_forgotten_is_reported_with_its_line(kernels: Any) -> None:
+    lengths, partial = torch.tensor([3, 16, 9], dtype=torch.int32), torch.zeros(3, 4)
+    with simulate() as session:
+        session.forget(partial[1, 2:3])
+        kernels.merge_kernel[(3,)](partial, lengths, torch.zeros(3), BLOCK=4, SEGMENTS=4, MASKED=False)
+    finding = _only(session.findings)
+    assert (finding.kind, finding.index, finding.count) == (FindingKind.UNINITIALISED_READ, 6, 1)
+    assert finding.location.line == _line(kernels.merge_kernel, "row * SEGMENTS + segments)")
+    assert finding.address == partial.data_ptr()
+
+
 def test_two_programs_that_store_different_values(kernels: Any) -> None:
     for differs in (False, True):
         out = torch.zeros(3, 16, dtype=torch.int32)

@@ -10,13 +10,15 @@ import numpy as np
 from fuzz_attn.forensics.addresses import fill_queries
 from fuzz_attn.forensics.cells import Array, by_row
 from fuzz_attn.forensics.explanation import Finding
-from fuzz_attn.forensics.lab import Lab, without_scores
-from fuzz_attn.forensics.logits import READABLE, Comparison
+from fuzz_attn.forensics.lab import FAR, Lab, without_scores
 from fuzz_attn.forensics.masks import kind_of_cell, reason_of
 from fuzz_attn.forensics.recovery import Recovered, recovered
+from fuzz_attn.forensics.scores.terms import READABLE, Comparison
 from fuzz_attn.forensics.words import Row, factor, keys, rows_of_case
 from fuzz_attn.oracle.logits import score_scale
 
+CONTROL: Final = -1.0
+"""A score that every softmax can take: weights that are wrong there come from wrong scores."""
 LEVELS: Final = (-20.0, -150.0, -20000.0)
 """Scores at which a softmax fails that is not shifted by the largest one, or that masks with a finite number."""
 EVEN: Final = 4
@@ -69,7 +71,7 @@ def _visible(lab: Lab, row: Row, found: Recovered, cell: int) -> bool:
 
 def level_findings(lab: Lab) -> Iterator[Finding]:
     """Yield what goes wrong where all scores are equal and far from 0."""
-    for level in LEVELS:
+    for level in (CONTROL, *LEVELS):
         tensors = without_scores(lab.cleared())
         gain = score_scale(tensors) * lab.case.heads.head_size
         if not gain or lab.case.softcap:
@@ -85,12 +87,33 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
                 yield finding
                 return
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
-        total = float(np.nan_to_num(found.actual[row.token, row.head]).sum())
-        what = f"the weights of {row.words}, head {row.head}, sum to {total:.4g} with all scores at {level:g}"
-        yield Finding(
-            "denominator", f"{what}, and to 1 with scores near 0: a finite mask value or start of the maximum"
-        )
+        yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
         return
+
+
+def _misread(row: Row, found: Recovered) -> Finding:
+    """Return that a row has wrong scores though all numbers of q and K are equal."""
+    words = f"{row.words}, head {row.head}: {_worst_weight(row, found)} with equal numbers in all of q and K"
+    return Finding("address", f"{words}: q or K is read at wrong addresses", vague=True)
+
+
+def _worst_weight(row: Row, found: Recovered) -> str:
+    """Return the most wrong weight of a row in words."""
+    actual, expected = np.nan_to_num(found.actual[row.token, row.head]), found.expected[row.token, row.head]
+    worst = int(np.argmax(np.abs(actual - expected)))
+    return f"key {_position(found, row, worst)} weighs {actual[worst]:.4g}, should weigh {expected[worst]:.4g},"
+
+
+def _at_level(row: Row, found: Recovered, level: float) -> Finding:
+    """Return the sum of a row's weights where all scores are at one level, or a weight where the sum is right."""
+    total = float(np.nan_to_num(found.actual[row.token, row.head]).sum())
+    scores = f"with all scores at {level:g}"
+    if abs(total - 1) > FAR:
+        what = f"the weights of {row.words}, head {row.head}, sum to {total:.4g} {scores}"
+        why = "a finite mask value or start of the maximum"
+        return Finding("denominator", f"{what}, and to 1 with scores near 0: {why}")
+    words = f"{row.words}, head {row.head}: {_worst_weight(row, found)} {scores}, and is right with scores near 0"
+    return Finding("denominator", f"{words}: parts are not rescaled to one maximum")
 
 
 def _position(found: Recovered, row: Row, cell: int) -> int:
@@ -127,6 +150,12 @@ def _lost(row: Row, what: str, top: float, first: int) -> Finding:
 
 def part_findings(lab: Lab, seen: Comparison) -> Iterator[Finding]:
     """Yield keys that weigh too much or too little together, or a sum of all weights that is wrong."""
+    found = list(_parts_of_rows(lab, seen))
+    yield from sorted(found, key=lambda finding: finding.vague)[:1]
+
+
+def _parts_of_rows(lab: Lab, seen: Comparison) -> Iterator[Finding]:
+    """Yield the finding of each row until one is not vague."""
     for row in rows_of_case(lab.case):
         place = (row.token, row.head)
         ratio, used = _ratios(seen, place)
@@ -138,8 +167,10 @@ def part_findings(lab: Lab, seen: Comparison) -> Iterator[Finding]:
             return
         edge = _edge(ratio, used, seen, row) if used.sum() >= EVEN else None
         if edge is not None:
-            yield _jump(row, ratio, used, edge, seen)
-            return
+            jump = _jump(row, ratio, used, edge, seen)
+            yield jump
+            if not jump.vague:
+                return
 
 
 def _ratios(seen: Comparison, place: tuple[int, int]) -> tuple[Array, Array]:
@@ -163,6 +194,8 @@ def _edge(ratio: Array, used: Array, seen: Comparison, row: Row) -> int | None:
     before, edge = int(positions[at]), int(positions[at + 1])
     rest = np.delete(jumps, at)
     even = not len(rest) or float(np.median(rest)) < 0.05 * jumps[at]
+    if packed[before] != packed[edge]:  # two parts only: the second must be even too, else its keys are misread
+        even = even and float(jumps[at + 1 :].max(initial=0.0)) < 0.1 * jumps[at]
     tiles = {seen.case.launch.tile_size or 16, 16, seen.case.pages.block_size}
     at_part = packed[before] != packed[edge] or any(before // tile != edge // tile for tile in tiles)
     return edge if even and at_part else None

@@ -1,0 +1,130 @@
+"""Accesses: which row, key or entry of a named tensor an access means that a sanitizer reports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from fuzz_attn.backends.backend import Observation
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.forensics.explanation import Reason
+from fuzz_attn.forensics.words import count, rows_of_case
+from fuzz_attn.inputs.tensors import AttentionTensors
+
+_NAMES: Final = {
+    "query": "q",
+    "new_keys": "the new keys",
+    "new_values": "the new values",
+    "key_cache": "the key cache",
+    "value_cache": "the value cache",
+    "alibi_slopes": "the slopes",
+    "sinks": "the sinks",
+    "query_start_loc": "the starts of the sequences",
+    "seq_lens": "the sequence lengths",
+    "output": "the output",
+}
+_REASONS: Final[dict[str, Reason]] = {
+    "block_table": "page",
+    "qq_bias": "bias",
+    "alibi_slopes": "slope",
+    "sinks": "sink",
+}
+SMALLEST_BLOCK: Final = 16
+"""Heads of fewer columns are padded to this size, and others to a power of two."""
+_PACKED: Final = ("query", "output", "new_keys", "new_values")
+
+
+def accessed(observation: Observation, tensors: AttentionTensors) -> tuple[str, int] | None:
+    """Return the name of the tensor that an access means, and the offset of its element from the tensor's first one.
+
+    None where the access is to a tensor that the target has made itself.
+    """
+    if not observation.address:
+        return None
+    for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
+        start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        if start <= observation.address < start + max(size, 1):
+            ahead = (observation.address - tensor.data_ptr()) // tensor.element_size()
+            return name, ahead + observation.offset
+    return None
+
+
+def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Reason:
+    """Return the reason for a sanitizer's finding, by the tensor that it is about."""
+    found = accessed(observation, tensors)
+    by_writes: Reason = "unwritten" if observation.kind in ("uninitialised", "race") else "address"
+    if found is None:
+        return by_writes
+    name, offset = found
+    tensor: torch.Tensor = getattr(tensors, name)
+    behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
+    size = tensor.shape[-1]
+    whole = size >= SMALLEST_BLOCK and size & (size - 1) == 0  # else it may be a column behind the head size
+    return "tail" if behind and whole else _REASONS.get(name, by_writes)
+
+
+def element_words(observation: Observation, tensors: AttentionTensors, case: AttentionCase) -> str:
+    """Return which element an access means, in words; empty where that is not known."""
+    found = accessed(observation, tensors)
+    if found is None:
+        return ""
+    name, offset = found
+    tensor: torch.Tensor = getattr(tensors, name)
+    words = ""
+    if name == "block_table":
+        words = _entry(offset, tensor, case)
+    elif name == "qq_bias":
+        words = _element_of_bias(offset, tensor)
+    elif name in _PACKED:
+        words = packed_words(name, offset, tensor, case)
+    elif name in ("key_cache", "value_cache"):
+        words = _slot(name, offset, tensors)
+    elif tensor.dim() == 1:
+        words = f"element {offset} of {_NAMES[name]}, which has {tensor.shape[0]}"
+    return words
+
+
+def _entry(offset: int, table: torch.Tensor, case: AttentionCase) -> str:
+    """Return the entry of a block table in words, with the keys that its page holds."""
+    stride, size = table.stride(0), case.pages.block_size
+    sequence = min(max(offset // stride, 0), len(case.sequences) - 1) if stride else 0
+    column = offset - sequence * stride
+    pages = -(-case.sequences[sequence].seq_len // size) if case.sequences else 0
+    words = f"entry {column} of sequence {sequence}'s row of the block table"
+    return f"{words}, for keys {column * size} to {(column + 1) * size - 1}; the sequence has {count(pages, 'page')}"
+
+
+def _slot(name: str, offset: int, tensors: AttentionTensors) -> str:
+    """Return the slot of a cache that an element belongs to by the strides, which may lie behind the last page."""
+    slots = tensors.key_slots if name == "key_cache" else tensors.value_slots
+    place, rest = [0] * slots.dim(), offset
+    for axis in sorted(range(slots.dim()), key=slots.stride, reverse=True):
+        last = slots.shape[axis] - 1 if axis else rest
+        place[axis] = max(0, min(rest // slots.stride(axis), last)) if slots.stride(axis) else 0
+        rest -= place[axis] * slots.stride(axis)
+    outside = ", behind the last page" * (place[0] >= slots.shape[0])
+    return f"slot {place[1]} of page {place[0]}, head {place[2]}, of {_NAMES[name]}{outside}"
+
+
+def _element_of_bias(offset: int, bias: torch.Tensor) -> str:
+    """Return the element of the query-query bias in words, counted by the larger of its strides first."""
+    strides = bias.stride()
+    outer = 0 if strides[0] >= strides[1] else 1
+    place = [0, 0]
+    place[outer], rest = divmod(offset, strides[outer]) if strides[outer] else (0, offset)
+    place[1 - outer] = rest // strides[1 - outer] if strides[1 - outer] else 0
+    rows, columns = bias.shape
+    return f"row {place[0]}, column {place[1]} of the query-query bias, which has {rows} x {columns} elements"
+
+
+def packed_words(name: str, offset: int, tensor: torch.Tensor, case: AttentionCase) -> str:
+    """Return the token and the head of an element of a packed tensor, which may lie behind that row's last column."""
+    token, rest = divmod(offset, tensor.stride(0))
+    head = min(rest // tensor.stride(1), tensor.shape[1] - 1)
+    column = rest - head * tensor.stride(1)
+    own = next((row for row in rows_of_case(case) if row.token == token), None)
+    if own is None:
+        return f"row {token} of {_NAMES[name]}, which belongs to no token"
+    words = f"the row of {own.words}, head {head}, of {_NAMES[name]}"
+    return f"column {column} of {words}, which has {tensor.shape[2]}" if column >= tensor.shape[2] else words
