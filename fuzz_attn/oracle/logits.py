@@ -266,10 +266,10 @@ def _rise(
 ) -> torch.Tensor:
     """Return by how much the largest logit of a row may move, ``[..., 1]``.
 
-    It rises to at most the largest ``exact + error``, and falls by at most the error of one logit, which is no more. A
-    sink that is absent counts for nothing, whatever its error.
+    It rises to at most the largest ``exact + error``, and falls by at most the error of one logit, which is no more. An
+    absent sink stays far below, whatever its error.
     """
-    highest = torch.maximum((exact + error).amax(-1, keepdim=True), sink + sink_error.masked_fill(sink <= NO_SINK, 0.0))
+    highest = torch.maximum((exact + error).amax(-1, keepdim=True), sink + sink_error)
     return highest.sub_(top)
 
 
