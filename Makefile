@@ -21,7 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger nightly test drills faults gpu conformance bench coverage lint format wheel hooks clean
+.PHONY: help fuzz replay ledger nightly test drills faults gpu conformance bench coverage lint format docs wheel hooks clean
 
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
@@ -87,6 +87,10 @@ lint: $(STAMP) ## check style, format and types
 format: $(STAMP) ## format the code, and fix what ruff can fix safely
 	@$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+
+docs: $(STAMP) ## make the pages of docs/ into build/docs; a warning is an error
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs $(ARGS)
+	echo "open $(CURDIR)/build/docs/index.html"
 
 wheel: $(STAMP) ## build the source distribution and the wheel into dist/
 	@$(BIN)/python -m build --no-isolation > $(VENV)/wheel.log 2>&1 || { cat $(VENV)/wheel.log; exit 1; }

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
+
+if TYPE_CHECKING:
+    from fuzz_attn.simulator.codegen.dot_operands import Dot
 
 
 class Observation(NamedTuple):
@@ -92,8 +95,8 @@ class Backend(Protocol):
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
 
-    def input_precisions(self) -> frozenset[str]:
-        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
+    def dots(self) -> frozenset[tuple[Dot, ...]]:
+        """Return the dots of each kernel launched so far."""
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before a kernel is compiled, with False, and when that has ended, with True.

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError
+
+if TYPE_CHECKING:
+    from fuzz_attn.simulator.codegen.dot_operands import Dot
 
 _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 """A dot of float32 operands in Triton's IR."""
@@ -29,11 +32,22 @@ is more than ``m`` and at most ``2 m`` units of 2^-24. tests/oracle/test_tensor_
 """
 
 
-def precisions_in(files: Mapping[str, str]) -> set[str]:
-    """Return how the dots of a compiled kernel multiply float32 operands, from its files by name."""
+def dots_in(files: Mapping[str, str]) -> tuple[Dot, ...]:
+    """Return the dots of a compiled kernel, from its files by name."""
     texts = (Path(path).read_text(encoding="utf-8") for name, path in files.items() if name.endswith(".ttir"))
-    dots = (dot for text in texts for dot in _DOT.findall(text))
-    return {found[1] if (found := _PRECISION.search(dot)) else "ieee" for dot in dots}
+    return tuple(dot for text in texts for dot in _dots_of(text))
+
+
+def _dots_of(text: str) -> tuple[Dot, ...]:
+    """Return the dots of a kernel's IR; of one that the simulator cannot parse, only how they multiply float32."""
+    from fuzz_attn.simulator.codegen.dot_operands import Dot, dots_of  # noqa: PLC0415 - imports torch and Triton
+    from fuzz_attn.simulator.frontend.parser import parse_module  # noqa: PLC0415 - as above
+
+    try:
+        return dots_of(parse_module(text))
+    except Exception:  # noqa: BLE001 - the compiler's own text may have any form, and only the reading is lost
+        found = map(_PRECISION.search, _DOT.findall(text))
+        return tuple(Dot(precision=precision[1] if precision else "ieee") for precision in found)
 
 
 class CudaBackend:
@@ -47,7 +61,7 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._kernels = Kernels()
-        self._precisions: set[str] = set()
+        self._dots: set[tuple[Dot, ...]] = set()
         self._compiling: Callable[[bool], None] = lambda ended: None
 
     def prepare(self) -> None:
@@ -107,9 +121,9 @@ class CudaBackend:
         """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""
         return False
 
-    def input_precisions(self) -> frozenset[str]:
-        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
-        return frozenset(self._precisions)
+    def dots(self) -> frozenset[tuple[Dot, ...]]:
+        """Return the dots of each kernel launched so far."""
+        return frozenset(self._dots)
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before Triton compiles a kernel, with False, and when it has ended, with True."""
@@ -134,7 +148,7 @@ class CudaBackend:
         def listen(**event: Any) -> None:
             new = Kernels(compiled=not event["cache_hit"], loaded=event["cache_hit"])
             self._kernels = Kernels(*(old + more for old, more in zip(self._kernels, new, strict=True)))
-            self._precisions |= precisions_in(event["metadata_group"])
+            self._dots.add(dots_in(event["metadata_group"]))
             if before is not None:
                 before(**event)
 

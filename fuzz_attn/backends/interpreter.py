@@ -6,11 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.quiet import quiet
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError
+
+if TYPE_CHECKING:
+    from fuzz_attn.simulator.codegen.dot_operands import Dot
 
 
 class InterpreterBackend:
@@ -78,8 +82,8 @@ class InterpreterBackend:
 
         return reaches_large_offsets()
 
-    def input_precisions(self) -> frozenset[str]:
-        """Return nothing: the interpreter multiplies all bits of float32 operands."""
+    def dots(self) -> frozenset[tuple[Dot, ...]]:
+        """Return nothing: the interpreter lowers no kernel."""
         return frozenset()
 
     def announce(self, compiling: Callable[[bool], None]) -> None:

@@ -16,6 +16,7 @@ from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
+from fuzz_attn.simulator.codegen.dot_operands import Dot
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
@@ -42,7 +43,7 @@ class SimulatorBackend:
 
     def __init__(self) -> None:
         self._reported: list[int] = []
-        self._precisions: set[str] = set()
+        self._dots: set[tuple[Dot, ...]] = set()
         self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
         self.parsed: list[Function] = []
         """The kernels launched since the last call of ``rewrite``, as they were before; empty without a rewrite."""
@@ -95,7 +96,7 @@ class SimulatorBackend:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
-                self._precisions |= session.precisions
+                self._dots |= session.dots
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
     @staticmethod
@@ -138,9 +139,9 @@ class SimulatorBackend:
 
         return reaches_large_offsets()
 
-    def input_precisions(self) -> frozenset[str]:
-        """Return how the kernels launched so far multiply float32 operands of dots, in Triton's words."""
-        return frozenset(self._precisions)
+    def dots(self) -> frozenset[tuple[Dot, ...]]:
+        """Return the dots of each kernel launched so far."""
+        return frozenset(self._dots)
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Do nothing: nothing is compiled for the CPU."""

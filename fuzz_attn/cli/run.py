@@ -25,6 +25,7 @@ from fuzz_attn.cli.options import (
     workers_option,
 )
 from fuzz_attn.cli.runs.campaign import Documents, Request, documents_options, run_campaigns
+from fuzz_attn.cli.runs.on_ray import run_on_ray
 from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
@@ -48,6 +49,15 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @seed_option
 @workers_option
 @click.option("--shard", type=Shard(), default="1/1", help="One of n parts on n machines; give all the same --seed.")
+@click.option("--ray", "ray", metavar="ADDRESS", help="Fuzz on a Ray cluster; auto is the one that Ray finds.")
+@click.option(
+    "--gpu-share",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    metavar="PART",
+    default=0.125,
+    show_default=True,
+    help="With --ray: the part of a GPU that a worker gets.",
+)
 @click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @out_option
 @memory_option
@@ -66,6 +76,8 @@ def run(
     seed: int,
     workers: int,
     shard: Part,
+    ray: str | None,
+    gpu_share: float,
     strict: bool,
     out: Path | None,
     memory: int,
@@ -85,6 +97,9 @@ def run(
     With --shard i/n, the run is a part of a larger one with n times the workers, whose cases --max-cases limits.
     `fuzz-attn merge` unites the parts.
 
+    With --ray, the workers are actors of a Ray cluster, as many as it has room for. What they find comes back as
+    messages.
+
     Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged or something is wrong, 128 and
     the number of a signal that ended the run before it found a failure.
     """
@@ -95,12 +110,16 @@ def run(
     if family and targets and _is_given("targets") and not _is_given("family"):
         family = None  # the settings name it for their own target
     names = targets or ((family,) if family else get_args(Family))
-    for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
-        _check_target(name, family, backend)
+    if ray is None:
+        for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
+            _check_target(name, family, backend)
     _check_part(shard, max_cases, len(names))
     limits, stated = (max_time, max_cases, seed, workers), stated_binding(binding)
     request = Request(names, family, backend, *limits, out, memory, Documents(**documents), strict, stated, shard)
-    return run_campaigns(dataclasses.replace(request, until_flat=until_flat, continued=continued))
+    request = dataclasses.replace(request, until_flat=until_flat, continued=continued)
+    if ray is None:
+        return run_campaigns(request)
+    return run_on_ray(ray, request, gpu_share, workers if _is_given("workers") else None)
 
 
 def _check_part(part: Part, max_cases: int | None, targets: int) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fuzz_attn.case.attention_case import AttentionCase
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.properties.refusal import Refusal
+    from fuzz_attn.targets.arithmetic import ArithmeticReader
     from fuzz_attn.targets.target import Target
 
 
@@ -40,6 +41,7 @@ class CaseJudge:
     """The limit of a process's memory in bytes, 0 for none."""
     learned: tuple[str, ...] = ()
     """What the calibration has learned, in sentences."""
+    _reader: ArithmeticReader | None = None
 
     @property
     def forks_first(self) -> bool:
@@ -99,7 +101,7 @@ class CaseJudge:
         if order.forensics:
             return self._explained(experiment, order.relation)
         refusal = experiment.refusal
-        notes = self._read_precision(experiment)
+        notes = self._read_arithmetic(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = with_poison_named(verdict, experiment)
@@ -120,18 +122,21 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - imports torch, as above
 
+        if experiment.refusal is None:
+            self._read_arithmetic(experiment)
         explanation = explain(experiment, relation)
         kernels = self.backend.new_kernels()
         self.backend.new_masks()
         return Answer(explanation=explanation, compiled=kernels.compiled, loaded=kernels.loaded)
 
-    def _read_precision(self, experiment: Experiment) -> tuple[str, ...]:
-        """Learn how the target multiplies float32 from its launches, and return it in words where it is new."""
-        from fuzz_attn.targets.input_precision import precision_in_words, with_precision  # noqa: PLC0415 - as above
+    def _read_arithmetic(self, experiment: Experiment) -> tuple[str, ...]:
+        """Learn how the target rounds from the kernels of its launches, and return in words what is new of it."""
+        from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - imports Triton, as above
 
-        before = self.target
-        self.target = experiment.target = with_precision(before, self.backend.input_precisions())
-        return () if self.target is before else (precision_in_words(self.target),)
+        if self._reader is None or self._reader.target is not self.target:
+            self._reader = ArithmeticReader(self.target)
+        experiment.target = self._reader.target_for(self.backend.dots(), experiment.case.dtypes)
+        return self._reader.new_notes()
 
     def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""

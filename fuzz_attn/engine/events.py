@@ -152,10 +152,11 @@ class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
 
 
 class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
-    """Another case showed a failure that has a file."""
+    """Another case, or in a merged log so many, showed a failure that has a file."""
 
     shard: int
     path: str
+    cases: Positive = 1
 
 
 class WorkerLost(Plain, frozen=True, tag_field="event", tag="worker_lost"):

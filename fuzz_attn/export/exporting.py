@@ -6,7 +6,6 @@ from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.errors import BindingError
 from fuzz_attn.export.expectations import expectations
 from fuzz_attn.export.recorded_calls import RecordedExperiment
 from fuzz_attn.export.script import Script, script_of
@@ -22,8 +21,6 @@ def exported(found: Counterexample, spec: str) -> Script:
     # Only for the target: the script chooses its device.
     judge = load(Setup(spec, found.family, "simulator", binding=found.binding))
     target = judge.target.on_device(TENSOR_CORE_SLACK)
-    if target.match.binding.output == "returned":
-        raise BindingError(f"target={spec!r} returns its output: a script can only call one that writes it in place")
     experiment = RecordedExperiment(found.case, target, judge.backend)
     expected = expectations(experiment, found.verdict.property_name, found.relation)
     sources = [

@@ -43,7 +43,8 @@ class Block:
 class Call:
     """A call of a target: its arguments by keyword, and the memory of those that are tensors.
 
-    ``output`` is the name of the output's argument; ``inputs`` are the blocks that the call must not change.
+    ``output`` is the name of the output's argument, empty where the call returns the output. ``inputs`` are the blocks
+    that the call must not change.
     """
 
     target: Target

@@ -156,19 +156,30 @@ def different_rows(first: torch.Tensor, second: torch.Tensor, tokens: list[int] 
     return bool(different.any())
 
 
-def call(function: Callable[..., object], arguments: dict[str, Any], device: str) -> bool:
-    """Call the target; print and return whether it raised."""
+def call(function: Callable[..., object], arguments: dict[str, Any], device: str) -> tuple[bool, object]:
+    """Call the target; print and return whether it raised, and return its result."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty then returns memory full of NaN
+    result = None
     try:
-        function(**arguments)
+        result = function(**arguments)
         if device != "cpu":
             torch.cuda.synchronize()
     except Exception:  # noqa: BLE001 - any exception of the target is a failure
         traceback.print_exc()
-        return True
+        return True, None
     finally:
         torch.use_deterministic_algorithms(False)
-    return False
+    return False, result
+
+
+def returned(result: object, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, torch.Tensor]:
+    """Return whether a result, or the first of several, is not the output that was promised, and the output."""
+    found = result[0] if isinstance(result, tuple | list) and result else result
+    if isinstance(found, torch.Tensor) and (tuple(found.shape), found.dtype) == (shape, dtype):
+        return False, found
+    what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+    print(f"the call returned {what} where the output is {dtype} {list(shape)}")
+    return True, torch.zeros(shape, dtype=dtype)
 
 
 def options(description: str) -> argparse.Namespace:

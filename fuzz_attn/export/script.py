@@ -18,7 +18,7 @@ from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.export import safetensors
 from fuzz_attn.export.expectations import Expected, SameRows, WithinBound
-from fuzz_attn.export.recorded_calls import Block, View
+from fuzz_attn.export.recorded_calls import Block, Call, View
 from fuzz_attn.export.target_source import Source
 
 INLINE: Final = 40_000
@@ -204,15 +204,26 @@ def _check_lines(number: int, expected: Expected) -> Iterator[str]:
     yield f"given_{n} = arguments_{n}(memory_{n}.view)"
     if number > 1:
         yield f"print({f'Second call, {expected.change}'!r})"
-    yield f"wrong_{n} = call(target_{n}(), given_{n}, chosen.device)"
-    yield f"output_{n} = given_{n}[{call.output!r}]"
+    yield f"wrong_{n}, result_{n} = call(target_{n}(), given_{n}, chosen.device)"
+    yield from _output_lines(n, call)
     yield f"for name in {list(call.inputs)}:"
     yield f"    if memory_{n}.changed(name):"
     yield "        print('the call changed its input', name)"
     yield f"        wrong_{n} = True"
-    yield f"wrong_{n} |= written_outside(memory_{n}, {call.output!r}, output_{n}, LIVE_{n})"
+    if call.output:
+        yield f"wrong_{n} |= written_outside(memory_{n}, {call.output!r}, output_{n}, LIVE_{n})"
     if isinstance(expected.output, WithinBound):
         poison = call.tensors.output_poison
         yield f"wrong_{n} |= wrong_elements(output_{n}, EXPECTED_{n}, BOUND_{n}, {poison})"
     else:
         yield f"wrong_{n} |= different_rows(output_1, output_{n}, TOKENS_{n}, LIVE_{n})"
+
+
+def _output_lines(number: int, call: Call) -> Iterator[str]:
+    """Yield where the output of a call is: in an argument, or in its result."""
+    if call.output:
+        yield f"output_{number} = given_{number}[{call.output!r}]"
+        return
+    output = call.tensors.output
+    yield f"missing_{number}, output_{number} = returned(result_{number}, {tuple(output.shape)}, {output.dtype})"
+    yield f"wrong_{number} |= missing_{number}"

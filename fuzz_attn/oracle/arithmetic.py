@@ -90,11 +90,31 @@ def rounding_to(name: RoundedTo, tensors: AttentionTensors) -> Rounding:
 
 
 def dtype_of(name: RoundedTo, tensors: AttentionTensors) -> torch.dtype:
-    """Return a type of a rounding model: ``query`` is the type of q, bfloat16 for fp8."""
+    """Return a type of a rounding model: ``query`` is the type of q, bfloat16 for fp8, ``cache`` that of K and V."""
     if name == "query":
         return torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
+    if name == "cache":
+        return tensors.kv_dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def query_dtype(tensors: AttentionTensors, model: RoundingModel) -> torch.dtype:
+    """Return the type of q as operand of its dot: another one than its own where the model rounds q."""
+    return tensors.query.dtype if model.query == "float32" else dtype_of(model.query, tensors)
+
+
+def rounding_of_query(tensors: AttentionTensors, model: RoundingModel) -> Rounding:
+    """Return the rounding of q itself; a type that holds every q rounds nothing."""
+    dtype = query_dtype(tensors, model)
+    return _rounding_to(torch.float32 if _holds(dtype, tensors.query.dtype) else dtype)
+
+
+@cache
+def _holds(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Return whether a type has every number of another one."""
+    one, two = torch.finfo(dtype), torch.finfo(other)
+    return one.eps <= two.eps and one.max >= two.max and half_denormal(dtype) <= half_denormal(other)
 
 
 @cache
@@ -107,6 +127,7 @@ def _rounding_to(dtype: torch.dtype) -> Rounding:
 def rounds_on_the_way(model: RoundingModel) -> bool:
     """Return whether anything but P and the output may be rounded to a narrow type, so that no sum is surely exact."""
     names = (
+        model.query,
         model.scaled_query,
         model.products,
         model.accumulate,
@@ -120,7 +141,7 @@ def rounds_on_the_way(model: RoundingModel) -> bool:
 
 def rounds_dots(model: RoundingModel) -> bool:
     """Return whether q, products or partial sums of a dot are rounded to a narrow type."""
-    return any(name != "float32" for name in (model.scaled_query, model.products, model.accumulate))
+    return any(name != "float32" for name in (model.query, model.scaled_query, model.products, model.accumulate))
 
 
 def lost_by_one(unit: float) -> float:
@@ -153,14 +174,18 @@ def dot_error(
 ) -> torch.Tensor:
     """Return the error of a scaled dot product in a narrow type, from its error in float32.
 
-    It covers q scaled in its type (the scale, the product, and half a denormal for each of them), the rounding of each
-    product, and the products and sums below the normal range of the types in which they are kept. ``magnitudes`` is
-    ``|scale| sum |q| |k|``, ``keys`` is ``[B, num_kv_heads, K, head_size]``, and ``units`` ``[..., 1]`` the relative
-    error of sums.
+    It covers the rounding of q itself, q scaled in its type (the scale, the product, and half a denormal for each of
+    them), the rounding of each product, and the products and sums below the normal range of the types in which they are
+    kept. ``magnitudes`` is ``|scale| sum |q| |k|``, ``keys`` is ``[B, num_kv_heads, K, head_size]``, and ``units``
+    ``[..., 1]`` the relative error of sums.
     """
     query, product, total = (
         rounding_to(name, tensors) for name in (model.scaled_query, model.products, model.accumulate)
     )
+    cast = rounding_of_query(tensors, model)
+    if cast.unit:
+        sizes = keys.abs().sum(-1)[:, :, None, None]
+        error = error * (1 + cast.unit) + magnitudes * cast.unit + sizes * (abs(scale) * cast.absolute * (1 + units))
     if query.unit:
         factor = max(query.unit, query.absolute / max(abs(scale), UNDERFLOW))
         unit = (1 + factor) * (1 + query.unit) - 1
@@ -314,21 +339,23 @@ def row_overflows(
 ) -> torch.Tensor | None:
     """Return bool ``[..., 1]``: whether a number on the way to a visible score may overflow a narrow type.
 
-    These are the partial sums of a dot, the dot, the ``scores`` with their biases, and q times ``scale`` and log2(e).
-    None if none may.
+    These are the partial sums of a dot, the dot, the ``scores`` with their biases, q, and q times ``scale`` and
+    log2(e). None if none may.
     """
     limits = {
         name: rounding_to(name, tensors).limit
         for name in (model.accumulate, model.products, model.scores, model.softmax, model.scaled_query)
     }
-    if min(limits.values()) == torch.inf:
+    cast = rounding_of_query(tensors, model).limit
+    if min(cast, *limits.values()) == torch.inf:
         return None
     queries, keys = block.queries.flatten(2, 3), block.keys.transpose(-1, -2)
     sums = (queries.abs() @ keys.abs()).view_as(scores) * max(1.0, abs(scale))
     dots = torch.maximum((queries @ keys).view_as(scores).abs(), scores.abs())
     found = _reaches(sums, block.hidden, min(limits[model.accumulate], limits[model.products]))
     found |= _reaches(dots, block.hidden, min(limits[model.scores], limits[model.softmax]))
-    found |= ~(block.queries.abs().amax(-1, keepdim=True) * (abs(scale) * LOG2_E) < limits[model.scaled_query])
+    largest = block.queries.abs().amax(-1, keepdim=True)
+    found |= ~(largest * (abs(scale) * LOG2_E) < limits[model.scaled_query]) | ~(largest < cast)
     return found if bool(found.any()) else None
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.arithmetic import dtype_of
+from fuzz_attn.oracle.arithmetic import dtype_of, query_dtype
 from fuzz_attn.oracle.logits import score_scale
 from fuzz_attn.oracle.reference import output_factor
 from fuzz_attn.oracle.rounding_model import RoundedTo, RoundingModel
@@ -61,11 +61,11 @@ class _Emulation:
     def _scores(self) -> torch.Tensor:
         name, tensors, block = self.model.scores, self.tensors, self.block
         scale = torch.tensor(score_scale(tensors), dtype=torch.float64, device=block.keys.device)
-        queries = block.queries.flatten(2, 3)
+        queries = self._queries()
         if self.model.scaled_query != "float32":
             queries = self.rounded(self.model.scaled_query, queries * self.rounded(self.model.scaled_query, scale))
             scale = scale / scale
-        scores = self._dot(queries, block.keys.transpose(-1, -2), tensors.query.dtype)
+        scores = self._dot(queries, block.keys.transpose(-1, -2), query_dtype(tensors, self.model))
         scores = scores.view(*block.queries.shape[:4], -1)
         scores = self.rounded(name, self.rounded(name, scores) * scale)
         cap = tensors.softcap
@@ -74,6 +74,14 @@ class _Emulation:
         for bias in self._biases():
             scores = self.rounded(name, scores + self.rounded(name, bias))
         return scores.masked_fill(block.hidden, -torch.inf)
+
+    def _queries(self) -> torch.Tensor:
+        """Return q, clamped to the range of the type that it is rounded to."""
+        queries, name = self.block.queries.flatten(2, 3), self.model.query
+        if name == "float32":
+            return queries
+        limit = torch.finfo(dtype_of(name, self.tensors)).max
+        return self.rounded(name, queries.clamp(-limit, limit))
 
     def _biases(self) -> list[torch.Tensor]:
         block, slopes = self.block, self.tensors.alibi_slopes

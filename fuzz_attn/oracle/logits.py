@@ -139,9 +139,9 @@ def product_units(tensors: AttentionTensors, model: RoundingModel) -> float:
     base 2), and where the model allows it operands cut to fewer bits, or in parts, and K left unrounded after
     dequantisation.
     """
-    query = tensors.query.dtype
+    query, operand = tensors.query.dtype, arithmetic.query_dtype(tensors, model)
     total = 1 + grown(6 if query.itemsize == 1 else 4, UNIT)
-    total *= (1 + arithmetic.operand_unit(query, model)) ** 2
+    total *= (1 + arithmetic.operand_unit(operand, model)) ** 2
     if not model.rounds_dequantised and tensors.kv_dtype != query:
         total *= 1 + unit_roundoff(query)
     return total - 1
@@ -154,8 +154,8 @@ def addition_units(queries: torch.Tensor, tensors: AttentionTensors, model: Roun
     a row with ``n`` numbers other than 0 has ``n - 1`` additions that round. One that truncates may cut its other
     operand.
     """
-    unit = accumulation_unit(tensors.query.dtype, tensors, model)
-    passes = arithmetic.passes(tensors.query.dtype, model)
+    operand = arithmetic.query_dtype(tensors, model)
+    unit, passes = accumulation_unit(operand, tensors, model), arithmetic.passes(operand, model)
     if unit > UNIT or passes > 1:
         return queries.new_full((*queries.shape[:-1], 1), grown(queries.shape[-1] * passes, unit))
     additions = queries.count_nonzero(-1)[..., None].sub_(1).clamp_min_(0)
@@ -178,7 +178,8 @@ def _scores_error(
     scale = abs(score_scale(tensors))
     products, additions = product_units(tensors, model), addition_units(block.queries, tensors, model)
     underflow = block.keys.shape[-1] * UNDERFLOW * max(1.0, scale)
-    if arithmetic.passes(tensors.query.dtype, model) == 1 and not arithmetic.rounds_dots(model):
+    operand = arithmetic.query_dtype(tensors, model)
+    if arithmetic.passes(operand, model) == 1 and not arithmetic.rounds_dots(model):
         units = (products + additions * (products + 0.5)).mul_(scale)
         return (sizes * units).addcmul_(scores.abs(), additions, value=0.5).add_(underflow)
     units = (1 + products) * (1 + additions) - 1

@@ -6,8 +6,8 @@ from msgspec import Meta, Struct
 
 from fuzz_attn.case.dtypes import DTypeName
 
-RoundedTo: TypeAlias = Literal[DTypeName, "query"]
-"""A type that numbers are rounded to; ``query`` is the type of q, bfloat16 if q is fp8."""
+RoundedTo: TypeAlias = Literal[DTypeName, "query", "cache"]
+"""A type that numbers are rounded to: ``query`` is the type of q, bfloat16 if q is fp8, ``cache`` that of K and V."""
 InputPrecision: TypeAlias = Literal["ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"]
 Units: TypeAlias = Annotated[float, Meta(ge=0)]
 
@@ -24,6 +24,7 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     Types: what is rounded to a type, on top of the roundings of float32. For ``float32`` there is no other rounding.
 
+    - ``query``: q itself, before it is scaled or multiplied. A type that holds every q rounds nothing.
     - ``scaled_query``: q times the softmax scale, and the scale itself, before the dot with K.
     - ``products``: each product of a dot, before it is added.
     - ``accumulate``: each partial sum of a dot.
@@ -57,6 +58,7 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
       have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
     """
 
+    query: RoundedTo = "float32"
     scaled_query: RoundedTo = "float32"
     products: RoundedTo = "float32"
     accumulate: RoundedTo = "float32"

@@ -196,6 +196,8 @@ def alternatives(case: AttentionCase, own: RoundingModel) -> Iterator[Fields]:
         yield {"tensor_core_slack": 2.0 * own.tensor_core_slack}
     if case.dtypes.kv != query:
         yield {"rounds_dequantised": False}
+        yield {"query": "cache", "probability": "cache"}
+        yield {"query": "cache", "probability": "cache", "rounds_dequantised": False}
     if not case.softcap:  # a simplified case has a soft cap only where that matters
         yield from ({"exp_units": 2.0**bits} for bits in (8, 13, 16))
     else:

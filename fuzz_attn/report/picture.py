@@ -11,13 +11,15 @@ from rich.console import Console, RenderableType
 
 from fuzz_attn.report.plain_text import WIDTH, safe, show, text_of
 
-_ADDRESSES: Final = re.compile(r"@font-face\s*\{.*?\}|<!--.*?-->|xmlns=\"[^\"]*\"", re.DOTALL)
-"""What an SVG of rich names of the network: fonts, rich itself, and the language's name space."""
+_FONTS: Final = re.compile(r"\s*@font-face\s*\{.*?\}", re.DOTALL)
+"""Fonts that rich would load from a network; without them a reader's own fixed-width font is used."""
+_ADDRESSES: Final = re.compile(r"<!--.*?-->|xmlns=\"[^\"]*\"", re.DOTALL)
+"""What else an SVG of rich names of the network: rich itself, and the language's name space."""
 
 
 def save_picture(renderable: RenderableType, path: Path, *, title: str) -> None:
     """Write the report to a file as rich draws it on a terminal, with a title bar."""
-    path.write_text(_recorded(renderable).export_svg(title=safe(title)), encoding="utf-8")
+    path.write_text(_FONTS.sub("", _recorded(renderable).export_svg(title=safe(title))), encoding="utf-8")
 
 
 def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:
@@ -26,7 +28,7 @@ def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:
     The page must say what it shows to those who cannot see it.
     """
     svg = _recorded(renderable).export_svg(title=safe(title), unique_id=name)
-    style, end, drawing = svg.partition("</style>")
+    style, end, drawing = _FONTS.sub("", svg).partition("</style>")
     return _ADDRESSES.sub("", style).strip() + end + drawing.strip()
 
 

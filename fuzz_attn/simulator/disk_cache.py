@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 import triton
 
+from fuzz_attn.simulator.codegen.dot_operands import Dot
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.tree.statements import Origin
 from fuzz_attn.simulator.findings import Location
@@ -64,7 +65,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     loaded: list[str]
     elements: int
     sequential: bool
-    precisions: list[str]
+    dots: tuple[Dot, ...]
 
 
 def _encode(program: Program) -> bytes:
@@ -82,7 +83,7 @@ def _encode(program: Program) -> bytes:
             loaded=sorted(program.loaded),
             elements=program.elements,
             sequential=program.sequential,
-            precisions=sorted(program.precisions),
+            dots=program.dots,
         )
     )
     return hashlib.sha256(body).digest() + body
@@ -106,7 +107,7 @@ def _decode(data: bytes) -> Program:
         loaded=frozenset(stored.loaded),
         elements=stored.elements,
         sequential=stored.sequential,
-        precisions=frozenset(stored.precisions),
+        dots=stored.dots,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
+from fuzz_attn.simulator.codegen.dot_operands import Dot
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.findings import Finding
 from fuzz_attn.simulator.frontend.binding import Bound, grid_of
@@ -26,8 +27,7 @@ class Session:
 
     `findings` has one finding for each defect (kind, source line and tensor), `unsupported` the operations that the
     simulator does not know, `parsed` the kernels that were rewritten, as they were before. `launches` counts those that
-    were tried, and `starting` is called before each. `precisions` says how their dots multiply float32 operands, in
-    Triton's words.
+    were tried, and `starting` is called before each. `dots` has those of each kernel.
     """
 
     simulator: Simulator
@@ -35,7 +35,7 @@ class Session:
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
     parsed: list[Function] = field(default_factory=list, repr=False)
     launches: int = 0
-    precisions: set[str] = field(default_factory=set)
+    dots: set[tuple[Dot, ...]] = field(default_factory=set, repr=False)
     starting: Callable[[], None] | None = None
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
@@ -73,7 +73,7 @@ class Session:
             self._note(refused)
 
     def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int]) -> None:
-        self.precisions |= program.precisions
+        self.dots.add(program.dots)
         run = Run(program, self.simulator.masks, extents)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)

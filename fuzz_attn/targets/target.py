@@ -15,7 +15,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.rounding_model import InputPrecision, RoundingModel
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.bindings.call import Call, call_of
 from fuzz_attn.targets.bindings.matching import Match, match_of
 from fuzz_attn.targets.bindings.signature import Signature, signature_of
@@ -29,8 +29,8 @@ class Target:
     """A callable, how it is called, the domain it promises, and how it rounds.
 
     ``binding`` states what the names of the parameters do not tell, as a :class:`Binding` or a dict with its fields.
-    What it states of the roundings wins over ``rounding``; without a ``rounding`` the default holds, with the
-    ``input_precision`` of its compiled kernels. ``tensor_core_slack`` is that of the device.
+    What it states of the roundings wins over ``rounding``; without a ``rounding``, ``read`` holds: what the IR
+    of its kernels says (:mod:`fuzz_attn.targets.arithmetic`). ``tensor_core_slack`` is that of the device.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Target:
     """Whether it runs on a machine without a GPU and is told that there is one."""
     binding: Binding | dict[str, Any] | None = None
     tensor_core_slack: float = 1.0
-    input_precision: InputPrecision = "ieee"
+    read: RoundingModel = field(default_factory=RoundingModel)
 
     @property
     def family(self) -> Family:
@@ -72,14 +72,9 @@ class Target:
     def rounding_model(self) -> RoundingModel:
         """How the target rounds on its device; raises :class:`BindingError` for fields that do not exist."""
         stated = self.stated.rounding if self.stated is not None else {}
-        model = overruled(self.rounding or RoundingModel(input_precision=self.input_precision), stated)
+        model = overruled(self.rounding or self.read, stated)
         slack = max(model.tensor_core_slack, self.tensor_core_slack)
         return msgspec.structs.replace(model, tensor_core_slack=slack)
-
-    @property
-    def states_precision(self) -> bool:
-        """Whether the target or its binding states how dots multiply float32."""
-        return self.rounding is not None or "input_precision" in self.match.binding.rounding
 
     def on_device(self, tensor_core_slack: float) -> Target:
         """Return the target for a device whose tensor cores lose ``tensor_core_slack`` units at each addition.

@@ -364,6 +364,7 @@ def test_show_saves_a_picture(call: Call, save: Save, folder: Path) -> None:
     assert f"fuzz-attn show {path}" in words, "the title"
     for word in set(result.stdout.split()):
         assert word in words
+    assert "url(http" not in (folder / "failure.svg").read_text().replace('"', ""), "a font from a network"
 
 
 def test_targets_lists_names_and_domains(call: Call) -> None:

@@ -21,6 +21,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
+from fuzz_attn.properties.second_cases import second_case
 
 Bug = Callable[[AttentionCase], Verdict | None]
 READY = Ready(
@@ -177,6 +178,29 @@ def test_a_feature_of_a_second_launch_is_a_feature_of_the_bug(seed: int, tmp_pat
     run = Run(tmp_path, SecondLaunch(bug), cases=800, seed=seed)
     (found,) = run.failures
     assert (found.relation, set(found.trigger)) == (None, {"bias between new tokens", "sinks"})
+
+
+class EmptySequences(FakeWorker):
+    """A target that is also judged in the second launch of the relation about empty sequences."""
+
+    def answer(self, order: Order) -> Answer:
+        answer = super().answer(order)
+        if not answer.verdict.passed or order.relation != "empty_sequences":
+            return answer
+        verdict = super().answer(Order(second_case(order.case, order.relation))).verdict
+        return Answer(verdict if verdict.passed else msgspec.structs.replace(verdict, property_name=order.relation))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_relation_that_shows_a_plain_bug_is_that_bug(seed: int, tmp_path: Path) -> None:
+    bugs = (
+        wrong(lambda case: any(not s.query_len for s in case.sequences) and case.num_tokens > 2),
+        out_of_bounds(30, lambda case: case.sequences and not case.sequences[-1].query_len and case.window),
+    )
+    run = Run(tmp_path, EmptySequences(*bugs), cases=600, seed=seed)
+    assert [found.relation for found in run.failures] == [None, None]
+    related = [e for e in run.events if isinstance(e, CaseJudged) and e.order.relation == "empty_sequences"]
+    assert len(related) > 5
 
 
 def test_a_bug_of_a_second_launch_only_keeps_its_relation(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, Finished, Started, WorkerReady
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.engine.run import fuzz_run
+from fuzz_attn.engine.run import fuzz_run, local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import FuzzAttnError, OutputError
@@ -56,7 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FuzzRu
     """Return a function that makes a run whose shards execute a script."""
 
     def made(script: str, *listeners: Callable[[Event], None], **changes: Any) -> FuzzRun:
-        monkeypatch.setattr(fuzz_run, "COMMAND", (sys.executable, "-c", SHARD + script))
+        monkeypatch.setattr(local_shards, "COMMAND", (sys.executable, "-c", SHARD + script))
         return FuzzRun(plan_in(tmp_path, **changes), *listeners)
 
     return made

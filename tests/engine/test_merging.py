@@ -34,7 +34,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, EventLog, read_log, report_of
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.engine.messages import Order, Ready, Setup
-from fuzz_attn.engine.run.merging import MergedRun, merge, one_for_each_bug
+from fuzz_attn.engine.run.merging import MergedRun, merge, united
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import MergeError
 from fuzz_attn.oracle.verdict import Verdict
@@ -233,7 +233,7 @@ def test_a_longer_log_of_the_same_run_replaces_a_shorter_one(merged: Merged, tmp
 def test_saved_failures_stay_apart_and_passes_are_told_once(merged: Merged) -> None:
     other = msgspec.structs.replace(found(replace(WINDOW, softcap=8.0), "sliding window"), status="fixed")
     rows = [FoundFailure(each, f"{number}.json", 1.0, saved=True) for number, each in enumerate((BUGS[2], other))]
-    assert len(one_for_each_bug([*rows, *rows])) == 2
+    assert len(united([*rows, *rows])) == 2
     passed = SavedPassed(0, BUGS[2], "tests/known.json")
     runs = [[*events_of(Part(number, 2), [(1, ())])[:-1], passed, Finished(WHOLE_RUN, 3.0)] for number in (1, 2)]
     notes = merged(*runs).report.notes

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
@@ -103,7 +104,8 @@ nondeterministic = around(flip)
 writes_an_input = around(lambda q, **_: q.zero_())
 writes_padded_rows = around(lambda out, **_: out[-1].zero_())
 """
-RANGE, ONLY_SEEN = {"property_name": "value_range"}, {"property_name": "sanitizers", "kind": "race"}
+RANGE: dict[str, Any] = {"property_name": "value_range"}
+ONLY_SEEN: dict[str, Any] = {"property_name": "sanitizers", "kind": "race"}
 
 
 @pytest.fixture
@@ -137,10 +139,20 @@ def scripts(tmp_path: Path, kernels: Path) -> Path:
     return tmp_path / "scripts"
 
 
-def save(folder: Path, name: str, spec: str, case: AttentionCase, relation: str | None = None, **changes: str) -> None:
+def save(
+    folder: Path,
+    name: str,
+    spec: str,
+    case: AttentionCase,
+    relation: str | None = None,
+    *,
+    binding: Binding | None = None,
+    **changes: str,
+) -> None:
     """Save a counterexample to be exported."""
     fields = {"property_name": "oracle", "kind": "mismatch", "message": "as it was", **changes}
     found = counterexample.signed(spec, case.family, relation, case, msgspec.convert(fields, Verdict))
+    found = msgspec.structs.replace(found, binding=binding)
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(found))
 
 
@@ -201,6 +213,41 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     assert {name for name, text in words.items() if text not in found[name][1]} == set()
     assert found["right_in_another_order"][1] == "Second call, a launch of the batch in reverse order\nright\n"
     assert found["right_seen"][1] == "Only a memory checker sees this: as it was\nright\n"
+
+
+RETURNING = """
+from invented_names import ragged_paged
+
+def other_shape(asks, key_pages, value_pages, where, token_offsets, lens, temperature, reach=-1):
+    return ragged_paged(asks, key_pages, value_pages, where, token_offsets, lens, temperature, reach).flatten(1)
+
+def in_a_tuple(asks, key_pages, value_pages, where, token_offsets, lens, temperature, reach=-1):
+    return ragged_paged(asks, key_pages, value_pages, where, token_offsets, lens, temperature, reach), None
+"""
+
+
+def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: Path) -> None:
+    stated = msgspec.toml.decode((TARGETS / "invented_names.toml").read_bytes())
+    conventions = {"layout": "heads_first", "output": "returned", "window": "left", "scales": "float", "fp8": "typed"}
+    binding = msgspec.convert({**stated, **conventions, "scale_direction": "divide"}, Binding)
+    case = replace(CASES["unified"], alibi=None, sinks=None)
+    shutil.copy(TARGETS / "invented_names.py", kernels)
+    (kernels / "returning.py").write_text(RETURNING)
+    names = {"invented_names": ("ragged_paged", "half_too_large"), "returning": ("other_shape", "in_a_tuple")}
+    for file, functions in names.items():
+        for name in functions:
+            save(scripts, name, f"{kernels / file}.py:{name}", case, binding=binding)
+    save(scripts, "order", f"{kernels / 'invented_names'}.py:ragged_paged", case, "batch_order", binding=binding)
+    export(scripts, kernels)
+    found = results(scripts, kernels, "--device", "cpu")
+    assert (found["ragged_paged"], found["in_a_tuple"]) == ((0, "right\n"), (0, "right\n"))
+    assert found["order"] == (0, "Second call, a launch of the batch in reverse order\nright\n")
+    assert found["half_too_large"][0] == found["other_shape"][0] == 1
+    assert " elements wrong, 0 never written\n" in found["half_too_large"][1]
+    assert (
+        "the call returned torch.float16 [4, 64] where the output is torch.float16 [4, 4, 16]"
+        in found["other_shape"][1]
+    )
 
 
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:

@@ -3,10 +3,12 @@
 import importlib
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from fuzz_attn.cli.main import main
@@ -15,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "reports/README.md")
 DOCUMENTS = (*PAGES, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 TARGETS = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+SHELL = frozenset(("||", "&&", "|", ">", "2>", ";"))
+"""Words that end a command."""
 
 
 def code_of(markdown: str) -> Iterator[str]:
@@ -69,6 +74,52 @@ def test_documents_name_existing_commands(document: str) -> None:
             option for parameter in main.commands[name].params for option in parameter.opts + parameter.secondary_opts
         }
         assert set(re.findall(r"--[a-z-]+", rest.partition("`")[0])) <= options | {"--help"}
+
+
+def command_lines(markdown: str) -> Iterator[list[str]]:
+    """Yield the words behind `fuzz-attn` in each line of a code block, joined with the lines that continue it."""
+    blocks = "".join(f"{code}\n" for code in code_of(markdown) if not code.startswith("`"))
+    joined = re.sub(r" *\\\n +", " ", blocks)
+    joined = re.sub(r"\$\{\{.*?\}\}|\$\w+", "1", joined)  # variables of a shell and of GitHub Actions
+    for line in joined.splitlines():
+        found = re.match(r" *(?:- run: )?fuzz-attn (.*)", line)
+        if found:
+            words = shlex.split(found[1], comments=True)
+            yield words[: next((at for at, word in enumerate(words) if word in SHELL), len(words))]
+
+
+def test_command_lines_are_found_whole() -> None:
+    first = "    fuzz-attn run --target a.py:f \\\n        --seed 7  # a comment\n"
+    second = "    fuzz-attn replay || true\n"
+    assert list(command_lines(f"text `fuzz-attn run`\n\n{first}{second}")) == [
+        ["run", "--target", "a.py:f", "--seed", "7"],
+        ["replay"],
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_command_lines_in_documents_parse(document: str) -> None:
+    """The program's own parser takes each command: its options, their values, and how many arguments it needs."""
+    for words in command_lines((ROOT / document).read_text(encoding="utf-8")):
+        command = main.commands[words[0]]
+        try:
+            command.make_context(words[0], words[1:])
+        except click.ClickException as error:
+            pytest.fail(f"{document}: fuzz-attn {shlex.join(words)}: {error.format_message()}")
+
+
+def anchors_of(markdown: str) -> set[str]:
+    """Return the names by which GitHub links to the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", markdown, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_existing_headings(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for place, anchor in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text):
+        target = (ROOT / document).parent / place if place else ROOT / document
+        assert anchor in anchors_of(target.read_text(encoding="utf-8")), f"{place}#{anchor}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

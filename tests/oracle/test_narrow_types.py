@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.arithmetic import rounding_of_query
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -85,7 +86,8 @@ class Adversary:
         total = np.zeros(len(push))
         for query, keys in zip(self.row.query, self.row.keys.T, strict=True):
             product = query * keys
-            grows = (1 + self.unit("scaled_query")) ** 2 * (1 + self.unit("products")) * (1 + self.split) ** 2 - 1
+            grows = (1 + self.unit("query")) * (1 + self.unit("scaled_query")) ** 2
+            grows = grows * (1 + self.unit("products")) * (1 + self.split) ** 2 - 1
             total = total + product + push * np.abs(product) * grows
             total = total + push * np.abs(total) * self.unit("accumulate")
         total = total * self.row.scale
@@ -173,6 +175,7 @@ def with_bias(by_hand: Builder) -> AttentionTensors:
 
 
 FIELDS: dict[str, tuple[Callable[[Builder], AttentionTensors], RoundingModel]] = {
+    "query": (beside_sink, RoundingModel(query="bfloat16")),
     "scaled query": (beside_sink, RoundingModel(scaled_query="bfloat16")),
     "products of q and k": (beside_sink, RoundingModel(products="bfloat16")),
     "products of p and v": (one_key, RoundingModel(products="bfloat16")),
@@ -222,3 +225,25 @@ def test_nan_of_an_overflow_in_a_narrow_type_is_not_unwritten_fp8(by_hand: Build
     tensors = replace(tensors, output_poison=int(tensors.output.view(torch.uint8)))
     assert judge(tensors, attend(tensors)).kind == "unwritten"
     assert judge(tensors, attend(tensors, RoundingModel(scores="float16"))).passed
+
+
+HOLDS = {
+    "float32": {"float32"},
+    "float16": {"float32", "float16"},
+    "float8_e4m3fn": {"float32", "float16", "bfloat16", "float8_e4m3fn"},
+}
+
+
+@pytest.mark.parametrize("query", HOLDS)
+@pytest.mark.parametrize("cache", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_type_that_holds_every_query_rounds_none(query: str, cache: str, by_hand: Builder) -> None:
+    tensors = beside_sink(by_hand)
+    tensors = replace(tensors, query=tensors.query.to(getattr(torch, query)), kv_dtype=getattr(torch, cache))
+    rounding = rounding_of_query(tensors, RoundingModel(query="cache"))
+    assert (rounding.unit == 0.0) == (cache in HOLDS[query])
+
+
+def test_queries_that_a_narrow_type_cannot_hold_have_no_bound(by_hand: Builder) -> None:
+    tensors = by_hand([[500.0], [100.0]], [[1e-3]], [[1.0]], output=torch.zeros(2, 1, 1))
+    bound = attend(tensors, RoundingModel(query="float8_e4m3fn")).bound
+    assert bound.flatten().isinf().tolist() == [True, False]

@@ -41,6 +41,12 @@ def in_halves(dtype: DTypeName) -> AttentionCase:
     )  # fmt: skip
 
 
+OVER_FP8 = AttentionCase(
+    FLOAT32.sequences, heads=FLOAT32.heads, softmax_scale=0.3, seed=1,
+    dtypes=DTypes("bfloat16", "float8_e4m3fn", "float32"),
+)  # fmt: skip
+
+
 def capped(softcap: float) -> AttentionCase:
     """Return the case with a soft cap."""
     return AttentionCase(
@@ -83,6 +89,7 @@ UNDECLARED: dict[str, tuple[AttentionCase, str]] = {
     "bfloat16_partials": (FLOAT32, "rounding.partials = 'bfloat16'"),
     "bfloat16_output": (FLOAT32, "rounding.output = 'bfloat16'"),
     "bfloat16_weights": (FLOAT32, "rounding.probability = 'bfloat16'"),
+    "cache_operands": (OVER_FP8, "rounding.query = 'cache' and rounding.probability = 'cache'"),
     "fp8_weights": (FLOAT32, "rounding.probability = 'float8_e4m3fn'"),
     "tf32_dots": (FLOAT32, "rounding.input_precision = 'tf32'"),
     "plain_torch": (in_halves("bfloat16"), "rounding.scores = 'query' and rounding.output = 'query'"),

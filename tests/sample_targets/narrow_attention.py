@@ -30,8 +30,12 @@ ROUNDINGS: dict[str, dict[str, Any]] = {}
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a variant rounds: types are names of torch's, and ``own`` is the type of q, bfloat16 for fp8."""
+    """How a variant rounds.
 
+    Types are names of torch's; ``own`` is the type of q, bfloat16 for fp8, and ``cache`` that of K and V.
+    """
+
+    query: str = "float32"
     scaled_query: str = "float32"
     products: str = "float32"
     accumulate: str = "float32"
@@ -54,12 +58,14 @@ class Rounds:
 
     how: Arithmetic
     own: torch.dtype
+    cache: torch.dtype
 
     def to(self, name: str, numbers: torch.Tensor) -> torch.Tensor:
         """Return float32 numbers rounded to a type of the arithmetic."""
         kind = getattr(self.how, name)
-        dtype = self.own if kind == "own" else getattr(torch, kind)
-        return numbers.to(dtype).float()
+        dtype = {"own": self.own, "cache": self.cache}.get(kind) or getattr(torch, kind)
+        limit = torch.finfo(dtype).max if dtype.itemsize == 1 else torch.inf
+        return numbers.clamp(-limit, limit).to(dtype).float()
 
     def dot(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Return the product of matrices ``[heads, rows, n]`` and ``[heads, n, columns]``."""
@@ -101,11 +107,12 @@ def with_bits(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 def _attend(how: Arithmetic, **given: Any) -> None:
     starts, lengths = given["cu_seqlens_q"].tolist(), given["seqused_k"].tolist()
     own = torch.bfloat16 if given["q"].dtype.itemsize == 1 else given["q"].dtype
+    rounds = Rounds(how, own, given["k"].dtype)
     for index, seq_len in enumerate(lengths):
         rows = slice(starts[index], starts[index + 1])
         if rows.start < rows.stop:
-            result = _attend_one(given, index, rows, seq_len, Rounds(how, own))
-            given["out"][rows] = _stored(result, given, Rounds(how, own))
+            result = _attend_one(given, index, rows, seq_len, rounds)
+            given["out"][rows] = _stored(result, given, rounds)
 
 
 def _stored(result: torch.Tensor, given: dict[str, Any], rounds: Rounds) -> torch.Tensor:
@@ -115,7 +122,7 @@ def _stored(result: torch.Tensor, given: dict[str, Any], rounds: Rounds) -> torc
 
 def _attend_one(given: dict[str, Any], index: int, rows: slice, seq_len: int, rounds: Rounds) -> torch.Tensor:
     """Return the rows of one sequence; scores are ``[heads, queries, keys]``."""
-    query = given["q"][rows].float()
+    query = rounds.to("query", given["q"][rows].float())
     context_len = seq_len - query.shape[0]
     left = given["window_size"][0]
     window = left + 1 if left >= 0 else seq_len
@@ -258,6 +265,7 @@ bfloat16_output = _narrow("bfloat16_output", output="bfloat16")
 own_output = _narrow("own_output", output="own")
 bfloat16_weights = _narrow("bfloat16_weights", probability="bfloat16")
 fp8_weights = _narrow("fp8_weights", probability="float8_e4m3fn")
+cache_operands = _narrow("cache_operands", query="cache", probability="cache")
 rounded_denominator = _narrow("rounded_denominator", rounded_denominator=True)
 tf32_dots = _rounding("tf32_dots", Arithmetic(split="cut"), input_precision="tf32")
 bf16x3_dots = _rounding("bf16x3_dots", Arithmetic(split="two"), input_precision="bf16x3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
+from fuzz_attn.engine.run.local_shards import LocalShards, Shards
 from fuzz_attn.engine.run.run_plan import RunPlan, share_of
 from fuzz_attn.engine.run_folder import (
     SUMMARY_NAME,
@@ -38,6 +39,11 @@ from fuzz_attn.report.json_document import document, numbers
 from fuzz_attn.report.junit import save_junit
 from fuzz_attn.report.plain_text import console, safe, show, whole
 from fuzz_attn.report.terminal import Terminal
+
+
+def on_this_machine(plan: RunPlan) -> Shards:
+    """Return the shards of a run as processes of this machine."""
+    return LocalShards()
 
 
 @dataclass(frozen=True)
@@ -78,17 +84,18 @@ class Request:
     continued: bool = False
 
 
-def run_campaigns(request: Request) -> int:
+def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards] = on_this_machine) -> int:
     """Fuzz one target after the other, print and save the results, and return the exit status.
 
     With several targets, each has its own folder in the run's folder. A signal ends the run after its target.
+    ``shards`` says where the shards of a run are.
     """
     printer = console(stderr=request.documents.json)
     folder = new_run_folder(request.out)
     reports = []
     for part in parts(request):
         own = folder if part == request else folder / folder_name(part.targets[0])
-        reports.append(_fuzz(part, own, printer))
+        reports.append(_fuzz(part, own, printer, shards))
         if reports[-1].stopped_by:
             break
     if len(request.targets) > 1:
@@ -131,12 +138,12 @@ def parts(request: Request) -> Iterator[Request]:
             yield dataclasses.replace(request, targets=(target,), max_time=seconds, max_cases=cases)
 
 
-def _fuzz(request: Request, folder: Path, printer: Console) -> RunReport:
+def _fuzz(request: Request, folder: Path, printer: Console, shards: Callable[[RunPlan], Shards]) -> RunReport:
     """Run the campaign of one target, print its results, and return its report."""
     plan = _plan(request, folder)
     try:
         with Terminal(printer) as terminal:
-            report = run_and_log(plan, terminal, tick=terminal.tick)
+            report = run_and_log(plan, terminal, tick=terminal.tick, shards=shards(plan))
     except OutputError:
         raise
     except FuzzAttnError as error:

@@ -22,7 +22,7 @@ from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, FailureS
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches
 from fuzz_attn.engine.failures.simplicity import simplicity
-from fuzz_attn.engine.failures.simplification import simplify
+from fuzz_attn.engine.failures.simplification import allowed, second_order, simplify
 from fuzz_attn.engine.failures.triage import (
     OUTPUT,
     UNWRITTEN,
@@ -123,7 +123,8 @@ class FailureLives:
                 return
         failures = failures_of(answer)
         shown, new = self._sorted(order, failures)
-        for known in shown:
+        second, new = self._of_second_launch(order, new)
+        for known in (*shown, *second):
             self.emit(FailureSeenAgain(self.shard, known.path))
         if not self.may_follow:
             return
@@ -140,6 +141,20 @@ class FailureLives:
         shown = [known for _, known in matches if known is not None]
         following = {name for known in shown for name in known.found.also}
         return shown, [verdict for verdict, known in matches if known is None and class_of(verdict) not in following]
+
+    def _of_second_launch(self, order: Order, new: list[Verdict]) -> tuple[list[KnownFailure], list[Verdict]]:
+        """Return the known failures that a relation's second launch shows as a case of its own, and what else is new.
+
+        A relation on a wrong launch says nothing more.
+        """
+        related = [verdict for verdict in new if verdict.property_name == order.relation]
+        second = second_order(order) if related and len(self.known) else None
+        shown: list[KnownFailure] = []
+        if second is not None and allowed(second, self._shard.ready.domain):
+            with contextlib.suppress(BudgetSpentInterrupt):
+                shown, _ = self._sorted(second, failures_of(self._judge(second)))
+        classes = {name for known in shown for name in (known.failure_class, *known.found.also)}
+        return shown, [verdict for verdict in new if verdict not in related or class_of(verdict) not in classes]
 
     def _explanation(self, order: Order, failures: Sequence[Verdict], failure: KnownFailure) -> KnownFailure | None:
         """Return the known failure that a new one is, or follows from, now that others of the same case are known."""

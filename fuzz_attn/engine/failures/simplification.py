@@ -26,6 +26,7 @@ from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.properties.relations import RELATIONS
+from fuzz_attn.properties.second_cases import has_second_case, second_case
 from fuzz_attn.strategies.compile_keys import check_key
 
 Fails: TypeAlias = Callable[[Order], bool]
@@ -77,11 +78,9 @@ class Simplification:
         return failed
 
     def _drop_relation(self) -> None:
-        """Drop the relation, else put the feature that its second launch has into the case."""
+        """Drop the relation, else take its second launch as a case of its own."""
         if self.best.relation and not self._attempt(Order(self.best.case)):
-            feature = RELATIONS[self.best.relation].adds
-            if feature:
-                self._attempt(changed(Order(self.best.case), partial(traits.with_feature, name=feature)))
+            self._attempt(second_order(self.best))
 
     def _drop_traits(self) -> None:
         """Drop all traits at once, else each half of them, down to single ones."""
@@ -145,6 +144,13 @@ def allowed(order: Order, domain: Domain) -> bool:
     except InvalidArgument:
         return False
     return order.relation is None or RELATIONS[order.relation].holds(order.case, domain)
+
+
+def second_order(order: Order) -> Order | None:
+    """Return the second launch of an order's relation as an order without a relation, None where no case is like it."""
+    if order.relation is None or not has_second_case(order.relation):
+        return None
+    return changed(Order(order.case), partial(second_case, relation=order.relation))
 
 
 def changed(order: Order, *changes: Change) -> Order | None:

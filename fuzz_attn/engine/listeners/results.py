@@ -166,7 +166,7 @@ class Results:
             case FailureChanged():
                 self._change(event)
             case FailureSeenAgain():
-                self._count(event.path, 1)
+                self._count(event.path, event.cases)
             case SavedPassed() if event.counterexample.status != "fixed":
                 self.notes.append(pass_in_words(event))
             case Note() if event.text not in self.notes:

@@ -1,22 +1,18 @@
-"""FuzzRun: fuzzes one target in several shard processes and passes their events to listeners.
+"""FuzzRun: fuzzes one target in several shards and passes their events to listeners.
 
 Each shard is a process of its own, also with one worker, because drawing cases costs as much as judging them. The
-shards share nothing but news: each failure of one is sent to the others.
+shards share nothing but news: each failure of one is sent to the others. They run on this machine or on a cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Final
 
@@ -24,6 +20,7 @@ import msgspec
 
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
+    CaseJudged,
     Emit,
     Event,
     FailureChanged,
@@ -33,17 +30,15 @@ from fuzz_attn.engine.events import (
     WorkerReady,
     all_of,
 )
-from fuzz_attn.engine.isolated_worker import START_SECONDS
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.run.local_shards import LocalShards, Shards
 from fuzz_attn.engine.run.machine import started
-from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, shard_plans
+from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans
 from fuzz_attn.engine.run_folder import check_writable, make_folder, prune
-from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError
 
-COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.run.shard")
 TICK_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 10.0
 """A shard that has not ended so long after it was asked to is killed."""
@@ -53,30 +48,43 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
-class ShardProcess:
-    """A shard's process, when it must have ended, and whether it sent its last event."""
+class RunningShard:
+    """A shard, when it must have ended, since when and how many cases it judged, and whether it sent its last event."""
 
     plan: ShardPlan
-    process: WorkerProcess[Event]
     deadline: float
-    ready: bool = False
+    ready: float | None = None
+    cases: int = 0
     finished: bool = False
     stopping: bool = False
 
+    @property
+    def number(self) -> int:
+        """The number of its plan."""
+        return self.plan.shard
+
 
 class FuzzRun:
-    """One run. ``tick`` is called several times a second, also while nothing happens."""
+    """One run. ``tick`` is called several times a second, also while nothing happens.
 
-    def __init__(self, plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None) -> None:
+    ``shards`` says where its shards are, by default on this machine.
+    """
+
+    def __init__(
+        self, plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None, shards: Shards | None = None
+    ) -> None:
         self.plan = plan
         self.results = Results()
         self._novelty = Novelty()
         self._emit = all_of(self.results, self._novelty, *listeners)
         self._tick = tick
-        self._shards: dict[Connection, ShardProcess] = {}
+        self._shards = LocalShards() if shards is None else shards
+        self._running: dict[int, RunningShard] = {}
         self._signal = 0
         self._signals = 0
         self._started = 0.0
+        self._time_up = math.inf
+        """When no shard starts any more, as the time of the first one is over."""
 
     def run(self) -> Results:
         """Fuzz until all shards have ended, and return the results.
@@ -94,8 +102,9 @@ class FuzzRun:
             plan = self.plan
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
-            self._start_shards()
-            while self._shards:
+            for shard_plan in shard_plans(plan):
+                self._start(shard_plan)
+            while self._running:
                 self._step()
             self._emit(Finished(WHOLE_RUN, time.monotonic() - self._started, stopped_by=self._signal))
         return self.results
@@ -117,20 +126,16 @@ class FuzzRun:
         self._signal = self._signal or number
         self._signals += 1
 
-    def _start_shards(self) -> None:
-        decoder = msgspec.json.Decoder[Event](Event)
-        for plan in shard_plans(self.plan):
-            process = WorkerProcess(COMMAND, decoder, plan.shard)
-            self._shards[process.connection] = ShardProcess(plan, process, time.monotonic() + 2 * START_SECONDS)
-            process.send(plan)
+    def _start(self, plan: ShardPlan) -> None:
+        self._running[plan.shard] = RunningShard(plan, time.monotonic() + self._shards.start_seconds)
+        self._shards.start(plan)
 
     def _step(self) -> None:
         """Receive what has arrived, and stop what must end."""
-        for connection in wait(list(self._shards), TICK_SECONDS):
-            assert isinstance(connection, Connection)
-            self._receive(self._shards[connection])
+        for number, event in self._shards.events(TICK_SECONDS):
+            self._receive(self._running[number], event)
         if self._signal:
-            self._stop(list(self._shards.values()))
+            self._stop(list(self._running.values()))
         if self._signals > 1:
             self._end()
         if self.plan.until_flat is not None and self._novelty.seconds_without() > self.plan.until_flat:
@@ -140,38 +145,48 @@ class FuzzRun:
 
     def _stop_flat(self) -> None:
         """End the run as at a limit: nothing was new for so long that more of it would be the same."""
-        if not all(shard.stopping for shard in self._shards.values()):
+        if not all(shard.stopping for shard in self._running.values()):
             self._emit(Note(WHOLE_RUN, f"the run ended because nothing was new for {self.plan.until_flat:g} s"))
-            self._stop(list(self._shards.values()))
+            self._stop(list(self._running.values()))
 
     def _stop_overdue(self) -> None:
         now = time.monotonic()
-        for shard in [shard for shard in self._shards.values() if now > shard.deadline]:
+        for shard in [shard for shard in self._running.values() if now > shard.deadline]:
             if shard.stopping:
-                shard.process.kill()
+                self._shards.kill(shard.number)
             else:
-                self._emit(Note(shard.plan.shard, f"worker {shard.plan.shard} was ended: it did not stop in time"))
+                self._emit(Note(shard.number, f"worker {shard.number} was ended: it did not stop in time"))
                 self._stop([shard])
+        if now > self._time_up:
+            self._drop_unplaced()
 
-    def _stop(self, shards: Sequence[ShardProcess]) -> None:
+    def _drop_unplaced(self) -> None:
+        """End the shards that still wait for a place when the time of the first ones is over."""
+        waiting = [self._running[number] for number in self._shards.unplaced()]
+        waiting = [shard for shard in waiting if not shard.stopping]
+        if waiting:
+            self._emit(
+                Note(WHOLE_RUN, f"{len(waiting)} of {self.plan.workers} workers found no free place in the time")
+            )
+            self._stop(waiting)
+
+    def _stop(self, shards: Sequence[RunningShard]) -> None:
         """Ask shards to save what they found and to end."""
         for shard in shards:
             if not shard.stopping:
                 shard.stopping = True
                 shard.deadline = time.monotonic() + STOP_SECONDS
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(shard.process.pid, signal.SIGTERM)
+                self._shards.stop(shard.number)
 
-    def _receive(self, shard: ShardProcess) -> None:
-        event = shard.process.receive()
+    def _receive(self, shard: RunningShard, event: Event | None) -> None:
         match event:
             case None:
                 self._remove(shard)
                 return
             case WorkerReady():
-                shard.ready = True
-                limit = self.plan.max_time
-                shard.deadline = math.inf if limit is None else time.monotonic() + limit + OVERDUE_SECONDS
+                self._note_ready(shard)
+            case CaseJudged():
+                shard.cases += event.phase == "search"
             case FailureFound() | FailureChanged():
                 self._tell_others(shard, event)
             case Finished():
@@ -179,38 +194,59 @@ class FuzzRun:
                 event = _without_error(event) if shard.stopping else event
         self._pass_on(shard, event)
 
-    def _pass_on(self, shard: ShardProcess, event: Event) -> None:
+    def _note_ready(self, shard: RunningShard) -> None:
+        """Note that a shard begins to fuzz, or goes on with another worker."""
+        now, limit = time.monotonic(), self.plan.max_time
+        shard.ready = now if shard.ready is None else shard.ready
+        shard.deadline = math.inf if limit is None else now + limit + OVERDUE_SECONDS
+        if limit is not None:
+            self._time_up = min(self._time_up, now + limit)
+
+    def _pass_on(self, shard: RunningShard, event: Event) -> None:
         """Emit an event of a shard; raises the error of a shard whose worker could not be set up."""
         self._emit(event)
-        if isinstance(event, Finished) and event.error and not shard.ready:
+        if isinstance(event, Finished) and event.error and shard.ready is None:
             raise FuzzAttnError(event.error)
 
-    def _tell_others(self, shard: ShardProcess, event: FailureFound | FailureChanged) -> None:
-        for other in self._shards.values():
-            if other is not shard:
-                other.process.send(event)
+    def _tell_others(self, shard: RunningShard, event: FailureFound | FailureChanged) -> None:
+        for number in self._running:
+            if number != shard.number:
+                self._shards.tell(number, event)
 
-    def _remove(self, shard: ShardProcess) -> None:
-        """Forget a shard whose process has ended, and report it if it did not end by itself."""
-        del self._shards[shard.process.connection]
-        code = shard.process.exit_code()
-        death = shard.process.death(code)
-        shard.process.end()
-        if not shard.finished:
-            error = "" if shard.stopping else f"the process of worker {shard.plan.shard} {death}"
-            self._pass_on(shard, Finished(shard.plan.shard, time.monotonic() - self._started, error))
+    def _remove(self, shard: RunningShard) -> None:
+        """Forget a shard that has ended, and report it if it did not end by itself."""
+        del self._running[shard.number]
+        lost = self._shards.was_lost(shard.number)
+        death = self._shards.forget(shard.number)
+        if shard.finished:
+            return
+        rest = self._rest(shard) if lost and not shard.stopping else None
+        error = "" if shard.stopping or rest else f"the process of worker {shard.number} {death}"
+        seconds = time.monotonic() - self._started
+        if rest is not None:
+            self._emit(Note(WHOLE_RUN, f"worker {shard.number} {death}; its work went on elsewhere"))
+            self._emit(Finished(shard.number, seconds))
+            self._start(rest)
+        else:
+            self._pass_on(shard, Finished(shard.number, seconds, error))
+
+    def _rest(self, shard: RunningShard) -> ShardPlan | None:
+        """Return what is left of the work of a shard that was lost; None if that is nothing, or was lost too often."""
+        seconds = 0.0 if shard.ready is None else time.monotonic() - shard.ready
+        return rest_of(shard.plan, shard.cases, seconds)
 
     def _end(self) -> None:
         """Kill all shards; their workers end with them."""
-        for shard in self._shards.values():
-            shard.process.end()
-        self._shards.clear()
+        self._shards.end()
+        self._running.clear()
 
 
-def run_and_log(plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None) -> RunReport:
+def run_and_log(
+    plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None, shards: Shards | None = None
+) -> RunReport:
     """Fuzz with a log in the run's folder and return the report; delete old run folders."""
     with EventLog(plan.run_folder / LOG_NAME) as log:
-        report = one_for_each_bug(FuzzRun(plan, log, *listeners, tick=tick).run().report())
+        report = one_for_each_bug(FuzzRun(plan, log, *listeners, tick=tick, shards=shards).run().report())
     prune(plan.run_folder.parent)
     return msgspec.structs.replace(report, errors=(*report.errors, log.error)) if log.error else report
 

@@ -133,14 +133,14 @@ def _counterexample_folder(out: Path, parts: Iterable[_MergedPart]) -> Path:
 def _failures_of(parts: Iterable[_MergedPart]) -> list[FoundFailure]:
     """Return the failures of all parts, in the order in which they were first seen; one bug is one failure."""
     found = [failure for part in parts for failure in part.report.failures]
-    return sorted(one_for_each_bug(found), key=_seen_first)
+    return sorted(united(found), key=_seen_first)
 
 
 def _seen_first(failure: FoundFailure) -> tuple[float, bytes]:
     return failure.first_seen, msgspec.json.encode(failure.counterexample)
 
 
-def one_for_each_bug(found: Iterable[FoundFailure]) -> list[FoundFailure]:
+def united(found: Iterable[FoundFailure]) -> list[FoundFailure]:
     """Return failures of several runs; those that are the same bug are one, which is a saved one where there is one.
 
     Each run plays the saved counterexamples. Two of them stay two, as within one run.
@@ -269,8 +269,8 @@ def _events_of(failure: FoundFailure, number: int) -> Iterator[Event]:
     """Yield the events from which a listener learns all of a failure, as if one shard had found it."""
     found, path = failure.counterexample, failure.path
     yield FailureFound(0, number, found, path, failure.first_seen, failure.saved)
-    for _ in range(failure.cases - 1):
-        yield FailureSeenAgain(0, path)
+    if failure.cases > 1:
+        yield FailureSeenAgain(0, path, failure.cases - 1)
     yield FailureChanged(0, number, found, path, failure.done)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.events import ONLY_PART, Part
@@ -24,6 +27,8 @@ class ShardPlan(Plain, frozen=True):
     run_folder: str
     counterexamples: str
     covered: frozenset[int] = frozenset()
+    lost: int = 0
+    """How often this work was begun on a machine that was lost."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,34 @@ class RunPlan:
     """The run ends when nothing was new for so many seconds."""
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that are drawn last."""
+
+
+MOST_LOSSES: Final = 3
+"""Work that was lost so often is not begun again: it may be what ends the machines."""
+
+
+def rest_of(plan: ShardPlan, cases: int, seconds: float) -> ShardPlan | None:
+    """Return the work that a shard has left after some cases and seconds; None if there is none, or it was lost often.
+
+    The rest is another shard, with a number that no other has, so that it draws other cases: those that were judged on
+    the lost machine and not reported are not known. The saved counterexamples are played again if no case was drawn.
+    """
+    max_cases = None if plan.max_cases is None else plan.max_cases - cases
+    max_time = None if plan.max_time is None else plan.max_time - seconds
+    if (
+        plan.lost == MOST_LOSSES
+        or (max_cases is not None and max_cases < 1)
+        or (max_time is not None and max_time <= 0)
+    ):
+        return None
+    return msgspec.structs.replace(
+        plan,
+        shard=plan.shard + plan.shards,
+        worker=plan.worker + plan.shards if cases else plan.worker,
+        max_cases=max_cases,
+        max_time=max_time,
+        lost=plan.lost + 1,
+    )
 
 
 def share_of(max_cases: int | None, shard: int, shards: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from fuzz_attn.simulator.codegen.emitter import Emitter
 from fuzz_attn.simulator.codegen.terms import Term
@@ -66,7 +66,7 @@ def walk(blocks: list[Block]) -> Iterator[Operation]:
 
 def tracked_values(function: Function) -> set[Value]:
     """Return the integers that may reach an address."""
-    sources = _sources(function)
+    sources = sources_of(function, _THROUGH)
     tracked: set[Value] = set()
     pending = [
         operand
@@ -85,15 +85,15 @@ def tracked_values(function: Function) -> set[Value]:
     return tracked
 
 
-def _sources(function: Function) -> dict[Value, list[Value]]:
-    """Return for each value the values that its elements come from."""
+def sources_of(function: Function, through: Collection[str]) -> dict[Value, list[Value]]:
+    """Return for each value the values that its elements come from, through some operations and all control flow."""
     sources: dict[Value, list[Value]] = {}
     arguments = {block.label: block.arguments for block in function.blocks}
     for operation in walk(function.blocks):
         for label, passed in operation.successors:
             for argument, value in zip(arguments[label], passed, strict=True):
                 sources.setdefault(argument, []).append(value)
-        if operation.name in _THROUGH:
+        if operation.name in through:
             operands = operation.operands[1:] if operation.name == "arith.select" else operation.operands
             sources.setdefault(operation.results[0], []).extend(operands)
         elif operation.name in _CONTROL_FLOW:

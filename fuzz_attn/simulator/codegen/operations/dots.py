@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fuzz_attn.simulator.codegen.dot_operands import input_precision
 from fuzz_attn.simulator.codegen.elementwise import full, rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.tracking import track_result
@@ -16,13 +17,6 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     method,
 )
 from fuzz_attn.simulator.frontend.ir import Operation
-
-
-def input_precision(operation: Operation) -> str:
-    """Return how a dot multiplies float32 operands, in Triton's words; empty for other operands."""
-    if operation.name != "tt.dot" or operation.operands[0].type.element != "f32":
-        return ""
-    return operation.attributes.named.get("inputPrecision", "ieee")
 
 
 def _dot(emitter: Emitter, operation: Operation) -> None:

@@ -1,0 +1,111 @@
+"""LocalShards: the shards of a run as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Final, Protocol
+
+import msgspec
+
+from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
+from fuzz_attn.engine.isolated_worker import START_SECONDS
+from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.engine.worker_process import WorkerProcess
+
+COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.run.shard")
+DECODER: Final = msgspec.json.Decoder[Event](Event)
+
+
+class Shards(Protocol):
+    """The shards of a run, wherever they are. Each has the number of its plan."""
+
+    start_seconds: float
+    """A shard that is not ready so long after its start hangs."""
+
+    def start(self, plan: ShardPlan) -> None:
+        """Start a shard."""
+
+    def events(self, seconds: float) -> Iterator[tuple[int, Event | None]]:
+        """Yield what shards have sent, with their numbers, and None at a shard's end; wait so long for the first."""
+
+    def tell(self, number: int, news: FailureFound | FailureChanged) -> None:
+        """Send a shard what another one has found."""
+
+    def stop(self, number: int) -> None:
+        """Ask a shard to save what it found and to end."""
+
+    def kill(self, number: int) -> None:
+        """End a shard at once."""
+
+    def unplaced(self) -> Collection[int]:
+        """Return the shards that wait for a free processor or GPU."""
+
+    def forget(self, number: int) -> str:
+        """Release what an ended shard holds; return how it ended, in words."""
+
+    def was_lost(self, number: int) -> bool:
+        """Return whether an ended shard ended because its machine is gone, so that it can go on elsewhere."""
+
+    def end(self) -> None:
+        """End all shards at once."""
+
+
+class LocalShards:
+    """Processes of this machine."""
+
+    start_seconds: float = 2 * START_SECONDS
+
+    def __init__(self) -> None:
+        self._processes: dict[int, WorkerProcess[Event]] = {}
+
+    def start(self, plan: ShardPlan) -> None:
+        """Start the process of a shard."""
+        process = self._processes[plan.shard] = WorkerProcess(COMMAND, DECODER, plan.shard)
+        process.send(plan)
+
+    def events(self, seconds: float) -> Iterator[tuple[int, Event | None]]:
+        """Yield one event of each shard that has sent any."""
+        numbers = {process.connection: number for number, process in self._processes.items()}
+        for connection in wait(list(numbers), seconds):
+            assert isinstance(connection, Connection)
+            number = numbers[connection]
+            yield number, self._processes[number].receive()
+
+    def tell(self, number: int, news: FailureFound | FailureChanged) -> None:
+        """Send a shard what another one has found."""
+        self._processes[number].send(news)
+
+    def stop(self, number: int) -> None:
+        """Ask a shard to save what it found and to end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._processes[number].pid, signal.SIGTERM)
+
+    def kill(self, number: int) -> None:
+        """End a shard at once; what it has sent can still be received."""
+        self._processes[number].kill()
+
+    def unplaced(self) -> Collection[int]:
+        """Return no shard: each process starts at once."""
+        return ()
+
+    def forget(self, number: int) -> str:
+        """Release what an ended shard holds; return how it ended, in words."""
+        process = self._processes.pop(number)
+        death = process.death(process.exit_code())
+        process.end()
+        return death
+
+    def was_lost(self, number: int) -> bool:
+        """Return False: this machine is still here."""
+        return False
+
+    def end(self) -> None:
+        """Kill all shards; their workers end with them."""
+        for process in self._processes.values():
+            process.end()
+        self._processes.clear()

@@ -1,0 +1,113 @@
+"""ShardActor: one shard of a run on a node of a Ray cluster, as a process of that node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.events import Event
+from fuzz_attn.engine.run.local_shards import COMMAND, DECODER
+from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.engine.run_folder import counterexample_folder
+from fuzz_attn.engine.worker_process import LONGEST_MESSAGE, WorkerProcess
+
+BATCH_SECONDS: Final = 0.25
+LONGEST_BATCH: Final = 1000
+"""Events that are sent at once at most."""
+
+
+class Batch(Plain, frozen=True):
+    """What an actor sends: events as JSON, or at the end how its process died and what it left in the run's folder.
+
+    The first batch holds nothing but the folder in which this shard writes; its events name files there.
+    """
+
+    folder: str = ""
+    events: tuple[bytes, ...] = ()
+    death: str = ""
+    left: dict[str, bytes] = {}  # noqa: RUF012 - msgspec copies it for each struct
+
+
+class ShardActor:
+    """Runs one shard. Its methods run in threads of one process: :meth:`run` until the end, others meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: WorkerProcess[Event] | None = None
+        self._stopped = False
+
+    def run(self, plan: bytes, saved: Mapping[str, bytes], search_path: Sequence[str]) -> Iterator[bytes]:
+        """Yield what the shard sends, as batches in JSON.
+
+        ``saved`` holds the saved counterexamples, by their paths in their folder. ``search_path`` is where the caller's
+        process finds its modules; the folders that are here too serve this one.
+        """
+        sys.path.extend(entry for entry in search_path if entry not in sys.path and Path(entry).exists())
+        with TemporaryDirectory(prefix="fuzz-attn-ray-") as name:
+            folder = Path(name)
+            for path, content in saved.items():
+                target = counterexample_folder(folder) / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            yield msgspec.json.encode(Batch(folder=name))
+            for batch in self._batches(msgspec.json.decode(plan, type=ShardPlan), folder):
+                yield msgspec.json.encode(batch)
+
+    def tell(self, news: bytes) -> None:
+        """Pass on what another shard has found."""
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if self._process is not None:
+                self._process.connection.send_bytes(news)
+
+    def stop(self) -> None:
+        """Ask the shard to save what it found and to end."""
+        self._stopped = True
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                os.kill(self._process.pid, signal.SIGTERM)
+
+    def _batches(self, plan: ShardPlan, folder: Path) -> Iterator[Batch]:
+        own = {"run_folder": f"{folder}/run", "counterexamples": str(counterexample_folder(folder))}
+        here = msgspec.structs.replace(plan, **own)
+        Path(here.run_folder).mkdir()
+        process: WorkerProcess[Event] = WorkerProcess(COMMAND, DECODER, plan.worker)
+        try:
+            process.send(here)
+            self._process = process
+            if self._stopped:
+                self.stop()
+            yield from (Batch(events=events) for events in _events(process.connection))
+            left = {path.name: path.read_bytes() for path in Path(here.run_folder).glob("*.json")}
+            yield Batch(death=process.death(process.exit_code()), left=left)
+        finally:
+            with self._lock:
+                self._process = None
+            process.end()
+
+
+def _events(connection: Connection) -> Iterator[tuple[bytes, ...]]:
+    """Yield the messages of a connection as they come, those of a quarter of a second together."""
+    ended = False
+    while not ended:
+        messages: list[bytes] = []
+        try:
+            messages.append(connection.recv_bytes(LONGEST_MESSAGE))
+            until = time.monotonic() + BATCH_SECONDS
+            while len(messages) < LONGEST_BATCH and connection.poll(max(0.0, until - time.monotonic())):
+                messages.append(connection.recv_bytes(LONGEST_MESSAGE))
+        except (EOFError, OSError):
+            ended = True
+        if messages:
+            yield tuple(messages)
