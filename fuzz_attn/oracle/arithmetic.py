@@ -15,7 +15,16 @@ import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, InputPrecision, RoundedTo, RoundingModel
-from fuzz_attn.oracle.roundings import FLUSHED, TF32_UNIT, UNDERFLOW, cast_unit, grown, half_denormal, half_spacing
+from fuzz_attn.oracle.roundings import (
+    FLUSHED,
+    TF32_UNIT,
+    UNDERFLOW,
+    UNIT,
+    cast_unit,
+    grown,
+    half_denormal,
+    half_spacing,
+)
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 ENDLESS: Final = 1e30
@@ -59,20 +68,25 @@ class Rounding:
     absolute: float
     limit: float
 
-    def after(self, size: torch.Tensor, error: torch.Tensor, times: int, reach: float = 1.0) -> torch.Tensor:
-        """Return the error of a number of magnitude ``size`` with an error, after some roundings.
+    def after(
+        self, size: torch.Tensor, error: torch.Tensor, times: int, reach: float | torch.Tensor = 1.0
+    ) -> torch.Tensor:
+        """Return the error of a number with an error, after some roundings; ``size`` may have any sign.
 
         ``reach`` is by how much later products enlarge the absolute errors.
         """
         if not self.unit:
             return error
         grows = grown(times, self.unit)
-        return error + (size + error) * grows + times * (1 + grows) * reach * self.absolute
+        return error + (size.abs() + error) * grows + times * (1 + grows) * reach * self.absolute
+
+
+_EXACT: Final = Rounding(0.0, 0.0, torch.inf)
 
 
 def rounding_to(name: RoundedTo, tensors: AttentionTensors) -> Rounding:
     """Return the rounding to a type of a rounding model."""
-    return _rounding_to(dtype_of(name, tensors))
+    return _EXACT if name == "float32" else _rounding_to(dtype_of(name, tensors))
 
 
 def dtype_of(name: RoundedTo, tensors: AttentionTensors) -> torch.dtype:
@@ -106,7 +120,7 @@ def _holds(dtype: torch.dtype, other: torch.dtype) -> bool:
 @cache
 def _rounding_to(dtype: torch.dtype) -> Rounding:
     if dtype == torch.float32:
-        return Rounding(0.0, 0.0, torch.inf)
+        return _EXACT
     return Rounding(cast_unit(dtype), half_denormal(dtype), torch.finfo(dtype).max / 2)
 
 
@@ -125,6 +139,20 @@ def rounds_on_the_way(model: RoundingModel) -> bool:
     return any(name != "float32" for name in names) or model.exp_units != EXP_UNITS
 
 
+def rounds_dots(model: RoundingModel) -> bool:
+    """Return whether q, products or partial sums of a dot are rounded to a narrow type."""
+    return any(name != "float32" for name in (model.query, model.scaled_query, model.products, model.accumulate))
+
+
+def lost_by_one(unit: float) -> float:
+    """Return the error of a logit whose exponential has a relative error of at most ``unit``.
+
+    This is ``-log(1 - unit)``, as the logarithm falls faster than it rises. From a unit of 1 on it stands for an error
+    that makes a row ill-conditioned.
+    """
+    return -math.log1p(-min(unit, 1 - UNIT))
+
+
 def passes(operands: torch.dtype, model: RoundingModel) -> int:
     """Return how many products a dot adds for each product of its operands."""
     return HIGH_AND_LOW[model.input_precision][0] if operands == torch.float32 else 1
@@ -140,7 +168,7 @@ def dot_error(
     magnitudes: torch.Tensor,
     keys: torch.Tensor,
     scale: float,
-    units: float,
+    units: torch.Tensor,
     tensors: AttentionTensors,
     model: RoundingModel,
 ) -> torch.Tensor:
@@ -148,8 +176,8 @@ def dot_error(
 
     It covers the rounding of q itself, q scaled in its type (the scale, the product, and half a denormal for each of
     them), the rounding of each product, and the products and sums below the normal range of the types in which they are
-    kept. ``magnitudes`` is ``|scale| sum |q| |k|``, ``keys`` is ``[B, num_kv_heads, K, head_size]``, and ``units`` the
-    relative error of sums.
+    kept. ``magnitudes`` is ``|scale| sum |q| |k|``, ``keys`` is ``[B, num_kv_heads, K, head_size]``, and ``units``
+    ``[..., 1]`` the relative error of sums.
     """
     query, product, total = (
         rounding_to(name, tensors) for name in (model.scaled_query, model.products, model.accumulate)
@@ -208,7 +236,12 @@ def _softmax_error(
     if not rounding.unit:
         return error
     difference = exponent.abs() + error + largest
-    return error + difference * grown(3, rounding.unit) + 3 * rounding.absolute + (rescales + 1) * rounding.unit
+    return (
+        error
+        + difference * grown(3, rounding.unit)
+        + 3 * rounding.absolute
+        + (rescales + 1) * lost_by_one(rounding.unit)
+    )
 
 
 def product_unit(tensors: AttentionTensors, model: RoundingModel) -> float:

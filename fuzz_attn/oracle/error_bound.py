@@ -22,6 +22,7 @@ from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
+    FLUSHED,
     UNIT,
     cast_unit,
     gamma,
@@ -41,7 +42,7 @@ MAX_DEVIATIONS: Final = 2**17
 """Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which fits a core's cache."""
 
 NEGLIGIBLE_DRIFT: Final = 1 / 64
-"""Share of P's own rounding below which a coarser bound on the effect of logit errors is good enough."""
+"""Share of P's own rounding below which coarser bounds on the effect of logit errors and on sums are good enough."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,20 @@ class Weights:
 
     ``exact`` are the weights, with the sink in the denominator. ``drift_by_key`` is how much logit errors may raise
     each unnormalised weight, ``sink_drift`` ``[..., 1]`` the same for the sink, and ``drift`` ``[..., 1]`` the sum of
-    all.
+    all. ``cancelling`` ``[..., 1]`` is the share of a weight by which its drift counts errors that cancel
+    (:func:`fuzz_attn.oracle.logits.cancelling_error`).
     """
 
     exact: torch.Tensor
     drift_by_key: torch.Tensor
     drift: torch.Tensor
     sink_drift: torch.Tensor
+    cancelling: torch.Tensor
 
     @cached_property
     def renormalised(self) -> torch.Tensor:
         """The factor by which all weights may grow when the denominator shrinks: ``1 / (1 - drift)``."""
         return self.drift.clamp_max(MAX_DRIFT).neg_().add_(1.0).reciprocal_()
-
-    @cached_property
-    def largest_drift(self) -> float:
-        """The largest ``drift`` of a row; NaN if there is one."""
-        return float(self.drift.max())
 
 
 def weights_of(logits: Logits) -> Weights:
@@ -76,9 +74,9 @@ def weights_of(logits: Logits) -> Weights:
     one key dominates is well-conditioned, however large its logit.
     """
     weights = _weights(logits)
-    if weights.largest_drift <= MAX_DRIFT:
-        return weights
     lost = weights.drift > MAX_DRIFT
+    if not bool(lost.any()):
+        return weights
     relative = _weights(anchored(logits))
     pairs = ((getattr(relative, field.name), getattr(weights, field.name)) for field in dataclasses.fields(Weights))
     return Weights(*(torch.where(lost, second, first) for second, first in pairs))
@@ -91,7 +89,8 @@ def _weights(logits: Logits) -> Weights:
     exact = exponent.sub_(share).exp()
     drift_by_key = exponent.add_(logits.error).clamp_max_(BEYOND).exp_().sub_(exact)
     sink_drift = _drift(sink_exponent - share, logits.sink_error)
-    return Weights(exact, drift_by_key, drift_by_key.sum(-1, keepdim=True) + sink_drift, sink_drift)
+    drift = drift_by_key.sum(-1, keepdim=True) + sink_drift
+    return Weights(exact, drift_by_key, drift, sink_drift, logits.cancelling)
 
 
 def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -119,48 +118,153 @@ def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: fl
     """Return how far the output may move when every logit has its largest error.
 
     Exactly, ``o' - o = sum_j (w'_j - w_j) (v_j - o) / sum_j w'_j``, where ``|w'_j - w_j| <= w_j (exp(delta_j) - 1)``
-    and ``sum w' >= 1 - drift``. The sink is one more key whose value is 0. Where the term is small beside the ``cast``
-    of P, ``|v_j| + |o|`` replaces ``|v_j - o|``: this is much cheaper and raises the bound by a few percent.
+    and ``sum w' >= 1 - drift``. The sink is one more key whose value is 0. In rows where the term is small beside the
+    ``cast`` of P, ``|v_j| + |o|`` replaces ``|v_j - o|``: this is much cheaper and raises the bound by a few percent.
+    In others, half of the errors of rescalings cancel.
     """
     drift = weights.drift_by_key.flatten(2, 3)
-    if weights.largest_drift <= NEGLIGIBLE_DRIFT * cast:
-        moved, at_zero = drift @ block.value_sizes, weights.drift
-    else:
-        moved, at_zero = deviation(drift, block.values, output.flatten(2, 3)), weights.sink_drift
-    return moved.view_as(output).addcmul_(output.abs(), at_zero).mul_(weights.renormalised)
+    small = weights.drift <= NEGLIGIBLE_DRIFT * cast
+    coarse = fine = None
+    if bool(small.any()):
+        coarse = (drift @ block.value_sizes).view_as(output).addcmul_(output.abs(), weights.drift)
+    if coarse is None or not bool(small.all()):
+        own = weights.drift_by_key.addcmul(weights.exact, weights.cancelling, value=-1).flatten(2, 3)
+        fine = deviation(own, block.values, output.flatten(2, 3)).view_as(output)
+        fine.addcmul_(output.abs(), weights.sink_drift)
+    moved = fine if coarse is None else coarse if fine is None else torch.where(small, coarse, fine)
+    assert moved is not None
+    return moved.mul_(weights.renormalised)
 
 
 def value_term(
-    weights: Weights, logits: Logits, block: RowBlock, tensors: AttentionTensors, model: RoundingModel
+    weights: Weights,
+    logits: Logits,
+    block: RowBlock,
+    moved_output: tuple[torch.Tensor, torch.Tensor],
+    tensors: AttentionTensors,
+    model: RoundingModel,
 ) -> torch.Tensor:
-    """Return the error of the sum ``sum_j p_j v_j``.
+    """Return the error of the sum ``sum_j p_j v_j``; ``moved_output`` are the output and its :func:`logit_term`.
 
     It covers the cast of P (the larger of its relative error and half a denormal), ``v`` cut to fewer bits or left
     unrounded, exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the
     rescalings, v's scale on partial sums, a division of P before its cast (4 units), and products that underflow; and
     the roundings of the model's narrow types. Only significant keys are rounded; where all weights are exactly 0 or 1
     the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
+
+    All but the additions change each term by a factor. A factor of a partial sum is one of each of its terms. So the
+    additions sum changed terms. Each loses at most ``unit`` of its largest operand or its result, which are sums of
+    some of these terms: at most :func:`largest_sums`, and as much more as all terms have changed.
     """
-    probability = probability_dtype(tensors, model)
-    largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
+    unit = accumulation_unit(probability_dtype(tensors, model), tensors, model)
     summed = sum_units(logits.terms, tensors, model)
-    rest = (1 + summed).mul_(1 + value_unit(tensors, model)).sub_(1)
-    share = largest * rest
-    cast = probability_unit(tensors, model)
-    if cast:
-        lost = largest.mul_(cast).clamp_min_(half_denormal(probability)).mul_(1 + rest)
-        share.add_(lost if logits.equal_rows is None else lost.masked_fill_(logits.equal_rows, 0.0))
-    if logits.significant is not None:
-        share.masked_fill_(~logits.significant, 0.0)
-    flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
-    share.add_(flushed).masked_fill_(block.hidden, 0.0)
-    moved = (share.flatten(2, 3) @ block.value_sizes).view(*share.shape[:4], block.values.shape[-1])
+    large = rows_by_sign(summed, tensors, model)
+    factors = summed if large is None else torch.where(large, sum_units(logits.rescales, tensors, model), summed)
+    rest = (1 + factors).mul_(1 + value_unit(tensors, model)).sub_(1)
+    sizes, moved, flushed = _changed_terms(weights, logits, block, rest, tensors, model)
+    if large is not None:
+        added = gamma(additions(logits, block, unit), unit).clamp_max_(arithmetic.ENDLESS).masked_fill(~large, 0.0)
+        moved = moved.addcmul(largest_sums(sizes, weights, *moved_output).add_(moved), added)
     if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
-        unit = accumulation_unit(probability, tensors, model)
-        exact = logits.equal_rows & exact_columns(block.values, block.value_sizes, unit)
-        least = flushed * block.value_sizes.sum(-2)[:, :, None, None]
-        moved = torch.where(exact, least, moved)
+        total = block.visible[:, None].double() @ block.value_sizes
+        exact = logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None]
+        moved = torch.where(exact, flushed * total[:, :, :, None], moved)
     return moved.add_(arithmetic.lost_products(logits.terms + 4, summed, tensors, model))
+
+
+def _changed_terms(
+    weights: Weights,
+    logits: Logits,
+    block: RowBlock,
+    rest: torch.Tensor,
+    tensors: AttentionTensors,
+    model: RoundingModel,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``sum_j w_j |v_jd|`` for the largest weights, by how much these terms change, and what each flush loses.
+
+    ``rest`` is the relative error of each term, without the cast of P.
+    """
+    largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
+    if logits.significant is not None:
+        largest.masked_fill_(~logits.significant, 0.0)
+    units = rest + probability_unit(tensors, model) * (1 + rest)
+    if logits.equal_rows is not None:
+        units = torch.where(logits.equal_rows, rest, units)
+    units = units.clamp_min_(UNIT)
+    flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
+    small = _lost_by_small_weights(largest, rest, logits, tensors, model)
+    if small is None:
+        # The product with ``units`` leaves the flushed part: this saves a matrix product.
+        largest.add_(flushed / units).masked_fill_(block.hidden, 0.0)
+    sizes = _summed(largest, block)
+    moved = sizes * units
+    if small is not None:
+        moved += _summed(small.add_(flushed).masked_fill_(block.hidden, 0.0), block)
+    return sizes, moved, flushed
+
+
+def _lost_by_small_weights(
+    largest: torch.Tensor, rest: torch.Tensor, logits: Logits, tensors: AttentionTensors, model: RoundingModel
+) -> torch.Tensor | None:
+    """Return by how much half a denormal of P's type exceeds the relative error of its cast, for each key.
+
+    None if it does so nowhere, and exponentials are flushed only below the normal range of float32.
+    """
+    cast, least = probability_unit(tensors, model), half_denormal(probability_dtype(tensors, model))
+    rounded = cast > 0.0 and bool(((largest > 0.0) & (largest < least / cast)).any())
+    if not rounded and arithmetic.lost_exponential(tensors, model) == FLUSHED:
+        return None
+    if not rounded:
+        return torch.zeros_like(largest)
+    lost = (least - largest * cast).clamp_min_(0.0).mul_(1 + rest).masked_fill_(largest == 0.0, 0.0)
+    return lost if logits.equal_rows is None else lost.masked_fill_(logits.equal_rows, 0.0)
+
+
+def _summed(weights: torch.Tensor, block: RowBlock) -> torch.Tensor:
+    """Return ``sum_j w_j |v_jd|``."""
+    return (weights.flatten(2, 3) @ block.value_sizes).view(*weights.shape[:4], block.values.shape[-1])
+
+
+def rows_by_sign(summed: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor | None:
+    """Return bool: the rows in which the additions are worth a bound by :func:`largest_sums`; None if none are.
+
+    ``summed`` are the errors of their sums with a bound by the sum of all magnitudes, which is cheaper. It is good
+    enough where they are small beside the cast of P. It is necessary where products are rounded to a narrow type, or
+    parts of split operands, which need not have the signs of their values.
+    """
+    if arithmetic.passes(probability_dtype(tensors, model), model) > 1 or arithmetic.product_unit(tensors, model):
+        return None
+    large = summed > NEGLIGIBLE_DRIFT * probability_unit(tensors, model)
+    return large if bool(large.any()) else None
+
+
+def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
+    """Return how many additions to each column of the sums may round.
+
+    An adder that rounds to nearest adds 0 exactly, so that ``n`` terms other than 0 have ``n - 1`` additions that
+    round, in any order. What is left of a key whose weight becomes 0 loses at most itself, which counts as flushed. An
+    adder that truncates may cut its other operand.
+    """
+    if unit > UNIT:
+        return logits.terms
+    nonzero = logits.terms - logits.rescales
+    if bool((block.values == 0.0).any()):
+        seen = block.visible[:, None].double() @ (block.values != 0.0).double()
+        nonzero = torch.minimum(nonzero, seen[:, :, :, None])
+    return (nonzero - 1).clamp_min_(0.0)
+
+
+def largest_sums(sizes: torch.Tensor, weights: Weights, output: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    """Return the larger of the sum of the positive terms ``w_j v_jd`` and that of the negative ones.
+
+    This is half of the sum of their magnitudes, ``sizes``, and half of ``|sum_j w_j v_jd|``. The weights are the
+    largest ones, ``(p_j + drift_j) r`` with ``r = 1 / (1 - drift)``. So their sum differs from the output by at most
+    ``r sum_j drift_j |v_jd| + (r - 1) sum_j p_j |v_jd|``. The first sum is at most ``moved / r + drift |o_d|``, and as
+    some errors cancel in ``moved``, at most ``drift (sum_j p_j |v_jd| + |o_d|)`` more; ``r - 1`` is ``r drift``.
+    """
+    average = output.abs()
+    difference = (average + sizes).mul_(2 * weights.renormalised * weights.drift)
+    return torch.minimum(sizes, average.add_(moved).add_(difference)).add_(sizes).mul_(0.5)
 
 
 def sum_units(terms: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:

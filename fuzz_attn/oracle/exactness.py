@@ -8,8 +8,9 @@ Nothing here depends on how a case was made, only on its numbers.
   If all other visible keys of a row are negligible, all its weights are 0 or 1 and its denominator is a count, which
   float32 sums exactly in any order.
 - Then the numerator is a sum of values. An adder that loses at most ``unit`` of its largest operand drops only bits
-  below ``2 unit`` times that operand. If all values are multiples of a grid at least ``2 unit`` times the sum of their
-  magnitudes, nothing is dropped, in any order. Partial sums stay exact when they are scaled by a power of two.
+  below ``2 unit`` times that operand. If all values that a row sees are multiples of a grid at least ``2 unit`` times
+  the sum of their magnitudes, nothing is dropped, in any order. Partial sums stay exact when they are scaled by a power
+  of two.
 """
 
 from __future__ import annotations
@@ -18,22 +19,29 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.oracle.row_blocks import RowBlock
+from fuzz_attn.oracle.seen_ranges import largest_seen
+
 NEGLIGIBLE: Final = 110.0
 """``exp(-110)`` is 2^-158.7, far below half of the smallest denormal, 2^-150."""
 
+_BIAS: Final = 1023
+"""Exponent bits of 1.0 as a float64."""
+
+_MANTISSA_BITS: Final = 52
+
 
 def significant_keys(
-    exponent: torch.Tensor, exact: torch.Tensor, top: torch.Tensor, error: torch.Tensor
+    exponent: torch.Tensor, exact: torch.Tensor, top: torch.Tensor, error: torch.Tensor, rise: torch.Tensor
 ) -> torch.Tensor | None:
     """Return bool: which visible keys may have a weight other than 0; None if that is all of them.
 
     ``exponent`` is the logit relative to ``top``, the largest one of its row, masked keys included. ``exact`` is the
-    logit itself, -inf where masked. ``error`` may move both the key's logit and the largest one.
+    logit itself, -inf where masked. ``error`` may move it, and the largest one may move by ``rise``.
     """
     if float(exponent.amin()) >= -NEGLIGIBLE:
         return None
-    farthest = error.amax(-1, keepdim=True).mul_(-2.0).sub_(NEGLIGIBLE)
-    return exact >= farthest.add_(top)
+    return exact + error >= top - (rise + NEGLIGIBLE)
 
 
 def rows_of_equal_weights(
@@ -50,9 +58,22 @@ def rows_of_equal_weights(
     return rows if bool(rows.any()) else None
 
 
-def exact_columns(values: torch.Tensor, sizes: torch.Tensor, unit: float) -> torch.Tensor:
-    """Return bool ``[B, num_kv_heads, 1, 1, head_size]``: the columns of V whose sums are exact in any order."""
-    total = sizes.sum(-2, keepdim=True)
-    grid = torch.exp2(torch.ceil(torch.log2((total * (2 * unit)).clamp_min_(2.0**-900))))
-    multiples = values / grid
-    return (multiples == multiples.round()).all(-2)[:, :, None, None]
+def exact_columns(block: RowBlock, total: torch.Tensor, unit: float) -> torch.Tensor:
+    """Return bool ``[B, num_kv_heads, Q, head_size]``: the columns of V whose sums over a row's keys are exact.
+
+    ``total`` is the sum of the magnitudes that a row sees, of the same shape. Only the keys between the first and the
+    last one that a row sees count, so its result does not depend on other rows.
+    """
+    coarsest = lowest_bit(block.values)
+    if bool((coarsest.amin(-2, keepdim=True) >= total * (2 * unit)).all()):
+        return torch.ones_like(total, dtype=torch.bool)
+    grid = -largest_seen(block, -coarsest).transpose(1, 2)
+    return grid >= total * (2 * unit)
+
+
+def lowest_bit(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the largest power of two of which each float64 number is a multiple; infinite for 0."""
+    fraction, exponent = torch.frexp(numbers)
+    mantissa = (fraction * 2.0**53).long()
+    power = (exponent.long() + (_BIAS - 53) << _MANTISSA_BITS).view(torch.float64)
+    return power.mul_((mantissa & -mantissa).double()).masked_fill_(numbers == 0.0, torch.inf)

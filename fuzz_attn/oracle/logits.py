@@ -7,6 +7,7 @@ cancels in the softmax.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +22,7 @@ from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_ro
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SECOND_ORDER: Final = 1 + 2.0**-16
-"""Accounts for products of two errors: roundings act on numbers that already have an error."""
+"""Accounts for the roundings of errors: up to 256 roundings in float32 act on numbers that already have an error."""
 
 NO_SINK: Final = -1e30
 """Stands for a sink of -inf, so that differences with it stay finite; its weight is still exactly 0."""
@@ -34,13 +35,14 @@ class Logits:
     - ``exact`` is -inf where masked; ``error`` is finite everywhere.
     - ``sink`` and ``sink_error`` ``[..., 1]`` are the same for the sink; ``sink`` is ``NO_SINK`` without one.
     - ``top`` ``[..., 1]`` is the largest logit, including the sink.
-    - ``rescales`` ``[B, 1, Q, 1, 1]`` is how often a kernel may rescale the accumulator after a row's first visible
-      key.
-    - ``terms`` is the number of terms in a row's sums that may be rounded: its significant keys and the rescalings
-      between them.
+    - ``rescales`` is how often a kernel may rescale the accumulator after a row's first visible key, by another factor
+      than 0 or 1.
+    - ``terms`` is the number of terms in a row's sums that may be rounded: its significant keys and ``rescales``.
     - ``significant`` bool marks the keys that may have a weight other than 0; None if all visible keys may.
     - ``equal_rows`` bool ``[..., 1]`` marks the rows whose weights are all exactly 0 or 1 before they are normalised;
       None if there are none.
+    - ``cancelling`` ``[..., 1]`` is by how much the errors of rescalings count too much in ``exp(error)``
+      (:func:`cancelling_error`).
     - ``overflows`` bool ``[..., 1]`` marks rows whose scores may overflow float32; None if there are none.
     """
 
@@ -51,6 +53,7 @@ class Logits:
     top: torch.Tensor
     rescales: torch.Tensor
     terms: torch.Tensor
+    cancelling: torch.Tensor
     overflows: torch.Tensor | None
     significant: torch.Tensor | None = None
     equal_rows: torch.Tensor | None = None
@@ -63,15 +66,12 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     shape = (*block.queries.shape[:4], block.keys.shape[2])
     scores = (queries @ keys).mul_(scale).view(shape)
     products = (queries.abs() @ keys.abs()).view(shape)
-    magnitudes = products * abs(scale)
-    units = dot_units(tensors, model)
-    error = (magnitudes * units).add_(keys.shape[-2] * UNDERFLOW * max(1.0, abs(scale)))
-    error = arithmetic.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
+    error = _scores_error(block, scores, products, tensors, model)
     rounding = arithmetic.rounding_to(model.scores, tensors)
-    error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, abs(scale)))
+    error = rounding.after(scores, error, SCORE_ROUNDINGS, max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
-        error = rounding.after(scores.abs(), error, SCORE_ROUNDINGS, max(1.0, tensors.softcap))
+        error = rounding.after(scores, error, SCORE_ROUNDINGS, max(1.0, tensors.softcap))
     scores, error, biases = _biased(block, tensors, scores, error, rounding)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
@@ -83,9 +83,11 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     error, sink_error = arithmetic.softmax_errors(
         (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
     )
-    exponent = scores - top
-    error = exp_error(exponent, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
-    sink_error = exp_error(sink - top, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
+    exponent, rise = scores - top, _rise(exact, error, top, sink, sink_error)
+    error = exp_error(exponent, rise, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
+    sink_error = (
+        exp_error(sink - top, rise, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
+    )
     narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
     logits = Logits(
         exact=exact,
@@ -95,9 +97,10 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
         top=top,
         rescales=rescales,
         terms=num_visible + rescales,
+        cancelling=cancelling_error(rescales, model.exp_units),
         overflows=_either(_overflows(products, block.hidden, max(1.0, abs(scale))), narrow),
     )
-    logits = _with_significant_keys(logits, exponent, model.exp_units)
+    logits = _with_significant_keys(logits, exponent, rise, model.exp_units)
     if not model.normalises_last or arithmetic.rounds_on_the_way(model) or not bool((top == 0.0).any()):
         return logits
     zero = (products == 0.0) if biases is None else (products + biases == 0.0)
@@ -115,7 +118,8 @@ def anchored(logits: Logits) -> Logits:
     own = torch.where(at_sink, logits.sink_error, logits.error.gather(-1, place))
     error = logits.error + own
     error = torch.where(at_sink, error, error.scatter(-1, place, 0.0))
-    return replace(logits, error=error, sink_error=torch.where(at_sink, 0.0, logits.sink_error + own))
+    sink_error = torch.where(at_sink, 0.0, logits.sink_error + own)
+    return replace(logits, error=error, sink_error=sink_error, cancelling=torch.zeros_like(logits.cancelling))
 
 
 def score_scale(tensors: AttentionTensors) -> float:
@@ -127,24 +131,61 @@ def score_scale(tensors: AttentionTensors) -> float:
     return scale
 
 
-def dot_units(tensors: AttentionTensors, model: RoundingModel) -> float:
-    """Return the error of a scaled dot product relative to ``|scale| sum |q| |k|``.
+def product_units(tensors: AttentionTensors, model: RoundingModel) -> float:
+    """Return the relative error of each product of a scaled dot product.
 
-    It covers ``head_size`` products and additions in any order (with FMA or without), the product with the scale, the
-    scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in base 2), and where the model
-    allows it operands cut to fewer bits, or in parts, and K left unrounded after dequantisation.
+    It covers the product itself (with FMA or without; q may be scaled in float32 before it, so it is never exact), the
+    product with the scale, the scale's own roundings (fp8 scales are folded in, and log2(e) in kernels that work in
+    base 2), and where the model allows it operands cut to fewer bits, or in parts, and K left unrounded after
+    dequantisation.
     """
     query, operand = tensors.query.dtype, arithmetic.query_dtype(tensors, model)
-    units = 2.0 + (2.0 if query.itemsize == 1 else 0.0) + 2.0
-    terms = tensors.query.shape[-1] * arithmetic.passes(operand, model)
-    unit = accumulation_unit(operand, tensors, model)
-    summed = terms * unit if model.accumulate == "float32" else grown(terms, unit)
-    total = (summed + units * UNIT) * SECOND_ORDER
-    cut = arithmetic.operand_unit(operand, model)
-    total += cut * (2 + cut) * (1 + total)
+    total = 1 + grown(6 if query.itemsize == 1 else 4, UNIT)
+    total *= (1 + arithmetic.operand_unit(operand, model)) ** 2
     if not model.rounds_dequantised and tensors.kv_dtype != query:
-        total += unit_roundoff(query)
-    return total
+        total *= 1 + unit_roundoff(query)
+    return total - 1
+
+
+def addition_units(queries: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
+    """Return the error of the additions of a row's dot products, relative to the largest of their partial sums.
+
+    ``queries`` are ``[..., head_size]``, the result is ``[..., 1]``. An adder that rounds to nearest adds 0 exactly, so
+    a row with ``n`` numbers other than 0 has ``n - 1`` additions that round. One that truncates may cut its other
+    operand.
+    """
+    operand = arithmetic.query_dtype(tensors, model)
+    unit, passes = accumulation_unit(operand, tensors, model), arithmetic.passes(operand, model)
+    if unit > UNIT or passes > 1:
+        return queries.new_full((*queries.shape[:-1], 1), grown(queries.shape[-1] * passes, unit))
+    additions = queries.count_nonzero(-1)[..., None].sub_(1).clamp_min_(0)
+    return (additions.double() * math.log1p(unit)).expm1_()
+
+
+def _scores_error(
+    block: RowBlock, scores: torch.Tensor, sizes: torch.Tensor, tensors: AttentionTensors, model: RoundingModel
+) -> torch.Tensor:
+    """Return the error of scaled dot products whose exact values are ``scores``; ``sizes`` are ``sum |q| |k|``.
+
+    Let each product have a relative error of at most ``r``, and let ``m = |scale| sum |q| |k|``. In any order of
+    summation each partial sum is a sum of some products. Without errors it is at most the larger of the sum of the
+    positive products and that of the negative ones, which is ``(m + |score|) / 2``; with their errors it is at most
+    ``r m`` more. Each addition loses at most ``unit`` of its largest operand or its result, so all of them lose at
+    most the ``additions`` ``(1 + unit)^n - 1`` times the largest partial sum.
+
+    Where products are parts of split operands, or rounded to a narrow type, ``m`` replaces ``(m + |score|) / 2``.
+    """
+    scale = abs(score_scale(tensors))
+    products, additions = product_units(tensors, model), addition_units(block.queries, tensors, model)
+    underflow = block.keys.shape[-1] * UNDERFLOW * max(1.0, scale)
+    operand = arithmetic.query_dtype(tensors, model)
+    if arithmetic.passes(operand, model) == 1 and not arithmetic.rounds_dots(model):
+        units = (products + additions * (products + 0.5)).mul_(scale)
+        return (sizes * units).addcmul_(scores.abs(), additions, value=0.5).add_(underflow)
+    units = (1 + products) * (1 + additions) - 1
+    magnitudes = sizes * scale
+    error = (magnitudes * units).add_(underflow)
+    return arithmetic.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
 
 
 def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: RoundingModel) -> float:
@@ -166,30 +207,52 @@ def softcap_error(
     interval is largest at the end nearest to 0. tanh itself has an absolute error, or with ``tanh_units`` one of that
     many units of its result. The product with ``c`` (and log2(e)) has a relative error.
     """
-    incoming = error + 2 * UNIT * scores.abs()
-    nearest = (scores.abs() - incoming).clamp_min_(0.0).div_(softcap)
+    sizes = scores.abs()
+    incoming = error.add(sizes, alpha=2 * UNIT)
+    nearest = sizes.sub_(incoming).clamp_min_(0.0).div_(softcap)
     slope = 1 - nearest.tanh_().square_()
     units = model.tanh_units
     absolute, relative = (model.tanh_error * softcap, 2.0) if units is None else (0.0, 2.0 + units)
-    passed = incoming.mul_(slope)
-    if relative * UNIT > SECOND_ORDER - 1:
-        passed.mul_(1 + relative * UNIT)
+    passed = incoming.mul_(slope).mul_(1 + relative * UNIT)
     return passed.add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
 
 
 def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Return the error of adding a bias to a score: of the bias (slope times distance, or log2(e)) and of the sum."""
-    return (2 * addend.abs() + total.abs()) * UNIT
+    return total.abs().add_(addend.abs(), alpha=2).mul_(UNIT)
 
 
-def exp_error(exponent: torch.Tensor, rescales: torch.Tensor, units: float = EXP_UNITS) -> torch.Tensor:
+def exp_error(
+    exponent: torch.Tensor, rise: torch.Tensor, rescales: torch.Tensor, units: float = EXP_UNITS
+) -> torch.Tensor:
     """Return the relative error of ``exp(exponent)`` and its rescalings, as an error of the logit.
 
-    The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent; over all
-    rescalings ``exp(m_old - m_new)`` the exponents sum to the same total. Each of the ``rescales + 1`` exponentials
-    loses ``units``. Numerator and denominator use the same exponentials, so there is no further error.
+    The subtraction of the maximum and the product with a rounded log2(e) lose 2.25 units of the exponent. It contains
+    the errors of two logits: that of the key, for which :data:`SECOND_ORDER` accounts, and that of the maximum, at most
+    ``rise``. Over all rescalings ``exp(m_old - m_new)`` the exponents sum to the same total. Each of the
+    ``rescales + 1`` exponentials loses ``units``. Numerator and denominator use the same exponentials, so there is no
+    further error.
     """
-    return exponent.abs().mul_(2.5 * UNIT).add_(rescales + 1, alpha=units * UNIT)
+    lost = (rescales + 1) * arithmetic.lost_by_one(units * UNIT)
+    return exponent.abs().mul_(2.5 * UNIT).add_(lost.add(rise, alpha=2.5 * UNIT))
+
+
+def cancelling_error(rescales: torch.Tensor, units: float = EXP_UNITS) -> torch.Tensor:
+    """Return by how much ``exp(error) - 1`` of a key counts the errors of rescalings too much.
+
+    A rescaling of an accumulator multiplies the weights of all keys in it by the same ``1 + e``. To first order this
+    moves the output by ``e sum_j p_j (v_j - o)`` over these keys. Over all keys of the row, the sink included, this sum
+    is 0, so over some it is at most half of ``sum_j p_j |v_j - o|``. ``exp(error)`` counts all of it.
+
+    In all segments together, ``n`` rescalings are by another factor than 0 or 1: one for each tile but the first, or
+    one fewer and one for each segment. Let ``exp(a) - 1`` bound each ``|e|``, and let ``b = exp(n a) - 1``. One after
+    the other, each rescaling meets weights that earlier ones have changed by at most ``b``. So together they move the
+    output by at most ``n (exp(a) - 1) (1/2 + b) sum_j p_j |v_j - o|``. With ``c`` the other errors of a key,
+    ``exp(error) - 1`` is ``(exp(c) - 1) (1 + b) + b``, whose last ``b`` may become that.
+    """
+    each = arithmetic.lost_by_one(units * UNIT) * SECOND_ORDER
+    together = (rescales * each).clamp_max_(1.0).expm1_()
+    return (together - rescales * math.expm1(each) * (together + 0.5)).clamp_min_(0.0)
 
 
 def _capped(
@@ -199,19 +262,39 @@ def _capped(
     return capped, softcap_error(scores, capped, error, softcap, model)
 
 
-def _with_significant_keys(logits: Logits, exponent: torch.Tensor, exp_units: float) -> Logits:
+def _rise(
+    exact: torch.Tensor, error: torch.Tensor, top: torch.Tensor, sink: torch.Tensor, sink_error: torch.Tensor
+) -> torch.Tensor:
+    """Return by how much the largest logit of a row may move, ``[..., 1]``.
+
+    It rises to at most the largest ``exact + error``, and falls by at most the error of one logit, which is no more. An
+    absent sink stays far below, whatever its error.
+    """
+    highest = torch.maximum((exact + error).amax(-1, keepdim=True), sink + sink_error)
+    return highest.sub_(top)
+
+
+def _with_significant_keys(logits: Logits, exponent: torch.Tensor, rise: torch.Tensor, exp_units: float) -> Logits:
     """Return the logits with only those roundings counted that a significant key meets.
 
     A rescaling by exactly 1 or 0 rounds nothing. Any other one after a significant key comes from another significant
     key or from the sink, and one more may merge segments.
     """
-    significant = significant_keys(exponent, logits.exact, logits.top, logits.error)
+    significant = significant_keys(exponent, logits.exact, logits.top, logits.error, rise)
     if significant is None:
         return logits
     count = significant.sum(-1, keepdim=True, dtype=torch.float64)
     rescales = torch.minimum(logits.rescales, count + 2)
-    error = logits.error.sub_((logits.rescales - rescales).mul_(exp_units * UNIT))
-    return replace(logits, error=error, terms=count + rescales, significant=significant)
+    error = logits.error.sub_((logits.rescales - rescales).mul_(arithmetic.lost_by_one(exp_units * UNIT)))
+    cancelling = cancelling_error(rescales, exp_units)
+    return replace(
+        logits,
+        error=error,
+        rescales=rescales,
+        terms=count + rescales,
+        cancelling=cancelling,
+        significant=significant,
+    )
 
 
 def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor) -> Logits:
@@ -224,6 +307,7 @@ def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor) 
         logits,
         error=logits.error.masked_fill(rows, 0.0),
         sink_error=logits.sink_error.masked_fill(rows, 0.0),
+        cancelling=logits.cancelling.expand_as(rows).masked_fill(rows, 0.0),
         equal_rows=rows,
     )
 
@@ -239,19 +323,19 @@ def _biased(
     sizes = None
     if tensors.alibi_slopes is not None:
         slopes = tensors.alibi_slopes.double().view(block.keys.shape[1], 1, -1, 1)
-        distance = (block.key_position - block.context_len[:, None]).double()
-        alibi = slopes * distance[:, None, None, None]
-        scores = scores + alibi
-        error = error + addition_error(alibi, scores)
-        error = rounding.after(alibi.abs(), error, SCORE_ROUNDINGS, float(distance.abs().max()) + 1)
-        error = rounding.after(scores.abs(), error, 1)
+        distance = (block.key_position - block.context_len[:, None]).double()[:, None, None, None]
+        alibi = slopes * distance
+        scores = scores.add_(alibi)
+        error = addition_error(alibi, scores).add_(error)
+        error = rounding.after(alibi, error, SCORE_ROUNDINGS, distance.abs() + 1)
+        error = rounding.after(scores, error, 1)
         sizes = alibi.abs()
     if block.qq_bias is not None:
         bias = block.qq_bias[:, None, :, None]
-        scores = scores + bias
-        error = error + addition_error(bias, scores)
-        error = rounding.after(bias.abs(), error, SCORE_ROUNDINGS)
-        error = rounding.after(scores.abs(), error, 1)
+        scores = scores.add_(bias)
+        error = addition_error(bias, scores).add_(error)
+        error = rounding.after(bias, error, SCORE_ROUNDINGS)
+        error = rounding.after(scores, error, 1)
         sizes = bias.abs() if sizes is None else sizes + bias.abs()
     return scores, error, sizes
 

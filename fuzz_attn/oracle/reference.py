@@ -93,7 +93,7 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     weights = weights_of(logits)
     output = _average(block, logits, weights)
     moved = logit_term(weights, block, output, probability_unit(tensors, model))
-    summed = value_term(weights, logits, block, tensors, model)
+    summed = value_term(weights, logits, block, (output, moved), tensors, model)
     units = normaliser_units(tensors, logits, model)
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
     factor = output_factor(tensors)

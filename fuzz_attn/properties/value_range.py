@@ -19,6 +19,7 @@ from fuzz_attn.oracle.reference import Reference, output_factor
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import UNIT, gamma, half_denormal
 from fuzz_attn.oracle.row_blocks import RowBlock
+from fuzz_attn.oracle.seen_ranges import largest_seen
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
 
@@ -73,25 +74,9 @@ def nearest_inside(
 def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest value that each query token sees, ``[B, Q, num_kv_heads, head_size]``.
 
-    The visible keys of a row are treated as one range without gaps; where a bias of -inf hides a key in between, the
-    value range is wider than necessary. The extremes of a range come from two overlapping ranges whose length is a
-    power of two.
+    Where a bias of -inf hides a key between others, the value range is wider than necessary.
     """
-    seen = block.visible.int()
-    first, last = seen.argmax(-1), seen.shape[-1] - 1 - seen.flip(-1).argmax(-1)
-    length = last - first + 1
-    both = torch.cat([-block.values, block.values], -1).transpose(1, 2)
-    result = both.new_empty(*first.shape, *both.shape[2:])
-    width = 1
-    while True:
-        rows = (length >= width) & (length < 2 * width)
-        index = rows.nonzero()[:, 0]
-        result[rows] = torch.maximum(both[index, first[rows]], both[index, last[rows] - width + 1])
-        if not bool((length >= 2 * width).any()):
-            break
-        both = torch.maximum(both[:, :-width], both[:, width:])
-        width *= 2
-    low, high = result.chunk(2, -1)
+    low, high = largest_seen(block, torch.cat([-block.values, block.values], -1)).chunk(2, -1)
     return -low, high
 
 

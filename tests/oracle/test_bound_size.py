@@ -35,7 +35,7 @@ def test_an_exponential_of_a_large_exponent() -> None:
     exact = scores - float(np.float32(top))
     base2 = rounded(rounded(exact) * float(np.float32(np.log2(np.e))))
     lost = np.abs(base2 * np.log(2.0) - exact)
-    bound = exp_error(torch.from_numpy(exact), torch.zeros(1), units=0.0).numpy()
+    bound = exp_error(torch.from_numpy(exact), torch.zeros(1), torch.zeros(1), units=0.0).numpy()
     assert 0.5 < (lost / bound).max() <= 1.0
 
 
@@ -74,7 +74,7 @@ def test_a_key_is_negligible_where_its_weight_is_0_in_float32(distance: float, s
     exponent = torch.tensor([[0.0, -distance]], dtype=torch.float64)
     assert (np.exp(-distance) >= 2.0**-149) == significant
     top, error = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 2), 1e-6, dtype=torch.float64)
-    found = significant_keys(exponent, exponent, top, error)
+    found = significant_keys(exponent, exponent, top, error, error.amax(-1, keepdim=True))
     assert (True if found is None else bool(found[0, 1])) == significant
 
 
@@ -84,3 +84,43 @@ def test_fp8_outputs_beyond_the_range_are_the_largest_number(by_hand: Builder) -
     reference = attend(tensors)
     assert float(reference.expected) == torch.finfo(torch.float8_e5m2).max
     assert float(reference.bound) < 0.25 * float(reference.expected)
+
+
+def test_sums_of_values_of_both_signs_have_half_the_bound(by_hand: Builder) -> None:
+    """Of 1,000 equal weights that are not exact; the sum of the positive values is half of all."""
+    bounds = []
+    for sign in (1.0, -1.0):
+        keys, values = [[1e-4 * n] for n in range(1000)], [[1.0], [sign]] * 500
+        tensors = by_hand([[0.1]], keys, values, output=torch.zeros(1, 1, 1))
+        bounds.append(float(attend(tensors).bound))
+    # With one sign the denominator loses as much as the numerator; with both, weights may move between the values.
+    assert 0.2 < bounds[1] / bounds[0] < 0.6
+
+
+def test_values_of_zero_are_no_additions(by_hand: Builder) -> None:
+    """Of 1,000 weights that are not exact; one value of ten or of a hundred is not 0 in the other columns."""
+    keys = [[1e-4 * n, 0.0, 0.0] for n in range(1000)]
+    values = [[1.0, float(n % 10 == 0), float(n % 100 == 0)] for n in range(1000)]
+    tensors = by_hand([[0.1, 0.0, 0.0]], keys, values, output=torch.zeros(1, 1, 3))
+    nearest, truncating = attend(tensors), attend(tensors, RoundingModel(accumulate_slack=2.0))
+    units = ((truncating.bound - nearest.bound) / (nearest.expected * UNIT)).flatten().tolist()
+    # A truncating adder loses two units in each of 1,000 additions and 64 rescalings, also those of 0. A factor loses
+    # one unit more in each of 64 rescalings and of 5 others. The query has one number, so its dots have no additions.
+    for found, nonzero in zip(units, (1000, 100, 10), strict=True):
+        assert found == pytest.approx(2 * 1064 + 69 - (nonzero - 1), rel=0.02)
+
+
+def test_a_narrow_softmax_without_a_sink_has_a_small_bound(by_hand: Builder) -> None:
+    """The sink's logit of -inf has no error, though differences with it are rounded to bfloat16 too."""
+    tensors = by_hand([[1.0]], [[0.5], [1.0], [0.25]], [[1.0], [2.0], [4.0]], torch.bfloat16)
+    reference = attend(tensors, RoundingModel(softmax="query"))
+    assert not bool(reference.ill_conditioned.any())
+    assert float(reference.bound) < 20 * unit_roundoff(torch.bfloat16) * float(reference.expected)
+
+
+@pytest.mark.parametrize("units", [6.0, 2.0**12, 2.0**20])
+def test_an_exponential_may_lose_its_units_in_both_directions(units: float) -> None:
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    error = float(exp_error(zero.clone(), zero, zero, units))
+    assert np.exp(-error) <= 1 - units * UNIT * (1 - 1e-9)
+    assert error < 1.1 * units * UNIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace as replaced
 from typing import Any, Final
 
@@ -22,11 +23,11 @@ from fuzz_attn.case.recipes import (
     UniformScores,
 )
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.oracle.exactness import exact_columns
+from fuzz_attn.oracle.exactness import exact_columns, lowest_bit
 from fuzz_attn.oracle.logits import logits_of
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.row_blocks import row_blocks
+from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 E4M3: Final = "float8_e4m3fn"
 MODEL = RoundingModel(normalises_last=True)
@@ -115,7 +116,30 @@ def test_only_targets_that_normalise_last_have_exact_weights() -> None:
 def test_values_that_are_no_multiples_of_a_grid_are_not_exact() -> None:
     tensors = materialise(case_of(UniformScores(), 3000, values=NormalValues(), key_marks=False))
     (block,) = row_blocks(tensors)
-    assert not bool(exact_columns(block.values, block.value_sizes, 2.0**-24).any())
+    assert not bool(exact_columns(block, block.value_sizes.sum(-2, keepdim=True), 2.0**-24).any())
+
+
+def one_row(values: np.ndarray[Any, Any]) -> RowBlock:
+    """Return a block of one row that sees one column of values."""
+    (block,) = row_blocks(materialise(case_of(UniformScores(), 1)))
+    columns = torch.from_numpy(values)[None, None, :, None]
+    return replaced(block, values=columns, visible=torch.ones(1, 1, len(values), dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0.0, math.inf), (1.0, 1.0), (-6.0, 2.0), (0.75 * 2.0**-40, 2.0**-42), (2.0**120, 2.0**120)],
+)
+def test_the_lowest_bit_of_a_number(number: float, expected: float) -> None:
+    assert float(lowest_bit(torch.tensor([number], dtype=torch.float64))) == expected
+
+
+def test_exact_rows_do_not_depend_on_later_keys() -> None:
+    """The last key of a prompt is on no grid with the others: only the last row sees it."""
+    tensors = materialise(case_of(UniformScores(), 40, sequences=(Sequence(40),), key_marks=False))
+    tensors.value_cache[tensors.block_table[0, 39 // 16].long(), 39 % 16] = 2.0**-30 / 3
+    bound = attend(tensors, MODEL).bound.amax((1, 2))
+    assert float(bound[38]) < 8 * 2.0**-24 * 8 < float(bound[39])
 
 
 @pytest.mark.parametrize("slack", [1.0, 2.0, 16.0])
@@ -124,8 +148,8 @@ def test_sums_on_the_grid_survive_an_adder_that_truncates(slack: float) -> None:
     unit, random = slack * 2.0**-24, np.random.default_rng(1)
     most = int(0.5 / unit)
     values = random.integers(-8, 9, size=most // 9).astype(np.float64)
-    columns = torch.from_numpy(values)[None, None, :, None]
-    assert bool(exact_columns(columns, columns.abs(), unit).all())
+    columns, total = one_row(values), torch.tensor([[[[float(np.abs(values).sum())]]]], dtype=torch.float64)
+    assert bool(exact_columns(columns, total, unit).all())
     # Start from the largest sum that the column may reach, where most bits are dropped.
     total = start = values.clip(0).sum()
     for value in random.permutation(values)[:20000]:
@@ -133,8 +157,7 @@ def test_sums_on_the_grid_survive_an_adder_that_truncates(slack: float) -> None:
         total = np.trunc(total / step) * step + np.trunc(value / step) * step
         start += value
     assert total == start
-    finer = columns + 0.25
-    assert not bool(exact_columns(finer, finer.abs() * 4, unit).all())
+    assert not bool(exact_columns(one_row(values + 0.25), 4 * total, unit).all())
 
 
 @pytest.mark.parametrize("num_keys", [3, 7, 41])

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe, SlotPoison, TablePoison
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle import error_bound, row_blocks
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.oracle.rounding_model import EXP_UNITS
+from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
 from fuzz_attn.oracle.roundings import UNIT
+from fuzz_attn.strategies.cases import cases
 
 RAGGED = AttentionCase(
     sequences=(Sequence(3, 40), Sequence(0, 9), Sequence(1, 2), Sequence(17, 0), Sequence(0, 0), Sequence(5, 100)),
@@ -49,6 +51,39 @@ def test_every_cut_gives_the_same_reference(
     own_share = 2 * 4 * 2.0**-47 / (2 * EXP_UNITS * UNIT)
     assert bool(((actual.expected - expected.expected).abs() <= own_share * expected.bound).all())
     torch.testing.assert_close(actual.bound, expected.bound, rtol=own_share, atol=0.0)
+
+
+MODELS = {
+    "exact sums": RoundingModel(normalises_last=True),
+    "narrow softmax": RoundingModel(scores="query", softmax="query", output="query"),
+    "tf32": RoundingModel(input_precision="tf32", tensor_core_slack=2.0, rounded_denominator=True),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_the_bound_of_a_row_does_not_depend_on_rows_beside_it(
+    model: RoundingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row in a block of its own has the same bound as in the blocks of the whole batch.
+
+    The bounds of ill-conditioned rows are not used.
+    """
+
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(case=cases(Domain()))
+    def compare(case: AttentionCase) -> None:
+        assume(case.num_tokens <= 120)
+        tensors = materialise(case)
+        together = attend(tensors, model)
+        with monkeypatch.context() as patch:
+            patch.setattr(row_blocks, "MAX_BLOCK_SCORES", 1)
+            separate = attend(tensors, model)
+        assert bool((together.bound > 0.0).all())
+        assert torch.equal(together.ill_conditioned, separate.ill_conditioned)
+        bounds = (each.bound[~together.ill_conditioned] for each in (separate, together))
+        torch.testing.assert_close(*bounds, rtol=1e-8, atol=0.0)
+
+    compare()
 
 
 def test_blocks_contain_every_token_and_respect_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
