@@ -93,7 +93,11 @@ class Calibration:
             ways = "; ".join(f"{how_to_state(name)}" for name in settles)
             shown = next((each for each in tried if each.outcome == "wrong"), tried[0])
             why = f"it {shown.why}" if raised else f"it gives {shown.why}"
-            raise self._error(f"fits no {settles[0]} on an easy case, so state {ways} in a binding file ({why})")
+            raise self._error(
+                f"is wrong on an easy case with every {settles[0]} that was tried ({why}): either it has a bug even "
+                f"there, or it is called in another way. Write what is true of it into a file, {ways}, and give the "
+                "file with --binding: a bug is then found and explained"
+            )
         else:
             what = f"with {question.feature}" if question.feature else "without any feature"
             self.notes.append(f"The target is wrong on an easy case {what}, however it is called: a defect of it.")

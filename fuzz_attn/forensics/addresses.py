@@ -113,14 +113,20 @@ def key_findings(lab: Lab) -> Iterator[Finding]:
         tensors, _ = _even_queries(lab)
         lab.set_all_keys(tensors, digits.astype(np.float64))
         found = recovered(lab, tensors)
-        if found is not None and found.far.any():
-            yield _misread_key(lab, found)
+        row = None if found is None else next((row for row in rows_of_case(lab.case) if _misread(found, row)), None)
+        if found is not None and row is not None:
+            yield _misread_key(lab, found, row)
             return
 
 
-def _misread_key(lab: Lab, found: Recovered) -> Finding:
-    wrong = found.far
-    row = next(row for row in rows_of_case(lab.case) if wrong[row.token, row.head].any())
+def _misread(found: Recovered, row: Row) -> bool:
+    """Return whether a row's weights are those of other keys; NaN says nothing of keys."""
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    finite = np.isfinite(found.actual[row.token, row.head, own]).all()
+    return bool(finite and found.far[row.token, row.head].any())
+
+
+def _misread_key(lab: Lab, found: Recovered, row: Row) -> Finding:
     own = found.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
     actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
     ratio = np.where((actual > 0) & (expected > 0), actual / np.where(expected > 0, expected, 1.0), 1.0)

@@ -145,7 +145,7 @@ def test_defect_of_a_target_is_no_wrong_binding() -> None:
         (
             "half_too_large",
             {"roles": ROLES},
-            'fits no layout on an easy case, so state layout = "rows" or',
+            "is wrong on an easy case with every layout that was tried (it gives",
         ),
         (
             "takes_both",
