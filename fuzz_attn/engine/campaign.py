@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
@@ -47,7 +49,13 @@ from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round, uncovered
-from fuzz_attn.errors import BudgetSpentInterrupt, FuzzAttnError, OutOfProbesError, OutOfTimeError
+from fuzz_attn.errors import (
+    BudgetSpentInterrupt,
+    CounterexampleError,
+    FuzzAttnError,
+    OutOfProbesError,
+    OutOfTimeError,
+)
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
@@ -107,8 +115,7 @@ class Campaign:
         self.plan = plan
         self.emit = emit
         self.news = news
-        limit = launch_limit(plan.max_time)
-        self.worker = worker or IsolatedWorker(plan.setup, launch_seconds=limit, index=plan.place)
+        self.worker = worker or self._worker_for(plan.setup)
         self.cases = 0
         """Cases judged in the search, which the limit of cases counts."""
         self._deadline: float | None = None
@@ -140,12 +147,29 @@ class Campaign:
         """Play saved counterexamples, then fuzz until the budget is spent; an interrupt loses no failure."""
         self._started = time.monotonic()
         try:
-            with self.worker:
+            with ExitStack() as stack:
+                self._start_worker(stack)
                 self._run()
         except BaseException as error:
             self._finish(str(error) or type(error).__name__)
             raise
         self._finish("")
+
+    def _start_worker(self, stack: ExitStack) -> None:
+        """Start the worker. A target that cannot be called without a binding is called as a saved failure says."""
+        try:
+            stack.enter_context(self.worker)
+        except FuzzAttnError as error:
+            saved = None if self.plan.setup.binding else _saved_with_binding(self.plan)
+            if saved is None:
+                raise
+            path, binding = saved
+            self.worker = self._worker_for(msgspec.structs.replace(self.plan.setup, binding=binding))
+            stack.enter_context(self.worker)
+            self._tell([f"it is called as {path} says, because {error}"])
+
+    def _worker_for(self, setup: Setup) -> IsolatedWorker:
+        return IsolatedWorker(setup, launch_seconds=launch_limit(self.plan.max_time), index=self.plan.place)
 
     def _finish(self, error: str) -> None:
         self.emit(Finished(self.plan.shard, self.elapsed(), error))
@@ -324,6 +348,16 @@ class Campaign:
         with contextlib.suppress(FuzzAttnError):
             return self.worker.judge(Order(order.case, digest=True), deadline=deadline).digest
         return ""
+
+
+def _saved_with_binding(plan: Plan) -> tuple[Path, Binding] | None:
+    """Return the first saved counterexample of the plan's target that contains a binding, and that."""
+    for path in sorted(plan.fixtures.rglob("*.json")):
+        with contextlib.suppress(CounterexampleError):
+            found = counterexample.load(path)
+            if found.target == plan.setup.target and found.binding is not None:
+                return path, found.binding
+    return None
 
 
 def launch_limit(max_time: float | None) -> float:

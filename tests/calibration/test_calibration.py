@@ -16,7 +16,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.messages import Ready, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.errors import BindingError
+from fuzz_attn.errors import BindingError, FuzzAttnError
 
 FOLDER: Final = Path(__file__).parents[1] / "sample_targets"
 FILE: Final = FOLDER / "invented_names.py"
@@ -174,3 +174,37 @@ def test_counterexample_replays_with_the_binding_that_found_it(campaign: Callabl
     assert saved.whole
     assert saved.roles["asks"] == "query"
     assert [each.status for each in replay((path,), backend="interpreter")] == ["FAILED"]
+
+
+DOUBLED = """
+import importlib.util, sys
+import torch
+
+spec = importlib.util.spec_from_file_location("correct", {path!r})
+correct = sys.modules["correct"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(correct)
+
+def my_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, max_query_len, softmax_scale):
+    out = torch.empty_like(q)
+    options = (softmax_scale, True, (-1, -1), block_table, 0.0, None, None, None)
+    longest = int(seq_lens.max())
+    correct.unified_attention(q, k_cache, v_cache, out, query_start_loc, max_query_len, seq_lens, longest, *options)
+    return {factor} * out
+"""
+"""A target that is wrong in every case, where the factor is not 1."""
+
+
+def test_a_saved_failure_is_played_where_calibration_fails(campaign: Callable[..., Any], tmp_path: Path) -> None:
+    file, path = tmp_path / "doubled.py", str(FOLDER / "torch_attention.py")
+    file.write_text(DOUBLED.format(path=path, factor=2))
+    setup = Setup(f"{file}:my_attention")
+    with pytest.raises(FuzzAttnError, match="is wrong on an easy case with every layout that was tried"):
+        campaign("", setup=setup, max_cases=3)
+    stated = msgspec.structs.replace(setup, binding=binding_of({"layout": "rows"}))
+    (found,) = campaign("", setup=stated, max_cases=3).failures
+    again = campaign("", setup=setup, max_cases=3)
+    (played,) = again.failures
+    assert (played.saved, played.path) == (True, found.path)
+    assert any(note.startswith(f"it is called as {found.path} says, because target=") for note in again.notes)
+    file.write_text(DOUBLED.format(path=path, factor=1))
+    assert not campaign("", setup=setup, max_cases=3).failures
