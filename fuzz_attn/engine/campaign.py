@@ -165,7 +165,10 @@ class Campaign:
                 raise
             path, binding = saved
             self.worker = self._worker_for(msgspec.structs.replace(self.plan.setup, binding=binding))
-            stack.enter_context(self.worker)
+            try:
+                stack.enter_context(self.worker)
+            except FuzzAttnError:
+                raise error from None  # the binding is not what is wrong
             self._tell([f"it is called as {path} says, because {error}"])
 
     def _worker_for(self, setup: Setup) -> IsolatedWorker:

@@ -14,7 +14,9 @@ import msgspec
 
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes
+from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 from fuzz_attn.oracle.rounding_model import InputPrecision, RoundingModel
+from fuzz_attn.oracle.roundings import unit_roundoff
 from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.targets.target import Target
@@ -28,14 +30,6 @@ NAMES: Final[dict[str, DTypeName]] = {
     "f8E5M2": "float8_e5m2",
 }
 """The name of each element type of the IR."""
-BITS: Final[dict[DTypeName, int]] = {
-    "float32": 24,
-    "float16": 11,
-    "bfloat16": 8,
-    "float8_e4m3fn": 4,
-    "float8_e5m2": 3,
-}
-"""The bits of each type's significand."""
 BYTES: Final = "i8"
 """How fp8 caches are loaded by a kernel that takes them as bytes."""
 
@@ -99,7 +93,7 @@ def _of_scores(dot: Dot, query: Operand, keys: Operand, dtypes: DTypes) -> Itera
         what = f"round {'scaled ' * query.scaled}q to {name} before its dot with K"
         if query.scaled:
             yield Reading("scaled_query", "query" if name == own else name, what, rounding.location, name == own)
-        elif BITS[name] < BITS[dtypes.q]:
+        elif _unit(name) > _unit(dtypes.q):
             yield Reading("query", "cache" if name == dtypes.kv else name, what, rounding.location, taken=False)
 
 
@@ -114,7 +108,7 @@ def _of_weights(dot: Dot, dtypes: DTypes) -> Iterator[Reading]:
     if len(weights.roundings) == 1 and (name := NAMES.get(weights.roundings[0].element)):
         what = f"round P to {name} before its dot with V"
         taken = is_fp8(dtypes.q) and name == dtypes.kv
-        if BITS[name] < BITS[own]:
+        if _unit(name) > _unit(own):
             yield Reading("probability", name, what, weights.roundings[0].location, taken)
 
 
@@ -134,11 +128,15 @@ def _of_query(dtypes: DTypes) -> DTypeName:
     return "bfloat16" if is_fp8(dtypes.q) else dtypes.q
 
 
-def _coarseness(reading: Reading) -> int:
-    """Return a number that is larger for a coarser rounding."""
+def _unit(name: DTypeName) -> float:
+    return unit_roundoff(TORCH_DTYPES[name])
+
+
+def _coarseness(reading: Reading) -> float:
+    """Return a number that is larger for a coarser rounding; a type of the case is the coarsest."""
     if reading.name == "input_precision":
         return -COARSEST_FIRST.index(reading.value)
-    return -BITS.get(reading.value, 0)
+    return _unit(reading.value) if reading.value in TORCH_DTYPES else 1.0
 
 
 @dataclass

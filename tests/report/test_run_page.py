@@ -1,5 +1,6 @@
 """The page of a run: every part is there, nothing of a target becomes markup, and nothing is loaded."""
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fuzz_attn.engine.events import Event, Finished
 from fuzz_attn.errors import ReportError
-from fuzz_attn.report.page.page import run_page
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report.page.page import run_page, verdict_of
 from fuzz_attn.report.page.run_log import read_run
 
 Events = Callable[..., list[Event]]
@@ -189,6 +192,16 @@ def test_many_failures_stay_small(events: Events, log: Log) -> None:
     assert len(text) < 5e6
     assert "50 more failures are not shown" in text
     assert text.count('class="rich-terminal"') == 20
+
+
+def test_a_launch_that_was_slow_once_is_no_failure_of_the_page(events: Events, log: Log) -> None:
+    (run,) = read_run(log(events(failures=1)))
+    verdict = Verdict("oracle", "timeout", "the launch did not end within 5 s")
+    (found,) = run.report.failures
+    doubtful = replace(found, counterexample=replace(found.counterexample, verdict=verdict, confirmation="unconfirmed"))
+    run = dataclasses.replace(run, report=replace(run.report, failures=(doubtful,), errors=()))
+    assert verdict_of(run).mark == "good"
+    assert verdict_of(run).words.startswith("1 unconfirmed timeout and no other. ")
 
 
 def test_only_the_last_event_ends_a_run(events: Events, log: Log) -> None:

@@ -22,8 +22,8 @@ from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
-from fuzz_attn.engine.run.local_shards import LocalShards, Shards
 from fuzz_attn.engine.run.run_plan import RunPlan, share_of
+from fuzz_attn.engine.run.shards import Shards
 from fuzz_attn.engine.run_folder import (
     SUMMARY_NAME,
     counterexample_folder,
@@ -39,11 +39,6 @@ from fuzz_attn.report.json_document import document, numbers
 from fuzz_attn.report.junit import save_junit
 from fuzz_attn.report.plain_text import console, safe, show, whole
 from fuzz_attn.report.terminal import Terminal
-
-
-def on_this_machine(plan: RunPlan) -> Shards:
-    """Return the shards of a run as processes of this machine."""
-    return LocalShards()
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,11 @@ class Request:
     continued: bool = False
 
 
-def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards] = on_this_machine) -> int:
+def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards | None] = lambda plan: None) -> int:
     """Fuzz one target after the other, print and save the results, and return the exit status.
 
     With several targets, each has its own folder in the run's folder. A signal ends the run after its target.
-    ``shards`` says where the shards of a run are.
+    ``shards`` says where the shards of a run are; None is this machine.
     """
     printer = console(stderr=request.documents.json)
     folder = new_run_folder(request.out)
@@ -138,7 +133,7 @@ def parts(request: Request) -> Iterator[Request]:
             yield dataclasses.replace(request, targets=(target,), max_time=seconds, max_cases=cases)
 
 
-def _fuzz(request: Request, folder: Path, printer: Console, shards: Callable[[RunPlan], Shards]) -> RunReport:
+def _fuzz(request: Request, folder: Path, printer: Console, shards: Callable[[RunPlan], Shards | None]) -> RunReport:
     """Run the campaign of one target, print its results, and return its report."""
     plan = _plan(request, folder)
     try:

@@ -33,9 +33,10 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
-from fuzz_attn.engine.run.local_shards import LocalShards, Shards
+from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans
+from fuzz_attn.engine.run.shards import Shards
 from fuzz_attn.engine.run_folder import check_writable, make_folder, prune
 from fuzz_attn.errors import FuzzAttnError
 

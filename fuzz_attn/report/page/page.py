@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fuzz_attn.coverage import explanations
+from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import OutputError
 from fuzz_attn.report.bindings import parameters_of
 from fuzz_attn.report.page import sections
@@ -113,21 +114,29 @@ def _speed(log: RunLog) -> tuple[Any, ...]:
 def verdict_of(log: RunLog) -> Verdict:
     """Return the result of a run in words."""
     report, cases = log.report, log.statistics.cases
-    failures = [found for found in report.failures if not found.known]
+    failures = [found for found in report.failures if found.fails]
+    others = _others(report)
     going_on = "" if log.finished else " The log has no end: the run still goes on, or was killed."
     judged = f"{count(cases, 'case')} judged."
     if failures:
-        others = len(report.failures) - len(failures)
-        words = f"{judged} {count(others, 'known failure')} beside." if others else judged
+        words = f"{judged} {others} beside." if others else judged
         return Verdict("bad", count(len(failures), "failure"), words + going_on)
     if report.errors or (report.reason and log.finished):
         return Verdict("bad", "Something is wrong", safe(" ".join((*report.errors, report.reason)).strip()) + going_on)
     if not cases:
         return Verdict("open", "Nothing judged yet", going_on.strip())
-    known = f"{count(len(report.failures), 'known failure')} and no other. " if report.failures else ""
+    known = f"{others} and no other. " if others else ""
     limit = "" if report.failures else f" At most {3 / cases:.2g} failures per case with 95% confidence (3/n)."
     headline = "No failure" if log.finished else "No failure so far"
     return Verdict("good" if log.finished else "open", headline, f"{known}{judged}{limit}{going_on}")
+
+
+def _others(report: RunReport) -> str:
+    """Return the failures that do not fail the run, in words."""
+    known = sum(found.known for found in report.failures)
+    doubtful = sum(not found.fails and not found.known for found in report.failures)
+    counted = (known, "known failure"), (doubtful, "unconfirmed timeout")
+    return " and ".join(count(number, what) for number, what in counted if number)
 
 
 def _summary(log: RunLog) -> list[tuple[str, str]]:
