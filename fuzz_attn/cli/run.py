@@ -100,11 +100,13 @@ def run(
     With --ray, the workers are actors of a Ray cluster, as many as it has room for. What they find comes back as
     messages.
 
-    Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged or something is wrong, 128 and
-    the number of a signal that ended the run before it found a failure.
+    Exit status: 0 no case fails but known failures and a launch that was slow once at the end, 1 a case fails, 2 no
+    case was judged or something is wrong, 128 and the number of a signal that ended the run before it found a failure.
     """
     if binding is not None and len(targets) != 1:
         raise BindingError("--binding needs exactly one --target")
+    if ray is None and _is_given("gpu_share"):
+        raise FuzzAttnError(f"--gpu-share={gpu_share:g} needs --ray: without it, workers share the GPUs in turn")
     if max_time is None and max_cases is None and until_flat is None:
         max_time = DEFAULT_MAX_TIME
     if family and targets and _is_given("targets") and not _is_given("family"):

@@ -60,6 +60,7 @@ def test_two_parts_are_one_run(call: Call, tmp_path: Path) -> None:
         (("--shard", "3/2", "--seed", "1"), "'3/2' must be i/n with i from 1 to n"),
         (("--shard", "0/2", "--seed", "1"), "'0/2' must be i/n with i from 1 to n"),
         (("--shard", "two", "--seed", "1"), "'two' must be i/n with i from 1 to n"),
+        (("--gpu-share", "0.5"), "--gpu-share=0.5 needs --ray"),
         (("--shard", "1/2"), "--shard 1/2 needs --seed, the same number for all parts"),
         (
             ("--shard", "1/4", "--seed", "1", "--max-cases", "3"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.events import CaseJudged, Event, WorkerReady
+from fuzz_attn.engine.events import CaseJudged, Event, Finished, Note, WorkerReady
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards
@@ -60,7 +61,7 @@ def plan_in(folder: Path, target: str, **changes: Any) -> RunPlan:
         "setup": Setup(target, backend="simulator"),
         "seed": 1,
         "workers": 2,
-        "max_time": 240.0,
+        "max_time": 600.0,
         "max_cases": CASES,
         "run_folder": folder / "run",
         "counterexamples": folder / "counterexamples",
@@ -74,43 +75,54 @@ def shards_of(plan: RunPlan) -> RayShards:
 
 SLOW = """
 import functools, importlib.util, sys, time
+from pathlib import Path
 spec = importlib.util.spec_from_file_location("correct", {path!r})
 correct = sys.modules["correct"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(correct)
 
 @functools.wraps(correct.unified_attention)
 def unified_attention(*args, **options):
-    time.sleep(0.2)
+    if not Path({go!r}).exists():
+        time.sleep(1.0)
     correct.unified_attention(*args, **options)
 """
-"""A correct target that is slow enough to be interrupted."""
+"""A correct target, slow until a file exists: two workers judge at once even if one starts long after the other, and
+one whose node is killed has not finished before it dies too."""
 
 
 def test_a_lost_node_and_a_late_one_leave_the_number_of_cases(cluster: Cluster, tmp_path: Path) -> None:
     ready: set[int] = set()
-    judged: dict[int, int] = {}
+    ended: set[int] = set()
+    judged: Counter[int] = Counter()
     late: list[Any] = []
+    go = tmp_path / "go"
 
     def disturb(event: Event) -> None:
         if isinstance(event, WorkerReady):
             ready.add(event.shard)
+        if isinstance(event, Finished):
+            ended.add(event.shard)
         if isinstance(event, CaseJudged):
-            judged[event.shard] = judged.get(event.shard, 0) + 1
-            if not late and len(ready) == 2:
+            judged[event.shard] += 1
+            if not late and len(ready - ended) == 2:
                 lost = next(iter(cluster.worker_nodes))  # chosen first: each of these has a worker
                 late.append(cluster.add_node(**NODE))
                 cluster.remove_node(lost, allow_graceful=False)
+        if isinstance(event, Note) and "lost with its node" in event.text:
+            go.touch()
 
     target = tmp_path / "slow.py"
-    target.write_text(SLOW.format(path=str(TARGETS / "torch_attention.py")))
+    target.write_text(SLOW.format(path=str(TARGETS / "torch_attention.py"), go=str(go)))
     plan = plan_in(tmp_path, f"{target}:unified_attention", workers=3)
     results = FuzzRun(plan, disturb, shards=shards_of(plan)).run()
-    assert late, "two workers were ready at once"
-    assert results.statistics.cases == CASES == sum(judged.values())
+    assert late, "two workers judged at once"
+    assert results.statistics.cases == CASES == judged.total()
     assert results.failures == ()
-    (note,) = (note for note in results.notes if "lost with its node" in note)
-    assert "its work went on elsewhere" in note
-    assert len(ready) == 4, "three workers, and the rest of one"
+    # Ray takes a node that a busy machine keeps from answering for a lost one too.
+    lost = [note for note in results.notes if "lost with its node" in note]
+    assert lost
+    assert all("its work went on elsewhere" in note for note in lost)
+    assert len(ready) >= 4, "three workers, and the rest of one"
     assert not results.errors
 
 

@@ -15,6 +15,8 @@ LAST_CASES: Final = (16, 256)
 """How many of the worker's last cases are replayed before the failing one, few first."""
 TRIES: Final = 10
 """How often a case runs that fails only sometimes."""
+CHECKS: Final = 3
+"""How often a failure must recur, without a pass, before it counts as certain: once can be chance."""
 
 
 class Launches(Protocol):
@@ -66,10 +68,10 @@ def shows(answer: Answer, failure_class: str) -> bool:
 
 
 def sequence_before(order: Order, failure_class: str, launches: Launches, before: Sequence[Order]) -> tuple[Order, ...]:
-    """Return the last cases before an order after which it fails again, nothing if it passes."""
+    """Return the last cases before an order after which it fails each time, nothing if it passes."""
     for count in LAST_CASES:
         sequence = tuple(before[-count:])
-        if sequence and after(sequence, order, failure_class, launches):
+        if sequence and all(after(sequence, order, failure_class, launches) for _ in range(CHECKS)):
             return sequence
         if count >= len(before):
             break

@@ -44,8 +44,6 @@ SHARE: Final = 0.08
 """The part of a campaign's time that the shrinking of one failure may take."""
 LEAST_SECONDS: Final = 3.0
 MOST_LAUNCHES: Final = 1000
-CHECKS: Final = 3
-"""How often a shrunk case must fail to count as confirmed."""
 MOST_FAILURES: Final = 40
 """A shard follows this many failures; a target with more of them fails in every case."""
 
@@ -357,7 +355,7 @@ class FailureLives:
         in the process; then the case stays as it was first.
         """
         order = order_of(failure.found)
-        checks = 1 if failure.failure_class in ("crash", "timeout") else CHECKS
+        checks = 1 if failure.failure_class in ("crash", "timeout") else confirmation.CHECKS
         answers = [confirmation.in_fresh_process(order, self._shard) for _ in range(checks)]
         failed = sum(confirmation.shows(answer, failure.failure_class) for answer in answers)
         if failed == checks:

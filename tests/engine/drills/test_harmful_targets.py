@@ -56,7 +56,7 @@ def test_a_failure_that_needs_earlier_cases_says_so(start: Start) -> None:
 
 
 def test_a_failure_that_comes_and_goes_says_how_often(start: Start) -> None:
-    run = start("fails_sometimes", "--max-cases", "200", "--max-time", "60")
+    run = start("fails_sometimes", "--max-cases", "200", "--max-time", "200")
     run.end(0, 1)
     for found in run.found:
         assert found.confirmation == "flaky"
