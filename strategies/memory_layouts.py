@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import INNER_STRIDES, CacheArrangement, Strides
+from fuzz_attn.case.parts import FAR_STRIDES, INNER_STRIDES, CacheArrangement, Strides
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
@@ -22,6 +22,11 @@ _ARRANGEMENTS: dict[Family, st.SearchStrategy[CacheArrangement]] = {
     family: sampled_from(interface.cache.arrangements) for family, interface in FAMILIES.items()
 }
 _DENSE = Strides()
+
+FEWEST_FAR_ROWS: Final = 4
+MOST_FAR_ROWS: Final = 64
+STRIDE_STEP: Final = 16
+"""A padding that is a multiple of 16 leaves a stride as divisible as it was, so that no other code is compiled."""
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
@@ -103,6 +108,23 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
         new_head=gaps[1],
         value_slot=draw(_PADDING),
     )
+
+
+def with_far_rows(strides: Strides, *, name: str, rows: int) -> Strides:
+    """Return strides with one padding so long that the last of ``rows`` rows lies 2^31 elements from the first.
+
+    With few rows each would be so far from the next that the stride itself needs 64 bits, and many rows would take
+    memory: then the strides stay as they are.
+    """
+    if not FEWEST_FAR_ROWS <= rows <= MOST_FAR_ROWS:
+        return strides
+    gap = -(-(2**31) // (rows - 1))
+    return msgspec.structs.replace(strides, **{name: gap + -gap % STRIDE_STEP})
+
+
+def far_paddings(family: Family) -> tuple[str, ...]:
+    """Return the paddings that put the rows of a tensor of a family far apart."""
+    return tuple(name for name in FAR_STRIDES if _applies(name, family) and name != "new_value_token")
 
 
 def _applies(name: str, family: Family) -> bool:

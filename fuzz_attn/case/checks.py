@@ -9,14 +9,14 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.features import first_feature_beyond
-from fuzz_attn.case.parts import DTypes, Scales
+from fuzz_attn.case.parts import FAR_GAP, DTypes, Scales, near_gap, near_strides
 from fuzz_attn.errors import CaseError
 
 MAX_TOTAL_ELEMENTS: Final = 2**26
 """No tensor of a case may hold more elements; keeps a mistyped file from filling the memory."""
 
 MAX_OFFSET_ELEMENTS: Final = 2**33
-"""How many elements a cache may span where most of it is addresses without memory."""
+"""How many elements a cache, or rows far apart, may span where most of it is addresses without memory."""
 
 LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
 """Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
@@ -92,6 +92,10 @@ def _check_sizes(case: CaseFields) -> None:
             raise CaseError(f"{name} of the case would hold {size} elements, more than {MAX_TOTAL_ELEMENTS}")
     if case.pages.first_block:
         _check_large_offsets(case)
+    for name, rows in _far_rows(case):
+        gap = getattr(case.strides, name)
+        if rows * gap > MAX_OFFSET_ELEMENTS:
+            raise CaseError(f"strides.{name}={gap} would stretch {rows} rows over more than 2**33 elements")
 
 
 def _check_large_offsets(case: CaseFields) -> None:
@@ -106,9 +110,22 @@ def _check_large_offsets(case: CaseFields) -> None:
         raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")
 
 
+def _far_rows(case: CaseFields) -> Iterator[tuple[str, int]]:
+    """Yield each padding that is addresses without memory, with the rows of its tensor."""
+    tokens, form = case.num_tokens + case.padded_tokens, case.form
+    rows = {
+        "q_token": tokens,
+        "out_token": tokens + form.extra_output_rows,
+        "block_table": len(case.sequences) + form.extra_table_rows,
+        "new_token": tokens + form.extra_new_rows,
+        "new_value_token": tokens + form.extra_new_rows,
+    }
+    yield from ((name, count) for name, count in rows.items() if getattr(case.strides, name) >= FAR_GAP)
+
+
 def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     """Yield name and elements, padding included, of each tensor that grows with tokens and query heads."""
-    heads, strides, launch = case.heads, case.strides, case.launch
+    heads, strides, launch = case.heads, near_strides(case.strides), case.launch
     tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
     if FAMILIES[case.family].packs_new_keys:
         row = heads.num_kv_heads * (heads.head_size + strides.new_head + strides.new_value_head)
@@ -134,5 +151,5 @@ def _cache_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     longest = -(-case.max_seq_len // pages.block_size)
     yield (
         "block_table",
-        (num_seqs + case.form.extra_table_rows) * (longest + pages.extra_columns + case.strides.block_table),
+        (num_seqs + case.form.extra_table_rows) * (longest + pages.extra_columns + near_gap(case.strides.block_table)),
     )

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family, Feature
-from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Strides, near_strides
 
 
 class CaseFeature(NamedTuple):
@@ -58,6 +58,11 @@ def has_inner_strides(case: CaseFields) -> bool:
     return strides.key_piece > 0 or any(getattr(strides, name) for name in INNER_STRIDES)
 
 
+def has_far_rows(case: CaseFields) -> bool:
+    """Return whether the rows of some tensor are so far apart that only the rows have memory."""
+    return case.strides != near_strides(case.strides)
+
+
 @cache
 def fp8_features(dtypes: DTypes) -> frozenset[Feature]:
     """Return the features that types of a case have."""
@@ -84,6 +89,7 @@ CASE_FEATURES: Final = (
     CaseFeature("uint8_cache", "fp8 cache passed as bytes", lambda case: case.uint8_cache),
     CaseFeature("stale_cache", "cache without the new tokens", lambda case: case.stale_cache),
     CaseFeature("large_offsets", "pages far into the caches", lambda case: case.pages.first_block > 0),
+    CaseFeature("far_rows", "rows far apart", has_far_rows),
     CaseFeature("strides", "strided tensors", lambda case: case.strides != Strides(), identifies=False),
     CaseFeature(
         "empty_sequences",

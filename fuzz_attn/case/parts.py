@@ -2,6 +2,7 @@
 
 from typing import Annotated, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from fuzz_attn.case.dtypes import DTypeName
@@ -11,6 +12,7 @@ LaunchPath = Literal["auto", "2d", "3d"]
 CacheArrangement = Literal["separate", "kv_first", "blocks_first", "heads_first"]
 HeadSize: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+Gap: TypeAlias = Annotated[int, Meta(ge=0, lt=2**33)]
 
 
 class Sequence(Plain, frozen=True):
@@ -88,19 +90,22 @@ class Strides(Plain, frozen=True):
     In a split cache ``page_head`` pads each head of a page. In two allocations ``key_chunk`` pads each chunk of
     the keys, ``key_slot`` each slot, and ``value_dim`` each dimension of the values. ``key_piece`` is the number of
     elements of a key that are contiguous; 0 means 16 bytes.
+
+    A padding of at least ``FAR_GAP`` after rows of q, out, the new keys, the new values or the block table is addresses
+    without memory: a case of kilobytes reaches beyond 2^31 elements.
     """
 
-    q_token: Count = 0
+    q_token: Gap = 0
     q_head: Count = 0
-    out_token: Count = 0
+    out_token: Gap = 0
     out_head: Count = 0
     cache: CacheArrangement = "separate"
     cache_slot: Count = 0
-    block_table: Count = 0
-    new_token: Count = 0
+    block_table: Gap = 0
+    new_token: Gap = 0
     new_head: Count = 0
     value_slot: Count = 0
-    new_value_token: Count = 0
+    new_value_token: Gap = 0
     new_value_head: Count = 0
     page_head: Count = 0
     key_chunk: Count = 0
@@ -111,6 +116,22 @@ class Strides(Plain, frozen=True):
 
 INNER_STRIDES: Final = ("new_value_token", "new_value_head", "page_head", "key_chunk", "key_slot", "value_dim")
 """The paddings of :class:`Strides` inside pages, and of new values in addition to new keys."""
+
+FAR_GAP: Final = 2**24
+"""The least padding, in elements, that is addresses without memory; longer than any padding that has memory."""
+
+FAR_STRIDES: Final = ("q_token", "out_token", "block_table", "new_token", "new_value_token")
+"""The paddings of :class:`Strides` that may be as long as ``FAR_GAP``."""
+
+
+def near_gap(gap: int) -> int:
+    """Return the elements of a padding that have memory: all, or none if it is far."""
+    return gap if gap < FAR_GAP else 0
+
+
+def near_strides(strides: Strides) -> Strides:
+    """Return the strides without paddings that are addresses without memory."""
+    return msgspec.structs.replace(strides, **{name: near_gap(getattr(strides, name)) for name in FAR_STRIDES})
 
 
 class CallForm(Plain, frozen=True):

@@ -16,7 +16,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
-from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Scales, Sequence, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Scales, Sequence, Strides, near_strides
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, NormalValues, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
 FP8_OUTPUT: Final = "fp8 output"
@@ -196,6 +196,7 @@ FEATURES: Final = (
     _feature("uint8_cache", _set(uint8_cache=False)),
     _feature("stale_cache", _set(stale_cache=False)),
     _feature("large_offsets", _with("pages", first_block=0)),
+    _feature("far_rows", lambda case: replace_layout(case, strides=near_strides(case.strides))),
     Trait("K and V in one order of memory", *_strides("cache")),
     Trait("padding in q", *_strides("q_token", "q_head")),
     Trait("padding in the output", *_strides("out_token", "out_head")),
@@ -398,12 +399,7 @@ SIZES: Final = (
         (16,),
         lambda case, most: _with("heads", num_queries_per_kv=most)(case),
     ),
-    Size(
-        "heads larger than {}",
-        lambda case: case.heads.head_size,
-        (64, 128),
-        with_head_size,
-    ),
+    Size("heads larger than {}", lambda case: case.heads.head_size, (64, 128), with_head_size),
     Size(
         "pages larger than {}",
         lambda case: case.pages.block_size,

@@ -64,7 +64,7 @@ class CaseJudge:
         shims = backend.preflight()
         domain = target.domain
         if not backend.reaches_large_offsets():
-            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets"})
+            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_rows"})
         return Ready(
             target.name,
             target.slug,

@@ -25,20 +25,25 @@ class Memory:
     """The memory of one call: every byte, with the poison between and around the tensors.
 
     ``blocks`` gives for each name: its key in ``data``, how many bytes of addresses without memory lie before the data,
-    and the first byte and the end of the bytes that tensors use. With ``tight`` there is nothing else, so that a memory
-    checker sees each access that leaves its tensor.
+    the first byte and the end of the bytes that tensors use, and the bytes from row to row where only rows have memory,
+    else 0. With ``tight`` there is nothing else, so that a memory checker sees each access that leaves its tensor.
     """
 
     def __init__(
-        self, blocks: dict[str, tuple[str, int, int, int]], data: dict[str, bytes], device: str, tight: bool
+        self, blocks: dict[str, tuple[str, int, int, int, int]], data: dict[str, bytes], device: str, tight: bool
     ) -> None:
         self.blocks, self.starts, self.held = {}, {}, {}
-        for name, (key, void, first, last) in blocks.items():
-            start, end = (first, last) if tight else (0, void + len(data[key]))
+        for name, (key, void, first, last, stride) in blocks.items():
+            rows = (last - first) // stride + 1 if stride else 1
+            apart = (rows - 1) * stride
+            content = bytes_tensor(data[key]).view(rows, len(data[key]) // rows)
+            start, end = (first, last - apart) if tight else (0, void + content.shape[1])
             near = max(start, void)
-            block = self._allocated(end - start, device, far=near > start)
-            block[near - start :] = bytes_tensor(data[key][near - void : end - void]).to(device)
-            self.blocks[name], self.starts[name], self.held[name] = block, start, block[near - start :]
+            content = content[:, near - void : end - void]
+            block = self._allocated(end + apart - start, device, far=near > start or apart > 0)
+            held = block.as_strided(content.shape, (stride or content.shape[1], 1), near - start)
+            held.copy_(content)
+            self.blocks[name], self.starts[name], self.held[name] = block, start, held
         self.before = {name: held.clone() for name, held in self.held.items()}
 
     @staticmethod
@@ -134,13 +139,12 @@ def wrong_elements(output: torch.Tensor, expected: torch.Tensor, bound: torch.Te
 
 def written_outside(memory: Memory, name: str, output: torch.Tensor, live: torch.Tensor) -> bool:
     """Print and return whether bytes of the output's memory were written that belong to no row to write."""
-    before = Memory.__new__(Memory)
-    before.blocks, before.starts = {name: memory.blocks[name].clone()}, memory.starts
-    before.blocks[name][:] = memory.before[name]
-    offset = int(output.storage_offset()) + memory.starts[name] // output.itemsize
-    rows = before.view(name, output.dtype, tuple(output.shape), output.stride(), offset)[: len(live)]
+    expected = memory.before[name].clone()
+    copy = expected.view(output.dtype)
+    apart = copy.stride(0) if len(copy) > 1 else output.stride(0)
+    rows = copy.as_strided(output.shape, (apart, *output.stride()[1:]), output.storage_offset())[: len(live)]
     rows.view(bits(output).dtype)[live] = output[: len(live)].view(bits(output).dtype)[live]
-    outside = int((before.blocks[name] != memory.blocks[name]).sum())
+    outside = int((expected != memory.held[name]).sum())
     if outside:
         print(f"{outside} bytes of the output's memory that belong to no row were written")
     return outside > 0

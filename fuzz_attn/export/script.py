@@ -133,7 +133,8 @@ def _call_lines(index: int, expected: Expected, source: Source, data: _Data) -> 
     lines = [f"# {expected.change or 'The call'}"] if index else []
     lines += [f"def target_{number}():", *(f"    {line}".rstrip() for line in source.lines()), "", ""]
     lines += [
-        f"BLOCKS_{number} = {{  # name: data, bytes of addresses before it, first byte used, end of the bytes used"
+        f"BLOCKS_{number} = {{  # name: data, bytes of addresses before it, first byte and end of the bytes used,",
+        "    # bytes from row to row if only the rows have memory",
     ]
     for name, block in call.blocks.items():
         lines.append(f"    {name!r}: {_block(f'{name}_{number}' if index else name, block, data)},")
@@ -143,8 +144,8 @@ def _call_lines(index: int, expected: Expected, source: Source, data: _Data) -> 
     return lines
 
 
-def _block(name: str, block: Block, data: _Data) -> tuple[str, int, int, int]:
-    return data.add(name, block.data), block.void, block.first, block.last
+def _block(name: str, block: Block, data: _Data) -> tuple[str, int, int, int, int]:
+    return data.add(name, block.data), block.void, block.first, block.last, block.stride
 
 
 def _argument(name: str, value: object) -> Iterator[str]:

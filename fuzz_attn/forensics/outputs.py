@@ -18,6 +18,7 @@ from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.forensics.lab import Lab
 from fuzz_attn.forensics.words import count, factor, ranges, rows_of_case
 from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.far_rows import elements_in
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.experiment import Launch
@@ -53,7 +54,7 @@ def outside_findings(lab: Lab) -> list[Finding]:
     """Return which memory the target wrote that it must leave as it was."""
     launch = lab.experiment.first
     output = bits_of(launch.tensors.output)
-    before = launch.output_before.view(output.dtype).as_strided(output.shape, output.stride(), output.storage_offset())
+    before = elements_in(launch.output_before, output)
     changed = (output != before).cpu().numpy()
     answered = np.zeros(output.shape[0], dtype=np.bool_)
     for row in rows_of_case(lab.case):
@@ -70,12 +71,14 @@ def outside_findings(lab: Lab) -> list[Finding]:
 
 def _beside(output: torch.Tensor, launch: Launch, case: AttentionCase) -> list[Finding]:
     """Return which memory between or around the rows is written; empty where none is."""
-    memory = launch.output_before.view(output.dtype).clone()
-    memory.as_strided(output.shape, output.stride(), output.storage_offset()).copy_(output)
-    places = (memory != launch.output_after.view(output.dtype)).nonzero().flatten()
+    memory = launch.output_before.clone()
+    elements_in(memory, output).copy_(output)
+    places = (memory.view(output.dtype) != launch.output_after.view(output.dtype)).nonzero()
     if not len(places):
         return []
-    where = packed_words("output", int(places[0]) - int(output.storage_offset()), launch.tensors.output, case)
+    *row, place = places[0].tolist()
+    offset = sum(row) * output.stride(0) + place - int(output.storage_offset())
+    where = packed_words("output", offset, launch.tensors.output, case)
     much = f"{count(len(places), 'element')} of memory between or around the rows of the output"
     return [Finding("address", f"{much} {'is' if len(places) == 1 else 'are'} written, from {where}")]
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from fuzz_attn.inputs.tensors import storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors
 
 
-def snapshot_of(tensor: torch.Tensor, void: int = 0) -> torch.Tensor:
-    """Return a copy, as bytes, of the whole memory that a tensor is a view of.
-
-    It leaves out the first ``void`` bytes, which are addresses without memory.
-    """
-    return storage_bytes(tensor)[void:].clone()
+def snapshot_of(tensors: AttentionTensors, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy, as bytes, of the memory that one of the tensors is a view of, without addresses that have none."""
+    return tensors.memory_of(tensor).clone()
 
 
-def still_holds(tensor: torch.Tensor, before: torch.Tensor, void: int = 0) -> bool:
-    """Return whether a tensor's memory, without its first ``void`` bytes, equals the snapshot."""
-    now = storage_bytes(tensor)[void:]
+def still_holds(tensors: AttentionTensors, tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    """Return whether the memory of one of the tensors equals its snapshot."""
+    now = tensors.memory_of(tensor)
     if now.device.type == "cpu":  # torch takes ten times as long to compare bytes
         return now.numpy().tobytes() == before.numpy().tobytes()
     return torch.equal(now, before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
+from fuzz_attn.case.parts import near_gap
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.dtypes import INTEGERS, TORCH_DTYPES, UNSIGNED, bits_dtype
@@ -92,7 +94,7 @@ def with_large_offsets(
     existed, guards included, ends the new storage.
     """
     existing = torch.empty(0, dtype=torch.uint8).set_(near[0].untyped_storage())
-    whole = _reserved(first_block * page * near[0].element_size() + existing.numel(), device)
+    whole = reserved(first_block * page * near[0].element_size() + existing.numel(), device)
     whole[-existing.numel() :] = existing
     flat = whole.view(near[0].dtype)
     return tuple(
@@ -103,7 +105,7 @@ def with_large_offsets(
     )
 
 
-def _reserved(size: int, device: str) -> torch.Tensor:
+def reserved(size: int, device: str) -> torch.Tensor:
     """Return ``size`` bytes; on the CPU they take memory only where they are touched.
 
     Raises :class:`UnsupportedByBackendError` where they do not fit.
@@ -112,15 +114,18 @@ def _reserved(size: int, device: str) -> torch.Tensor:
         if device != "cpu":
             return torch.empty(size, dtype=torch.uint8, device=device)
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        return torch.frombuffer(mmap.mmap(-1, size, flags=private), dtype=torch.uint8)
+        memory = mmap.mmap(-1, size, flags=private)
+        with suppress(OSError):  # a kernel may be built without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # one for each row touched would take megabytes
+        return torch.frombuffer(memory, dtype=torch.uint8)
     except (OSError, torch.OutOfMemoryError) as error:
-        raise UnsupportedByBackendError(f"a cache that spans {size} bytes does not fit: {error}") from error
+        raise UnsupportedByBackendError(f"a tensor that spans {size} bytes does not fit: {error}") from error
 
 
 def reaches_large_offsets() -> bool:
-    """Return whether this machine gives a process the addresses of two caches of the largest span."""
+    """Return whether this machine gives a process the addresses of two tensors of the largest span."""
     try:
-        _reserved(2 * 4 * MAX_OFFSET_ELEMENTS, "cpu")
+        reserved(2 * 4 * MAX_OFFSET_ELEMENTS, "cpu")
     except UnsupportedByBackendError:
         return False
     return True
@@ -150,8 +155,8 @@ def strided(memory: Bits, shape: tuple[int, ...], strides: tuple[int, ...]) -> B
 def packed_memory(
     case: AttentionCase, num_heads: int, dtype: DTypeName, bits: int, gaps: tuple[int, int], extra_rows: int = 0
 ) -> Bits:
-    """Return poisoned memory for packed tokens; ``gaps`` are the padding of a token and of a head."""
-    width = num_heads * (case.heads.head_size + gaps[1]) + gaps[0]
+    """Return poisoned memory for packed tokens; ``gaps`` are the padding of a token, 0 if far, and of a head."""
+    width = num_heads * (case.heads.head_size + gaps[1]) + near_gap(gaps[0])
     return poisoned((case.num_tokens + case.padded_tokens + extra_rows, width), bits_dtype(dtype), bits)
 
 

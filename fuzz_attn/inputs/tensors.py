@@ -17,11 +17,12 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import CallForm, LaunchHints
+from fuzz_attn.case.parts import CallForm, LaunchHints, near_gap
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.cache_memory import cache_memory
 from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.far_rows import has_far_rows, live_rows, rows_tensor, storage_of
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
@@ -159,7 +160,8 @@ class AttentionTensors:
 
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory that one of these tensors is a view of, as uint8, without addresses that have none."""
-        return storage_bytes(tensor)[self.void_before(tensor) :]
+        void = self.void_before(tensor)
+        return storage_of(tensor)[void:] if void else storage_bytes(tensor)
 
     def near(self) -> AttentionTensors:
         """Return the same problem with only those pages of the caches that have memory.
@@ -239,7 +241,7 @@ def output_of(case: AttentionCase, device: str) -> torch.Tensor:
     poison = output_poison(dtype, case.poison.out)
     memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
     view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
-    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+    return rows_tensor(memory, view, TORCH_DTYPES[dtype], device, gaps[0])
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -256,8 +258,11 @@ def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole memory that a tensor is a view of, as uint8, without a copy."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    """Return the whole memory that a tensor is a view of, as uint8, without a copy.
+
+    That of far rows is ``[rows, bytes]``; of all others it is flat.
+    """
+    return live_rows(tensor) if has_far_rows(tensor) else storage_of(tensor)
 
 
 def digest_of(tensors: AttentionTensors) -> str:
@@ -295,7 +300,7 @@ def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: st
     memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps, extra_rows)
     view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
     view[: case.num_tokens] = tokens
-    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+    return rows_tensor(memory, view, TORCH_DTYPES[dtype], device, gaps[0])
 
 
 def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
@@ -332,10 +337,11 @@ def _over(
 def _block_table(case: AttentionCase, pages: PageMap, device: str) -> torch.Tensor:
     sequences, width = pages.block_table.shape
     rows, garbage = sequences + case.form.extra_table_rows, table_poison(case.poison.table, pages.num_blocks)
-    memory = poisoned((rows, width + case.strides.block_table), np.int32, garbage)
-    view = strided(memory, (rows, width), (width + case.strides.block_table, 1))
+    gap = near_gap(case.strides.block_table)
+    memory = poisoned((rows, width + gap), np.int32, garbage)
+    view = strided(memory, (rows, width), (width + gap, 1))
     view[:sequences] = pages.block_table
-    return tensors_over(memory, (view,), torch.int32, device)[0]
+    return rows_tensor(memory, view, torch.int32, device, case.strides.block_table)
 
 
 def _integers(numbers: list[int], device: str) -> torch.Tensor:

@@ -73,9 +73,7 @@ class Experiment:
     def first(self) -> Launch:
         """The first launch of the case."""
         tensors = self.fresh()
-        self._inputs_before = {
-            name: snapshot_of(tensor, tensors.void_before(tensor)) for name, tensor in tensors.inputs()
-        }
+        self._inputs_before = {name: snapshot_of(tensors, tensor) for name, tensor in tensors.inputs()}
         return self.launch_tensors(tensors)
 
     @cached_property
@@ -91,11 +89,7 @@ class Experiment:
     def changed_inputs(self) -> list[str]:
         """The names of the inputs that the first launch changed, in their elements or in their padding."""
         tensors, before = self.first.tensors, self._inputs_before
-        own = [
-            name
-            for name, tensor in tensors.inputs()
-            if not still_holds(tensor, before[name], tensors.void_before(tensor))
-        ]
+        own = [name for name, tensor in tensors.inputs() if not still_holds(tensors, tensor, before[name])]
         return own + [name for name in self.first.changed if name not in own]
 
     @cached_property

@@ -8,6 +8,7 @@ import torch
 
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.far_rows import elements_in
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import Verdict
@@ -60,7 +61,7 @@ def _with_live_rows_of(tensors: AttentionTensors, before: torch.Tensor) -> torch
     """Return the output's bytes from before the launch, with the rows that the target may write as they are now."""
     output = bits_of(tensors.output)
     memory = before.clone()
-    rows = memory.view(output.dtype).as_strided(output.shape, output.stride(), output.storage_offset())
+    rows = elements_in(memory, output)
     number, answered = sum(tensors.query_lens), tensors.answered_tokens
     if answered is None:
         rows[:number] = output[:number]

@@ -21,6 +21,8 @@ from fuzz_attn.simulator.triton_compat import reinterpreted_type
 
 _VIEWED: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Types that numpy does not know, and as what it sees their elements."""
+FAR_STRIDE: Final = 2**20
+"""The least stride, in elements, of rows that are tracked without what lies between them."""
 
 
 def scalar_key(bound: Bound) -> tuple[object, ...]:
@@ -64,9 +66,19 @@ def watch_races(memories: list[Memory], stored: Iterable[Memory]) -> None:
     """Give a race tracker to the memories that share a storage with one of those in which the launch stores."""
     for storage in {memory.storage for memory in stored} - {None}:
         sharing = [memory for memory in memories if memory.storage == storage]
-        tracker = RaceTracker(max(memory.shift + memory.extent for memory in sharing))
+        tracker = _tracker(sharing)
         for memory in sharing:
             memory.tracker = tracker
+
+
+def _tracker(sharing: list[Memory]) -> RaceTracker:
+    """Return the tracker of a storage; where its tensors have rows far apart, only their rows take memory."""
+    size = max(memory.shift + memory.extent for memory in sharing)
+    stride = max(memory.layout.levels[0][0] if memory.layout.levels else 1 for memory in sharing)
+    if stride < FAR_STRIDE:
+        return RaceTracker(size)
+    width = max(memory.shift % stride + (memory.extent - 1) % stride + 1 for memory in sharing)
+    return RaceTracker(size, stride, width) if width < stride else RaceTracker(size)
 
 
 @functools.lru_cache(maxsize=4096)

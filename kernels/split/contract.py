@@ -38,6 +38,7 @@ FREEDOMS = {
 NEW_TOKEN_FREEDOMS = {
     "new_token_rows": "more rows of new keys and values than of q",
     "new_value_strides": "strides of the new values apart from those of the new keys",
+    "far_new_tokens": "rows of the new keys and values beyond 2^31 elements",
     "stale_cache": "caches without the new tokens",
 }
 """The same for launchers that take the keys and values of the new tokens."""

@@ -189,6 +189,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
 def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts: Path, kernels: Path) -> None:
     torch_attention, misbehaving = (f"{kernels / name}.py" for name in ("torch_attention", "misbehaving"))
     far = replace(case, pages=PageLayout(block_size=4, first_block=2**20), strides=Strides())
+    far_output = replace(case, strides=Strides(out_token=2**28))
     words = {
         "last_row_unwritten": "64 never written",
         "poison_leaks": "nan",
@@ -203,6 +204,9 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     right = f"{torch_attention}:unified_attention"
     save(scripts, "right_in_another_order", right, case, "batch_order")
     save(scripts, "right_far", right, far)
+    for apart in (Strides(q_token=2**28), Strides(out_token=2**28), Strides(block_table=2**28)):
+        save(scripts, f"right_far_{apart.q_token:x}_{apart.out_token:x}", right, replace(case, strides=apart))
+    save(scripts, "writes_far_padding", f"{misbehaving}:writes_padded_rows", far_output)
     save(scripts, "right_range", right, case, **RANGE)
     save(scripts, "right_seen", right, case, **ONLY_SEEN)
     export(scripts, kernels)

@@ -11,10 +11,10 @@ from fuzz_attn.inputs.tensors import materialise, storage_bytes
 
 @pytest.mark.parametrize("place", [0, 4096, -1])
 def test_snapshot_covers_each_byte_and_the_guards(place: int, case: AttentionCase) -> None:
-    query = materialise(case).query
-    before = snapshot_of(query)
-    assert still_holds(query, before)
+    tensors = materialise(case)
+    query, before = tensors.query, snapshot_of(tensors, tensors.query)
+    assert still_holds(tensors, query, before)
     storage_bytes(query)[place] ^= 1
-    assert not still_holds(query, before)
+    assert not still_holds(tensors, query, before)
     storage_bytes(query)[place] ^= 1
-    assert still_holds(query, before)
+    assert still_holds(tensors, query, before)

@@ -15,15 +15,15 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, unpromised, within
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Family
-from fuzz_attn.case.features import has_bias_dtypes, has_inner_strides, is_mixed
-from fuzz_attn.case.parts import CallForm, HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.features import has_bias_dtypes, has_far_rows, has_inner_strides, is_mixed
+from fuzz_attn.case.parts import FAR_GAP, CallForm, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import MOST_SCORES, MOST_TOKENS
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
-RARE = {"large_offsets"}
+RARE = {"large_offsets", "far_rows"}
 SIMPLEST = AttentionCase(sequences=(Sequence(1),), softmax_scale=0.25)
 
 DOMAINS = [
@@ -75,6 +75,7 @@ def features(case: AttentionCase) -> set[str]:
         "bias_dtypes": has_bias_dtypes(case),
         "inner_strides": has_inner_strides(case),
         "call_forms": case.form != CallForm(),
+        "far_rows": has_far_rows(case),
     }
     return {name for name, on in found.items() if on}
 
@@ -249,6 +250,11 @@ def test_drawn_cases_survive_a_json_round_trip(drawn_cases: list[AttentionCase])
             replace(SIMPLEST, pages=PageLayout(first_block=2**31 // 256)),
             id="large offsets",
         ),
+        pytest.param(
+            has_far_rows,
+            replace(SIMPLEST, sequences=(Sequence(4),), strides=Strides(q_token=-(-(2**31) // 48) * 16)),
+            id="rows far apart",
+        ),
         pytest.param(lambda c: c.near_uniform, replace(SIMPLEST, near_uniform=True), id="near uniform"),
         pytest.param(lambda c: c.key_marks, replace(SIMPLEST, key_marks=True), id="key marks"),
         pytest.param(lambda c: c.padded_tokens > 1, replace(SIMPLEST, padded_tokens=2), id="padded tokens"),
@@ -270,6 +276,21 @@ def test_shrinks_to_the_simplest_case_with_the_condition(minimal: Any, condition
 
 def test_shrinks_from_a_given_key_to_the_simplest_case(minimal: Any) -> None:
     assert minimal(cases(FULL, keys=key_pool(FULL)[-3:])) == SIMPLEST
+
+
+def test_few_cases_have_rows_far_apart(drawn_cases: list[AttentionCase]) -> None:
+    far = [case for case in drawn_cases if has_far_rows(case)]
+    assert 0.01 < len(far) / len(drawn_cases) < 0.06
+    reaches = {
+        name: [getattr(case.strides, name) * (rows(case) - 1) for case in far if getattr(case.strides, name) >= FAR_GAP]
+        for name, rows in (
+            ("q_token", lambda case: case.num_tokens),
+            ("out_token", lambda case: case.num_tokens),
+            ("block_table", lambda case: len(case.sequences)),
+        )
+    }
+    assert all(found and min(found) >= 2**31 for found in reaches.values())
+    assert max(map(max, reaches.values())) < 2**32
 
 
 def test_keys_outside_of_the_domain_are_refused() -> None:

@@ -22,10 +22,14 @@ class RaceTracker:
     A launch usually stores to a buffer a few times, in rows that do not overlap. The sorted starts of the rows show
     this, so only they are kept. The first access for which they are not enough builds maps of writers and readers from
     them. Atomics are ordered by the hardware and are not tracked.
+
+    Elements are numbered as in the storage. With a ``stride`` only the first ``width`` elements from each of its
+    multiples on are accessed, and the maps hold no others: a storage may span far more addresses than memory.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, stride: int = 0, width: int = 0) -> None:
+        self._stride, self._width = stride, width
+        self._size = -(-size // stride) * width if stride else size
         self._rows: list[tuple[Array, int, Callable[[], Array]]] = []
         self._writer: Array | None = None
         self._reader: Array | None = None
@@ -56,12 +60,16 @@ class RaceTracker:
         if self._writer is None:
             self._writer = np.full(self._size, _NONE, np.int32)
             for starts, width, programs in self._rows:
-                self._writer[starts[:, None] + np.arange(width)] = programs()[:, None]
+                self._writer[self._places(starts[:, None] + np.arange(width))] = programs()[:, None]
         return self._writer
+
+    def _places(self, offsets: Array) -> Array:
+        """Return where the maps hold the elements at these offsets."""
+        return offsets // self._stride * self._width + offsets % self._stride if self._stride else offsets
 
     def store(self, offsets: Array, programs: Array) -> tuple[Array, Array]:
         """Return which stores meet an earlier access by another program, and which a store of the same operation."""
-        writer = self._writers()
+        writer, offsets = self._writers(), self._places(offsets)
         before = writer[offsets]
         earlier = (before != _NONE) & (before != programs)
         writer[offsets] = programs
@@ -75,6 +83,7 @@ class RaceTracker:
         """Return which loads read an element that another program wrote before."""
         if self._reader is None:
             self._reader = np.full(self._size, _NONE, np.int32)
+        offsets = self._places(offsets)
         seen = self._reader[offsets]
         self._reader[offsets] = np.where((seen == _NONE) | (seen == programs), programs, _SEVERAL)
         shared = self._reader[offsets]
