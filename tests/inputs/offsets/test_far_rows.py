@@ -13,10 +13,13 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.parts import FAR_STRIDES, HeadLayout, Sequence, Strides
 from fuzz_attn.case.traits import without_feature
+from fuzz_attn.engine.failures.simplification import simplify
+from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.far_rows import has_far_rows
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
@@ -109,6 +112,20 @@ def test_other_sequences_keep_rows_far_apart(name: str) -> None:
         reach = getattr(replace(case, sequences=sequences).strides, name) * (rows - 1)
         assert before * FAR <= reach <= before * FAR + 16 * rows
     assert replace(case, sequences=(Sequence(1),)).strides == case.strides
+
+
+def test_a_failing_case_shrinks_to_three_rows() -> None:
+    many = replace(case_of("q_token", family="unified"), sequences=(Sequence(30, 5), Sequence(11)))
+
+    def overflows(order: Order) -> bool:
+        gap = order.case.strides.q_token
+        return gap < 2**31 <= gap * (order.case.num_tokens - 1)
+
+    assert many.num_tokens == 41
+    assert overflows(Order(many))
+    simplest = simplify(Order(many), overflows, Domain()).case
+    assert simplest.sequences == (Sequence(3),)
+    assert simplest.strides == Strides(q_token=simplest.strides.q_token)
 
 
 def test_prepared_tensors_with_far_rows_are_restored() -> None:
