@@ -6,7 +6,7 @@ values at the place found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -208,9 +208,9 @@ def _described(difference: Difference, own: _Side, healthy: _Side, notes: tuple[
         words=_sentence(own, healthy, difference.launch),
         site=str(own.site.operation.location),
         source=text_of(own.site.operation.location),
-        where=f"kernel {launch.kernel}, program {place.program}{again}",
-        own_lines=_changed(own, healthy, difference.own_only, difference.launch),
-        healthy_lines=_changed(healthy, own, difference.healthy_only, difference.launch),
+        where=f"{_called(own.site.operation)}kernel {launch.kernel}, program {place.program}{again}",
+        own_lines=_changed(own, healthy, difference.own_only, difference.own_near, difference.launch),
+        healthy_lines=_changed(healthy, own, difference.healthy_only, difference.healthy_near, difference.launch),
         notes=notes,
     )
 
@@ -244,18 +244,30 @@ def _sentence(own: _Side, healthy: _Side, launch: int) -> str:
     return f"{what} {verb} {numbers[0]}{where}, in the healthy kernel {numbers[1]}{many}"
 
 
+def _called(operation: Operation) -> str:
+    """Return in words where the function is called that has an operation's line; empty in the kernel itself."""
+    callers = ", ".join(_short(place) for place in operation.callers)
+    return f"called from {callers}, " * bool(callers)
+
+
 def _name(operation: Operation) -> str:
     """Return an operation in words, with its name in the IR."""
     words = _NAMES.get(operation.name)
     return f"operation {operation.name}" if words is None else f"{words} ({operation.name})"
 
 
-def _changed(side: _Side, other: _Side, sources: Iterable[Operation], launch: int) -> tuple[str, ...]:
-    """Return the lines that a value comes from whose text is not in the other kernel, with those of calls to them."""
+def _changed(
+    side: _Side, other: _Side, only: Sequence[Operation], near: Sequence[Operation], launch: int
+) -> tuple[str, ...]:
+    """Return the lines that a value comes from whose text is not in the other kernel, with those of calls to them.
+
+    Without any, it is the line of the nearest operation that the other kernel does not have.
+    """
     known = other.lines(launch)
-    places = [place for operation in (side.site.operation, *sources) for place in _places(operation)]
-    lines = dict.fromkeys(f"{place}: {text_of(place)}" for place in places if text_of(place) not in known)
-    return tuple(lines)[:MOST_LINES]
+    places = [place for operation in (side.site.operation, *only, *near) for place in _places(operation)]
+    changed = [place for place in places if text_of(place) not in known]
+    nearest = [operation.location for operation in only[:1]]
+    return tuple(dict.fromkeys(f"{place}: {text_of(place)}" for place in changed or nearest))[:MOST_LINES]
 
 
 def _places(operation: Operation) -> tuple[Location, ...]:

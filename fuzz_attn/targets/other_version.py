@@ -23,19 +23,21 @@ class OtherVersion:
         self._tops = {name.partition(".")[0] for name in self._own}
         self._other: dict[str, ModuleType] = {}
         self._finders: list[Any] = sys.meta_path[:]
+        folder = _folder_of(sys.modules[target.call.__module__]) if self._own else None
+        self._path = [place for place in sys.path if Path(place).resolve() != folder]
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Hide the target's own modules, and find those that the other version has imported within earlier."""
-        finders, self._own = sys.meta_path[:], self._taken()
+        finders, path, self._own = sys.meta_path[:], sys.path[:], self._taken()
         sys.modules.update(self._other)
-        sys.meta_path[:] = self._finders
+        sys.meta_path[:], sys.path[:] = self._finders, self._path
         try:
             yield
         finally:
-            self._other, self._finders = self._taken(), sys.meta_path[:]
+            self._other, self._finders, self._path = self._taken(), sys.meta_path[:], sys.path[:]
             sys.modules.update(self._own)
-            sys.meta_path[:] = finders
+            sys.meta_path[:], sys.path[:] = finders, path
 
     def _taken(self) -> dict[str, ModuleType]:
         """Remove the modules of the names, and return them."""
@@ -59,6 +61,6 @@ def _modules_of(target: Target) -> dict[str, ModuleType]:
 
 
 def _folder_of(module: ModuleType) -> Path | None:
-    """Return the folder of a module's file; None where it has none, or names it without its folder as torch.ops does."""
+    """Return the folder of a module's file; None where it has none, or one without a folder, as torch.ops has."""
     file = getattr(module, "__file__", None)
     return Path(file).resolve().parent if isinstance(file, str) and Path(file).is_absolute() else None

@@ -49,10 +49,17 @@ def text_of(place: Location) -> str:
 
 
 def _whole(site: Site) -> Hashable:
-    """Return what an operation is: name, types, attributes and the text of its line."""
+    """Return what an operation is: name, types, arguments of the kernel, attributes and the text of its line."""
     operation = site.operation
     types = tuple(value.type for value in (*operation.operands, *operation.results))
-    return (operation.name, site.part, types, _NAMES.sub("%", operation.text), text_of(operation.location))
+    return (
+        operation.name,
+        site.part,
+        types,
+        site.arguments,
+        _NAMES.sub("%", operation.text),
+        text_of(operation.location),
+    )
 
 
 def _kind(site: Site) -> Hashable:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import islice
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -19,7 +20,8 @@ class Difference:
     """The first value that differs: its site and place in each kernel. A place is None where that kernel has no value.
 
     ``launch`` is the number of the launch. ``own_only`` are operations that the value comes from and that the healthy
-    kernel does not have, the nearest first; ``healthy_only`` are those that only the healthy kernel has.
+    kernel does not have, the nearest first; ``healthy_only`` are those that only the healthy kernel has. ``own_near``
+    and ``healthy_near`` are the nearest operations that it comes from, whether or not the other kernel has them.
     """
 
     launch: int
@@ -29,6 +31,8 @@ class Difference:
     healthy_place: Place | None
     own_only: tuple[Operation, ...] = ()
     healthy_only: tuple[Operation, ...] = ()
+    own_near: tuple[Operation, ...] = ()
+    healthy_near: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Comparison:
     sites: int = 0
 
 
+MOST_NEAR: Final = 16
 Shared: TypeAlias = tuple[int, int, int]
 """The extents of a grid that contains those of both launches, by which programs are numbered."""
 Found: TypeAlias = tuple[int, int, int, int, bool]
@@ -92,6 +97,8 @@ def _described(
         healthy_place,
         tuple(_sources(own, left, alignment.pairs.keys())),
         tuple(_sources(healthy, right, set(alignment.pairs.values()))),
+        tuple(islice(_sources(own, left), MOST_NEAR)),
+        tuple(islice(_sources(healthy, right), MOST_NEAR)),
     )
 
 
@@ -173,8 +180,8 @@ def _position(program: int, shared: Shared) -> tuple[int, int, int]:
     return program // (shared[1] * shared[2]), program // shared[2] % shared[1], program % shared[2]
 
 
-def _sources(site: Site, sites: Mapping[int, Site], paired: Collection[int]) -> Iterator[Operation]:
-    """Yield the operations without a partner that a value comes from, itself excepted, up to those that have one."""
+def _sources(site: Site, sites: Mapping[int, Site], paired: Collection[int] = ()) -> Iterator[Operation]:
+    """Yield the operations that a value comes from, itself excepted, the nearest first, up to those that are paired."""
     made = {one.value: (number, one.operation) for number, one in sites.items() if not one.part}
     passed = _passed(sites.values())
     pending: list[Value] = list(site.operation.operands)

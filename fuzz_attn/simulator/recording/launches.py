@@ -25,13 +25,14 @@ class Site:
     """A place where a kernel records: an operation of its IR, and which of its values.
 
     ``part`` is what the value is to the operation, empty for its result. ``base`` names a pointer's tensor as the
-    generated code does.
+    generated code does. ``arguments`` are the names of the operands that are arguments of the kernel, else empty.
     """
 
     operation: Operation
     part: str
     value: Value
     base: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.terms import Term
-from fuzz_attn.simulator.codegen.tree.expressions import call, constant
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.tree.expressions import Name, call, constant
 from fuzz_attn.simulator.codegen.tree.statements import Do
 from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
 from fuzz_attn.simulator.frontend.binding import Bound
@@ -121,7 +121,7 @@ class Recorder:
             return
         term = offset_of(emitter, val) if val.type.pointer else emitter.array(emitter.single(val))
         base = "" if val.base is None else val.base.name
-        self._emit_call(emitter, Site(operation, part, value, base), term)
+        self._emit_call(emitter, Site(operation, part, value, base, _arguments(emitter, operation)), term)
 
     def _emit_absent_mask(self, emitter: Emitter, operation: Operation) -> None:
         """Record an access without a mask as one whose mask holds everywhere."""
@@ -164,6 +164,17 @@ class Recorder:
             if self._passed == wanted.occurrence:
                 self.found = rows[places[0] if len(rows) > 1 else 0].copy()
             self._passed += 1
+
+
+def _arguments(emitter: Emitter, operation: Operation) -> tuple[str, ...]:
+    """Return the name of each operand that is an argument of the kernel, and an empty text for the others."""
+    return tuple(value.name if _is_argument(emitter.val(value)) else "" for value in operation.operands)
+
+
+def _is_argument(val: Val) -> bool:
+    """Return whether a value is a parameter of the generated function, or a pointer to a tensor's first element."""
+    names = [term.expression for term in val.terms]
+    return not names if val.type.pointer else len(names) == 1 and isinstance(names[0], Name) and names[0].name[0] == "A"
 
 
 def _rows(value: Array, type_: Type) -> Array:
