@@ -75,6 +75,8 @@ class Recorder:
     _sites: list[Site] = field(default_factory=list)
     _numbers: dict[tuple[Operation, str], int] = field(default_factory=dict)
     _kernels: dict[int, Emitter] = field(default_factory=dict)
+    _absolute: set[Value] = field(default_factory=set)
+    """Integers made of addresses in memory, which differ from run to run."""
     _digests: int = 0
     _passed: int = 0
     _current: int = -1
@@ -111,13 +113,15 @@ class Recorder:
         if "mask" in parts[len(operation.operands) :]:
             self._emit_absent_mask(emitter, operation)
         handler(emitter, operation)
+        if operation.name == "tt.ptr_to_int" or not self._absolute.isdisjoint(operation.operands):
+            self._absolute |= {value for value in operation.results if value.type.element == "i64"}
         if operation.name not in _SILENT:
             for number, value in enumerate(operation.results):
                 self._emit_record(emitter, operation, f"result {number}" if number else "", value)
 
     def _emit_record(self, emitter: Emitter, operation: Operation, part: str, value: Value) -> None:
         val = emitter.val(value)
-        if val.type.pointer and val.base is None:
+        if value in self._absolute or (val.type.pointer and val.base is None):
             return
         term = offset_of(emitter, val) if val.type.pointer else emitter.array(emitter.single(val))
         base = "" if val.base is None else val.base.name
