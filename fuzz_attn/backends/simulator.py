@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fuzz_attn.backends.backend import Kernels, Observation, Watch
 from fuzz_attn.backends.quiet import quiet
@@ -22,8 +22,10 @@ from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.frontend.binding import Bound
 from fuzz_attn.simulator.frontend.ir import Function
-from fuzz_attn.simulator.recording.recorder import Recorder
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+
+if TYPE_CHECKING:
+    from fuzz_attn.simulator.recording.recorder import Recorder
 
 _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",
