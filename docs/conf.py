@@ -46,6 +46,7 @@ FINDINGS = "reports/findings/README"
 def setup(app: Sphinx) -> None:
     """Connect what is made while the pages are read, and after they were written."""
     app.connect("source-read", add_contents)
+    app.connect("build-finished", make_accessible)
     app.connect("build-finished", add_first_page)
     app.connect("autodoc-process-signature", without_types)
 
@@ -69,6 +70,23 @@ def add_first_page(app: Sphinx, error: Exception | None) -> None:
     """Lead from the output folder to the index, which lies in a folder of its own."""
     if error is None:
         (Path(app.outdir) / "index.html").write_text(REDIRECT, encoding="utf-8")
+
+
+ACCESSIBLE = {
+    "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
+    'role="heading">': 'role="heading" aria-level="2">',
+}
+"""What the theme leaves out: the keyboard reaches what scrolls sideways, and captions are headings of some level."""
+
+
+def make_accessible(app: Sphinx, error: Exception | None) -> None:
+    """Complete the pages for people who use the keyboard or a screen reader."""
+    for page in Path(app.outdir).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for old, new in ACCESSIBLE.items():
+            text = text.replace(old, new)
+        page.write_text(text, encoding="utf-8")
 
 
 def without_types(

@@ -154,12 +154,12 @@ def _with_dense_rows_and_pages(case: AttentionCase) -> AttentionCase:
     return replace_layout(replace(case, qq_bias=bias), strides=dense)
 
 
-def _power_of_two(size: int) -> bool:
-    return size & (size - 1) == 0
-
-
 def _next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
+
+
+def _power_of_two(size: int) -> bool:
+    return size & (size - 1) == 0
 
 
 def _halves(case: CaseFields) -> bool:
@@ -337,6 +337,8 @@ KINDS: Final = (
 POISONS: Final = {
     "NaN or Inf in dead keys": "keys",
     "NaN or Inf in dead values": "values",
+    "large numbers in dead keys": "keys",
+    "large numbers in dead values": "values",
     "invalid dead table entries": "table",
 }
 """Traits of poison that spreads through a weight of 0 or a masked load, and the fields of the recipe."""
@@ -352,9 +354,11 @@ NUANCES: Final = (
         lambda case: case.poison.values not in ("huge", "zero"),
         _with("poison", values="huge"),
     ),
+    Trait("large numbers in dead keys", lambda case: case.poison.keys != "zero", _with("poison", keys="zero")),
+    Trait("large numbers in dead values", lambda case: case.poison.values != "zero", _with("poison", values="zero")),
     Trait("invalid dead table entries", lambda case: case.poison.table != "zero", _with("poison", table="zero")),
 )
-"""Traits of simple cases too: a failure needs one if its simplest case passes without it."""
+"""Traits of simple cases too: a failure needs one if its simplest case passes without it. NaN counts as large."""
 
 
 def _with_keys(case: AttentionCase, most: int) -> AttentionCase:

@@ -33,6 +33,13 @@ def runs_folder(out: str | Path | None) -> Path:
     return Path(out or "reports").resolve() / "runs"
 
 
+def output_folder(run_folder: Path) -> Path:
+    """Return the output directory of a folder of :func:`new_run_folder`, or of a target's folder in it."""
+    whole = run_folder.absolute()
+    named = (folder for folder in (whole, *whole.parents) if _NAME.fullmatch(folder.name))
+    return next((folder.parents[1] for folder in named), whole.parent)
+
+
 class _Summary(msgspec.Struct):
     """What this module reads of ``summary.json``."""
 

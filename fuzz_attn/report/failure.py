@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -29,7 +30,7 @@ def render(found: Counterexample, path: Path | None = None, headline: str = "FAI
     if found.verdict.hint:
         parts.append(Text(found.verdict.hint))
     if found.trigger and found.shrunk:
-        parts.append(Text(f"Needs: {', '.join(found.trigger)}"))
+        parts.append(Text(f"Needs: {needs(found)}"))
     parts.append(case_table(found))
     if found.verdict.worst:
         parts.append(elements_table(found.verdict.worst))
@@ -52,6 +53,17 @@ def known_line(found: Counterexample, path: str) -> Text:
     """Return one line for a known failure: its file, what fails, and why that is accepted."""
     why = f"{found.because} ({found.reference})"
     return whole("KNOWN ", "bold yellow").append(f"{path}: {found.verdict.what}: {why}", "default not bold")
+
+
+_WORSE: Final = {
+    "large numbers in dead keys": "NaN or Inf in dead keys",
+    "large numbers in dead values": "NaN or Inf in dead values",
+}
+
+
+def needs(found: Counterexample) -> str:
+    """Return the traits that a failing case needs, as a list in words; the worst poison stands for milder ones."""
+    return ", ".join(name for name in found.trigger if _WORSE.get(name) not in found.trigger)
 
 
 def certainty(found: Counterexample) -> str:

@@ -86,6 +86,14 @@ def test_failure_report(found: Counterexample) -> None:
             ["Confirmed in a fresh process", "Needs: window, more than 2 keys"],
         ),
         (
+            {
+                "confirmation": "confirmed",
+                "shrunk": True,
+                "trigger": ("large numbers in dead keys", "NaN or Inf in dead values", "large numbers in dead values"),
+            },
+            ["Confirmed in a fresh process", "Needs: large numbers in dead keys, NaN or Inf in dead values"],
+        ),
+        (
             {"confirmation": "state", "sequence": (Step(SMALL), Step(SMALL))},
             ["State: it fails only after 2 cases before it in the same process, which the file contains"],
         ),

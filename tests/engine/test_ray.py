@@ -146,3 +146,12 @@ def test_a_target_that_does_not_load_ends_the_run(cluster: Cluster, tmp_path: Pa
     plan = plan_in(tmp_path, "nowhere:function")
     with pytest.raises(FuzzAttnError, match="nowhere"):
         FuzzRun(plan, shards=shards_of(plan)).run()
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("127.0.0.1:1", "no Ray cluster answers there .*refused"), ("127.0.0.1:99999", "port 99999 must be 1 to 65535")],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(address: str, says: str) -> None:
+    with pytest.raises(FuzzAttnError, match=f"--ray={address}: {says}"):
+        RayCluster(address)

@@ -33,11 +33,12 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in
 from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans
 from fuzz_attn.engine.run.shards import Shards
-from fuzz_attn.engine.run_folder import check_writable, make_folder, prune
+from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
 
 TICK_SECONDS: Final = 0.25
@@ -101,6 +102,7 @@ class FuzzRun:
             stack.enter_context(self._signals_noted())
             stack.callback(self._end)
             plan = self.plan
+            stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
             for shard_plan in shard_plans(plan):

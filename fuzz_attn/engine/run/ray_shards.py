@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +31,9 @@ try:
 except ImportError as _error:
     raise FuzzAttnError("--ray needs Ray: pip install 'fuzz-attn[ray]'") from _error
 
+ANSWER_SECONDS: Final = 10.0
+"""How long a cluster's first machine may take to answer; Ray itself tries for minutes."""
+LARGEST_PORT: Final = 65535
 THREADS: Final = 4
 """An actor's calls that may run at once: its events, and what is told meanwhile."""
 
@@ -54,6 +58,7 @@ class RayCluster:
     """
 
     def __init__(self, address: str) -> None:
+        _require_answer(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -70,6 +75,19 @@ class RayCluster:
     def total(self, resource: str) -> float:
         """Return how much the cluster has of a resource, ``CPU`` or ``GPU``."""
         return float(ray.cluster_resources().get(resource, 0.0))  # type: ignore[no-untyped-call] # Ray's
+
+
+def _require_answer(address: str) -> None:
+    """Raise :class:`FuzzAttnError` if nothing answers at an address of the form host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or "//" in host or not port.isdecimal():
+        return
+    if not 0 < int(port) <= LARGEST_PORT:
+        raise FuzzAttnError(f"--ray={address}: port {port} must be 1 to {LARGEST_PORT}")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+    except OSError as error:
+        raise FuzzAttnError(f"--ray={address}: no Ray cluster answers there ({error})") from error
 
 
 class RayShards:

@@ -69,7 +69,7 @@ def _failure(found: FoundFailure, prefix: str, index: int) -> ShownFailure:
     hints = (
         f"Why: {example.verdict.explanation}." if example.verdict.explanation else "",
         example.verdict.hint,
-        f"It needs: {', '.join(example.trigger)}." if example.trigger and example.shrunk else "",
+        f"It needs: {failure.needs(example)}." if example.trigger and example.shrunk else "",
         f"The case fails in other ways too: {', '.join(example.also)}." if example.also else "",
     )
     return ShownFailure(

@@ -76,6 +76,7 @@ def test_a_feature_that_a_relation_switches_on_counts(relation: str | None, same
     [
         (("sliding window", "NaN or Inf in dead values"), "nan", "zero"),
         (("NaN or Inf in dead keys", "NaN or Inf in dead values"), "zero", "zero"),
+        (("sliding window", "large numbers in dead keys"), "zero", "nan"),
         (("sinks", "NaN or Inf in dead values"), "nan", "nan"),
     ],
 )
@@ -88,6 +89,23 @@ def test_harmless_poison_leads_around_a_failure_that_needs_worse(
     assert milder is not None
     assert (milder.case.poison.keys, milder.case.poison.values, milder.relation) == (keys, values, "determinism")
     assert not failures.avoids(milder)
+
+
+def test_harmless_poison_still_leads_around_a_failure_that_shows_with_large_numbers_too() -> None:
+    both = ("NaN or Inf in dead values", "large numbers in dead values")
+    known = failure(WINDOW, "nan", ("sliding window", *both), ("values",))
+    failures = KnownFailures()
+    failures.add(known)
+    huge = replace(WINDOW, poison=PoisonRecipe(values="huge"))
+    same = failure(huge, "nan", ("sliding window", "large numbers in dead values", "more than 4 keys"), ("values",))
+    assert failures.same_as(same) is known
+    known.widen(same)
+    assert failures.avoids(Order(huge))
+    for order in (Order(WINDOW), Order(huge)):
+        milder = failures.around(order)
+        assert milder is not None
+        assert milder.case.poison.values == "zero"
+        assert failures.matching(milder, Verdict("oracle", "mismatch", "wrong")) is None
 
 
 def test_a_failure_is_shrunk_without_the_poison_that_another_needs() -> None:
