@@ -4,7 +4,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +40,20 @@ settings.load_profile("reproducible")
 
 TARGETS = Path(__file__).parent / "sample_targets"
 Judge = Callable[[Order], Answer]
+
+
+TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables by which a terminal or a CI changes what is printed."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_terminal() -> Iterator[None]:
+    """Let commands print the same in every terminal and CI."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in TERMINAL:
+            environment.delenv(name, raising=False)
+        environment.setenv("TERM", "xterm")
+        yield
 
 
 def spec_of_target(name: str) -> str:
