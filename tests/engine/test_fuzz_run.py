@@ -165,7 +165,7 @@ def end(*_):
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
 ready()
-time.sleep(3600)
+time.sleep(600)
 """
     ready: list[Event] = []
 
@@ -308,7 +308,7 @@ def test_a_run_ends_when_nothing_is_new(run: Run, clock: Clock) -> None:
     judged: list[Event] = []
     clock(lambda: 3.0 * (len(judged) == 10))
     count = partial(_keep, CaseJudged, judged)
-    report = run("ready(); judge(5); time.sleep(3600)", count, until_flat=2.0).run().report()
+    report = run("ready(); judge(5); time.sleep(120)", count, until_flat=2.0).run().report()
     assert (report.cases, report.exit_status, report.errors) == (10, 0, ())
     assert report.notes == ("the run ended because nothing was new for 2 s",)
 
