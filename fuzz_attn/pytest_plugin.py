@@ -19,7 +19,7 @@ from fuzz_attn.api import MARKER
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
-from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.errors import FuzzAttnError, OutputError
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.campaign import Plan
@@ -77,8 +77,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_SEED], folder = shared["fuzz_attn_seed"], shared["fuzz_attn_run_folder"]
     else:
         config.stash[_SEED] = secrets.randbelow(2**32) if seed is None else seed
-        folder = config.getoption("--fuzz-run-folder") or new_run_folder(config.getoption("--fuzz-out"))
+        folder = config.getoption("--fuzz-run-folder") or _new_folder(config.getoption("--fuzz-out"))
     config.stash[_RUN_FOLDER] = Path(folder)
+
+
+def _new_folder(out: str | None) -> Path:
+    try:
+        return new_run_folder(out)
+    except OutputError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -86,6 +86,18 @@ class Seconds(click.ParamType[float]):
         return seconds
 
 
+class Output(click.ParamType[Path | str]):
+    """A folder, as a path, or an address that fsspec knows, such as s3://bucket/folder, as text."""
+
+    name = "dir"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        """Return the folder or the address."""
+        if isinstance(value, str) and "://" in value:
+            return value
+        return OUTPUT_DIRECTORY.convert(value, param, ctx)
+
+
 class Shard(click.ParamType[Part]):
     """One part of several: ``2/4``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.cli.options import (
+    Output,
     Seconds,
     Shard,
     backend_option,
@@ -18,7 +20,6 @@ from fuzz_attn.cli.options import (
     exits,
     family_option,
     memory_option,
-    out_option,
     seed_option,
     stated_binding,
     target_option,
@@ -30,6 +31,7 @@ from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.errors import BindingError, FuzzAttnError
+from fuzz_attn.report.plain_text import safe
 from fuzz_attn.settings import DEFAULT_MAX_TIME
 
 
@@ -59,7 +61,7 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
     help="With --ray: the part of a GPU that a worker gets.",
 )
 @click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
-@out_option
+@click.option("--out", type=Output(), metavar="DIR", help="Output directory, or the address of one: s3://bucket/dir.")
 @memory_option
 @documents_options
 @exits
@@ -79,7 +81,7 @@ def run(
     ray: str | None,
     gpu_share: float,
     strict: bool,
-    out: Path | None,
+    out: Path | str | None,
     memory: int,
     **documents: Any,
 ) -> int:
@@ -87,8 +89,9 @@ def run(
 
     A run ends at its time or case limit. Several targets share both limits evenly. Without --max-time and --max-cases a
     run takes one minute. Counterexamples are saved in tests/counterexamples and everything else in reports; with --out,
-    all of it is saved in that directory. The table [tool.fuzz_attn] of the nearest pyproject.toml can hold other
-    defaults, with the names of the options. Of the folders in reports/runs only the newest 20 are kept.
+    all of it is saved in that directory; at an address, when the run ends. The table [tool.fuzz_attn] of the nearest
+    pyproject.toml can hold other defaults, with the names of the options. Of the folders in reports/runs only the
+    newest 20 are kept.
 
     With --until-flat, a run ends when no compile key, no failure and no outcome of a mask was new for so long, and has
     no other limits but those that are given. With --continue, compile keys come first that no earlier run covered, as
@@ -117,11 +120,27 @@ def run(
             _check_target(name, family, backend)
     _check_part(shard, max_cases, len(names))
     limits, stated = (max_time, max_cases, seed, workers), stated_binding(binding)
-    request = Request(names, family, backend, *limits, out, memory, Documents(**documents), strict, stated, shard)
-    request = dataclasses.replace(request, until_flat=until_flat, continued=continued)
-    if ray is None:
-        return run_campaigns(request)
-    return run_on_ray(ray, request, gpu_share, workers if _is_given("workers") else None)
+    with _local(out) as folder:
+        request = Request(
+            names, family, backend, *limits, folder, memory, Documents(**documents), strict, stated, shard
+        )
+        request = dataclasses.replace(request, until_flat=until_flat, continued=continued)
+        if ray is None:
+            status = run_campaigns(request)
+        else:
+            status = run_on_ray(ray, request, gpu_share, workers if _is_given("workers") else None)
+    if isinstance(out, str):
+        click.echo(f"Sent     {safe(out)}", err=True)
+    return status
+
+
+def _local(out: Path | str | None) -> AbstractContextManager[Path | None]:
+    """Return a context with a local folder to write to."""
+    if not isinstance(out, str):
+        return nullcontext(out)
+    from fuzz_attn.cli.runs.remote_output import remote_output  # noqa: PLC0415 - fsspec starts slowly
+
+    return remote_output(out)
 
 
 def _check_part(part: Part, max_cases: int | None, targets: int) -> None:

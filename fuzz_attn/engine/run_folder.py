@@ -30,7 +30,7 @@ def new_run_folder(out: str | Path | None) -> Path:
 
 def runs_folder(out: str | Path | None) -> Path:
     """Return the folder of run folders, below the output directory or, for None, below reports/."""
-    return Path(out or "reports").resolve() / "runs"
+    return Path(_local(out) or "reports").resolve() / "runs"
 
 
 def output_folder(run_folder: Path) -> Path:
@@ -59,7 +59,13 @@ def covered_keys(runs: Path, target: str) -> frozenset[int]:
 
 def counterexample_folder(out: str | Path | None) -> Path:
     """Return the folder of saved failures, below the output directory or, for None, below tests/."""
-    return Path(out or "tests") / "counterexamples"
+    return Path(_local(out) or "tests") / "counterexamples"
+
+
+def _local(out: str | Path | None) -> str | Path | None:
+    if "://" in str(out):
+        raise OutputError(f"out={out}: only `fuzz-attn run --out` takes an address")
+    return out
 
 
 def folder_name(text: str) -> str:

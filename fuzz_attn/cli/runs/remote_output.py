@@ -1,0 +1,79 @@
+"""Remote output: an output directory at an address that fsspec knows, such as s3://bucket/folder, and a local copy."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec
+
+from fuzz_attn.cache_folder import private_folder
+from fuzz_attn.engine.run.compiled_kernels import NAME as KERNELS
+from fuzz_attn.engine.run_folder import SUMMARY_NAME
+from fuzz_attn.errors import OutputError
+
+
+@contextmanager
+def remote_output(address: str) -> Iterator[Path]:
+    """Yield a local folder with what a run needs of an address, and send what is new there, also after an error.
+
+    The folder lies in the cache and stays. Raises :class:`OutputError` where the address cannot be read or written.
+    """
+    remote = _Remote(address)
+    folder = private_folder("outputs") / hashlib.sha256(address.encode()).hexdigest()[:16]
+    remote.receive(folder)
+    before = _contents(folder)
+    try:
+        yield folder
+    finally:
+        remote.send(folder, [path for path, digest in _contents(folder).items() if before.get(path) != digest])
+
+
+class _Remote:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        try:
+            self.files, self.root = fsspec.core.url_to_fs(address)
+        except (ValueError, ImportError, OSError) as error:
+            raise OutputError(f"--out={address}: {error}") from error
+
+    def receive(self, folder: Path) -> None:
+        """Copy what a run reads of earlier ones into a folder, which then holds no more of that."""
+        for old in filter(_is_read, _files(folder)):
+            (folder / old).unlink()
+        try:
+            for path in self.files.find(self.root):
+                name = str(path).removeprefix(str(self.root)).lstrip("/")
+                if _is_read(name):
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    self.files.get_file(path, str(folder / name))
+        except Exception as error:
+            raise OutputError(f"--out={self.address}: cannot be read: {error}") from error
+
+    def send(self, folder: Path, new: list[str]) -> None:
+        """Copy files of a folder to the address."""
+        try:
+            for path in new:
+                place = f"{self.root}/{path}"
+                self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
+                self.files.put_file(str(folder / path), place)
+        except Exception as error:
+            raise OutputError(f"--out={self.address}: cannot be written: {error}; all is in {folder}") from error
+
+
+def _is_read(name: str) -> bool:
+    """Return whether a run reads a file of earlier runs: a counterexample or a summary."""
+    return name.startswith("counterexamples/") or (name.startswith("runs/") and name.endswith(f"/{SUMMARY_NAME}"))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder by their paths in it, without compiled kernels."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return (name for name in names if not name.startswith(f"{KERNELS}/"))
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Return the digests of all files below a folder that are sent."""
+    return {name: hashlib.sha256((folder / name).read_bytes()).digest() for name in _files(folder)}
