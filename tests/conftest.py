@@ -36,7 +36,15 @@ from fuzz_attn.errors import BudgetSpentInterrupt
 settings.register_profile(
     "reproducible", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("seeded", settings.get_profile("reproducible"), derandomize=False)
 settings.load_profile("reproducible")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let ``--hypothesis-seed`` choose other examples."""
+    if config.getoption("--hypothesis-seed") is not None:
+        settings.load_profile("seeded")
+
 
 TARGETS = Path(__file__).parent / "sample_targets"
 Judge = Callable[[Order], Answer]

@@ -5,7 +5,7 @@ case of tests/forensics/seeded_bug_cases.json is taken first, changed to the fam
 ``--no-draws`` no other is looked for. The right reasons are those of tests/forensics/explained_bugs.toml. Prints a row
 for each bug and family and the score; ``--out`` writes the rows with their cases to a JSON file.
 
-``python tests/benchmarks/bench_explanations.py [--out FILE] [--saved] [--no-draws] [--workers N] [--families F] [BUG ...]``
+``python bench_explanations.py [--out FILE] [--saved] [--no-draws] [--workers N] [--families F] [BUG ...]``
 """
 
 from __future__ import annotations
