@@ -21,7 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations nightly test drills faults gpu conformance bench coverage lint format docs wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations nightly test drills faults gpu conformance bench coverage lint format docs wheel hooks clean
 
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
@@ -44,6 +44,9 @@ ledger: $(STAMP) ## replay the known defects of published kernels on every pinne
 explanations: $(STAMP) ## explain every seeded bug, and compare with the table of reasons and words; some: ARGS="alibi_sign"
 	@$(BIN)/python tests/forensics/explaining_program.py tests/forensics/seeded_bug_cases.json \
 		--check tests/forensics/explained_bugs.toml $(ARGS)
+
+operations: $(STAMP) ## name each seeded bug's first operation that differs from our kernel, and print how many are right
+	@$(BIN)/python tests/benchmarks/bench_first_operations.py $(ARGS)
 
 nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; seconds: NIGHTLY_TIME=600
 	@$(BIN)/fuzz-attn run --backend cuda --max-time $(NIGHTLY_TIME) --out reports/nightly $(ARGS)

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.coverage import explanations
+from fuzz_attn.coverage.explanations import Explanation
+from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.events import Event, FailureChanged
@@ -28,12 +32,36 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.errors import BudgetSpentInterrupt
 
-# A slow machine must not fail a test, so Hypothesis measures no time.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
+settings.register_profile(
+    "reproducible", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("seeded", settings.get_profile("reproducible"), derandomize=False)
+settings.load_profile("reproducible")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let ``--hypothesis-seed`` choose other examples."""
+    if config.getoption("--hypothesis-seed") is not None:
+        settings.load_profile("seeded")
+
 
 TARGETS = Path(__file__).parent / "sample_targets"
 Judge = Callable[[Order], Answer]
+
+
+TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""Variables by which a terminal or a CI changes what is printed."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_terminal() -> Iterator[None]:
+    """Let commands print the same in every terminal and CI."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in TERMINAL:
+            environment.delenv(name, raising=False)
+        environment.setenv("TERM", "xterm")
+        yield
 
 
 def spec_of_target(name: str) -> str:
@@ -103,6 +131,17 @@ def case() -> AttentionCase:
         strides=Strides(out_token=3, out_head=1, block_table=2),
         padded_tokens=2,
     )
+
+
+@pytest.fixture(scope="session")
+def contradicted() -> Callable[[Iterable[Mask], Family], list[Explanation]]:
+    """Return a function that returns the explanations of gaps that the masks of a family's cases contradict."""
+
+    def contradicted_by(masks: Iterable[Mask], family: Family) -> list[Explanation]:
+        pairs = [(entry, mask) for mask in masks for entry in explanations.load().explanation]
+        return [entry for entry, mask in pairs if entry.covers(mask, family) and set(entry.never) & set(mask.seen)]
+
+    return contradicted_by
 
 
 class UntilFirstFailure(Results):

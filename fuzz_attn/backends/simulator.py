@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fuzz_attn.backends.backend import Kernels, Observation, Watch
 from fuzz_attn.backends.quiet import quiet
@@ -19,8 +19,13 @@ from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
 from fuzz_attn.simulator.codegen.dot_operands import Dot
 from fuzz_attn.simulator.codegen.generator import Extension
+from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.frontend.binding import Bound
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+
+if TYPE_CHECKING:
+    from fuzz_attn.simulator.recording.recorder import Recorder
 
 _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",
@@ -46,6 +51,7 @@ class SimulatorBackend:
         self._reported: list[int] = []
         self._dots: set[tuple[Dot, ...]] = set()
         self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
+        self._launching: Callable[[Program, Bound, tuple[int, int, int]], None] | None = None
         self.parsed: list[Function] = []
         """The kernels launched since the last call of ``rewrite``, as they were before; empty without a rewrite."""
 
@@ -88,6 +94,7 @@ class SimulatorBackend:
             try:
                 with simulate(self._simulator) as session:
                     session.starting = partial(_starting, watch, session)
+                    session.launching = self._launching
                     yield from self._watched(watch, session)
             except LoweringError:
                 raise
@@ -122,6 +129,16 @@ class SimulatorBackend:
             yield
         finally:
             self._simulator.coverage = before
+
+    @contextmanager
+    def recorded(self, recorder: Recorder) -> Iterator[None]:
+        """Record the values of all operations of launches, with programs of their own; they record no masks."""
+        before = self._simulator, self._launching
+        self._simulator, self._launching = recorder.simulator, recorder.launching
+        try:
+            yield
+        finally:
+            self._simulator, self._launching = before
 
     def extend(self, extension: Extension) -> None:
         """Start afresh with a simulator that knows the operations of an extension, which an audit adds to kernels."""

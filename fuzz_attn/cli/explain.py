@@ -28,6 +28,12 @@ from fuzz_attn.report.plain_text import console, show
 @click.argument("file", type=FILE)
 @target_option("the target named in the file")
 @binding_option
+@click.option(
+    "--healthy",
+    metavar="T",
+    default="",
+    help="A target that is right on the case, named as for --target: name the first operation that differs from it.",
+)
 @click.option("--trust", is_flag=True, help="Run the target that the file names, also outside of installed packages.")
 @backend_option
 @memory_option
@@ -38,6 +44,7 @@ def explain(
     file: Path,
     target: str | None,
     binding: Path | None,
+    healthy: str,
     trust: bool,
     backend: str,
     memory: int,
@@ -49,9 +56,18 @@ def explain(
     attends, and how much. Where a small case leaves several reasons, larger ones of the same kind are tried. A file
     that names a target outside of the installed packages needs --target or --trust, because importing a target runs its
     code.
+
+    With --healthy, for example an earlier version of the kernel, both run the case in the simulator, and the first
+    operation is named whose value differs.
     """
     found = explanation_of(
-        file, target=target, backend=backend, memory=memory, trust=trust, binding=stated_binding(binding)
+        file,
+        target=target,
+        backend=backend,
+        memory=memory,
+        trust=trust,
+        binding=stated_binding(binding),
+        healthy=healthy,
     )
     shown = Group(failure.reason(counterexample.load(file)), report.render(found))
     show(console(), shown)

@@ -11,12 +11,15 @@ import msgspec
 
 from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Compiling, Order, Ready, Setup
-from fuzz_attn.errors import UnsupportedByBackendError
+from fuzz_attn.errors import FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.forensics.explanation import FirstOperation
 from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
+    from fuzz_attn.bindings.binding import Binding
     from fuzz_attn.case.attention_case import AttentionCase
+    from fuzz_attn.case.families import Family
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.arithmetic import ArithmeticReader
@@ -99,7 +102,7 @@ class CaseJudge:
             return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
         experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
         if order.forensics:
-            return self._explained(experiment, order.relation)
+            return self._explained(experiment, order)
         refusal = experiment.refusal
         notes = self._read_arithmetic(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
@@ -118,16 +121,36 @@ class CaseJudge:
             notes=notes,
         )
 
-    def _explained(self, experiment: Experiment, relation: str | None) -> Answer:
+    def _explained(self, experiment: Experiment, order: Order) -> Answer:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - imports torch, as above
 
         if experiment.refusal is None:  # the case is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
-        explanation = explain(experiment, relation)
+        explanation = explain(experiment, order.relation)
+        if order.healthy:
+            operation = self._first_operation(experiment, order)
+            explanation = msgspec.structs.replace(explanation, operation=operation)
         kernels = self.backend.new_kernels()
         self.backend.new_masks()
         return Answer(explanation=explanation, compiled=kernels.compiled, loaded=kernels.loaded)
+
+    def _first_operation(self, experiment: Experiment, order: Order) -> FirstOperation:
+        """Return the first operation of a failing case that gives another value in a healthy target."""
+        from fuzz_attn.calibration.calibrate import calibrated  # noqa: PLC0415 - imports torch, as above
+        from fuzz_attn.forensics.first_operation import first_operation  # noqa: PLC0415 - as above
+        from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - as above
+        from fuzz_attn.targets.other_version import OtherVersion  # noqa: PLC0415 - as above
+
+        version = OtherVersion(self.target)
+        with version.active():
+            try:
+                loaded = _target(order.healthy, self.target.family, None, self.backend)
+                healthy, _ = calibrated(loaded, self.backend)
+            except FuzzAttnError as error:
+                return FirstOperation(f"the healthy kernel does not load: {error}")
+        healthy = ArithmeticReader(healthy).target_for(self.backend.dots(), order.case.dtypes)
+        return first_operation(experiment, order.relation, healthy, version.active)
 
     def _read_arithmetic(self, experiment: Experiment) -> tuple[str, ...]:
         """Learn how the target rounds from the kernels of its launches, and return in words what is new of it."""
@@ -164,15 +187,24 @@ def load(setup: Setup) -> CaseJudge:
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
     from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
-    from fuzz_attn.targets.loading import is_known, load_target  # noqa: PLC0415 - as above
-    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.loading import is_known  # noqa: PLC0415 - as above
 
-    without_gpu = backend.device == "cpu" and setup.target not in BUILT_IN_NAMES
-    with gpu_answers() if without_gpu else nullcontext():
-        target = load_target(setup.target, setup.family, setup.binding).on_device(backend.tensor_core_slack)
+    target = _target(setup.target, setup.family, setup.binding, backend)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
     learned = (KNOWN,) if is_known(setup.target, setup.binding) else ()
-    return CaseJudge(replace(target, without_gpu=without_gpu), backend, strict, setup.memory, learned)
+    return CaseJudge(target, backend, strict, setup.memory, learned)
+
+
+def _target(name: str, family: Family | None, binding: Binding | None, backend: Backend) -> Target:
+    """Return a target, which is told on a CPU that there is a GPU unless it is built in."""
+    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - imports torch, as above
+    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
+
+    without_gpu = backend.device == "cpu" and name not in BUILT_IN_NAMES
+    with gpu_answers() if without_gpu else nullcontext():
+        target = load_target(name, family, binding).on_device(backend.tensor_core_slack)
+    return replace(target, without_gpu=without_gpu)
 
 
 def _load_message(message: bytes) -> CaseJudge:

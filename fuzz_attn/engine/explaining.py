@@ -21,9 +21,12 @@ def explanation_of(
     memory: int = 0,
     trust: bool = True,
     binding: Binding | None = None,
+    healthy: str = "",
 ) -> Explanation:
     """Return the explanation of a saved failure on its own target or on another.
 
+    With ``healthy``, a target that is right on the case, it also names the first operation that gives another value
+    there.
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample, the target does not load, or its
     process ends before there is an explanation.
     """
@@ -31,7 +34,7 @@ def explanation_of(
     name = target_named(path, found, target, trust=trust)
     setup = Setup(name, found.family, backend, memory=memory, binding=binding or found.binding)
     with IsolatedWorker(setup) as worker:
-        answer = worker.judge(Order(found.case, found.relation, forensics=True))
+        answer = worker.judge(Order(found.case, found.relation, forensics=True, healthy=healthy))
         if answer.explanation is None:
             raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")
         return answer.explanation

@@ -62,7 +62,8 @@ class Order(Plain, frozen=True):
     launches those cases instead and returns only which of them are refused; with ``host_only`` by host code, for
     which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
     rounding that would explain it, which takes more launches. With ``forensics`` the answer is only an explanation of
-    what the kernel did, which takes up to a few hundred.
+    what the kernel did, which takes up to a few hundred; with ``healthy``, a target that is right on the case, it also
+    names the first operation that gives another value there.
     """
 
     case: AttentionCase
@@ -72,6 +73,7 @@ class Order(Plain, frozen=True):
     host_only: bool = False
     explain: bool = False
     forensics: bool = False
+    healthy: str = ""
 
 
 class Answer(Plain, frozen=True, tag="answer"):

@@ -119,7 +119,9 @@ def _told(experiment: Experiment, case: AttentionCase, until: float) -> Explanat
 
 
 def _joined(case: AttentionCase, other: AttentionCase, found: Explanation, told: Explanation) -> Explanation:
-    findings = (*told.findings, *found.findings)[:MOST_FINDINGS]
+    """Return the findings of a larger case, then those of the case itself; a guess at addresses ends with a reason."""
+    own = [finding for finding in found.findings if not (finding.vague and finding.reason == "address")]
+    findings = (*told.findings, *(found.findings if told.reason == "address" else own))[:MOST_FINDINGS]
     return Explanation(findings, told.heatmap, found.launches + told.launches, difference(case, other))
 
 

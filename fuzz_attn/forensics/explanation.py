@@ -69,17 +69,37 @@ class Heatmap(Plain, frozen=True):
     """Whether q was set to 0 for these weights, so that the kernel should weigh all keys that it sees equally."""
 
 
+class FirstOperation(Plain, frozen=True):
+    """The first operation whose value is another one than in a healthy kernel, in words.
+
+    ``site`` is its ``file:line`` and ``source`` the text of that line; both are empty where no operation could be
+    named, and then ``words`` say why. ``where`` is the kernel and its program. ``own_lines`` are lines that the value
+    comes from and that the healthy kernel does not have, each as ``file:line: text``; ``healthy_lines`` are those that
+    it has instead. ``notes`` say what differs outside of the kernels.
+    """
+
+    words: str
+    site: str = ""
+    source: str = ""
+    where: str = ""
+    own_lines: tuple[str, ...] = ()
+    healthy_lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class Explanation(Plain, frozen=True):
     """Why a case fails: the findings, the most telling first, and the weights that show it where there are any.
 
     ``launches`` counts the calls that it took. ``longer`` is the larger case that the first finding is about, in words,
-    where the case itself did not tell.
+    where the case itself did not tell. ``operation`` is what a comparison with a healthy kernel found, if one was
+    asked.
     """
 
     findings: tuple[Finding, ...]
     heatmap: Heatmap | None = None
     launches: int = 0
     longer: str = ""
+    operation: FirstOperation | None = None
 
     @property
     def reason(self) -> Reason:

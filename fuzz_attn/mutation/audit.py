@@ -44,7 +44,8 @@ class Request:
     ``seeded_bugs`` is a folder of seeded bugs; None changes the IR instead. ``only`` are parts of names: a mutant's
     name must contain one of them, if there are any. ``sample`` limits the mutants and ``max_cases`` the cases of each
     under each of the ``seeds``. A change that no seed found is examined in ``enough`` cases that run it; 0 is none.
-    ``reasons`` say which changes are equivalent.
+    ``reasons`` say which changes are equivalent. The kernels of the first ``survey_cases`` are changed, or of the first
+    ``max_cases`` where these are more.
     """
 
     target: str
@@ -59,6 +60,7 @@ class Request:
     workers: int
     folder: Path
     reasons: tuple[Reason, ...] = ()
+    survey_cases: int = SURVEY_CASES
 
 
 def audit(request: Request, console: Console) -> Audit:
@@ -97,7 +99,7 @@ def audit(request: Request, console: Console) -> Audit:
 
 def _mutants(request: Request, pool: AuditPool) -> Sequence[Mutant]:
     if request.seeded_bugs is None:
-        cases = max(request.max_cases, SURVEY_CASES)
+        cases = max(request.max_cases, request.survey_cases)
         named = {mutant.name: mutant for seed in request.seeds for mutant in pool.survey(seed, cases)}
         mutants: tuple[Mutant, ...] = tuple(named[name] for name in sorted(named))
     else:

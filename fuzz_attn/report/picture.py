@@ -16,10 +16,18 @@ _FONTS: Final = re.compile(r"\s*@font-face\s*\{.*?\}", re.DOTALL)
 _ADDRESSES: Final = re.compile(r"<!--.*?-->|xmlns=\"[^\"]*\"", re.DOTALL)
 """What else an SVG of rich names of the network: rich itself, and the language's name space."""
 
+_COLUMN: Final = 12.2
+"""Width of a column of the terminal, in the units of the picture."""
+_BUTTONS: Final = 92
+"""Where the title may begin, right of the buttons."""
+_WIDEST: Final = 11.6
+"""Mean width of the title's characters in a wide font, at 18 units and bold."""
+
 
 def save_picture(renderable: RenderableType, path: Path, *, title: str) -> None:
     """Write the report to a file as rich draws it on a terminal, with a title bar."""
-    path.write_text(_FONTS.sub("", _recorded(renderable).export_svg(title=safe(title))), encoding="utf-8")
+    recorded = _recorded(renderable)
+    path.write_text(_FONTS.sub("", recorded.export_svg(title=_fitting(title, recorded))), encoding="utf-8")
 
 
 def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:
@@ -27,9 +35,18 @@ def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:
 
     The page must say what it shows to those who cannot see it.
     """
-    svg = _recorded(renderable).export_svg(title=safe(title), unique_id=name)
+    recorded = _recorded(renderable)
+    svg = recorded.export_svg(title=_fitting(title, recorded), unique_id=name)
     style, end, drawing = _FONTS.sub("", svg).partition("</style>")
     return _ADDRESSES.sub("", style).strip() + end + drawing.strip()
+
+
+def _fitting(title: str, recorded: Console) -> str:
+    """Return a title without its middle where it would reach the buttons left of it; rich centres it."""
+    shown = safe(title)
+    room = int((recorded.width * _COLUMN - 2 * _BUTTONS) / _WIDEST)
+    kept = room // 3
+    return shown if len(shown) <= room else f"{shown[:kept]}…{shown[len(shown) - (room - kept - 1) :]}"
 
 
 def _recorded(renderable: RenderableType) -> Console:

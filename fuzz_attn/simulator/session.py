@@ -29,7 +29,8 @@ class Session:
 
     `findings` has one finding for each defect (kind, source line and tensor), `unsupported` the operations that the
     simulator does not know, `parsed` the kernels that were rewritten, as they were before. `launches` counts those that
-    were tried, and `starting` is called before each. `dots` has those of each kernel.
+    were tried, and `starting` is called before each. `launching` is called before each that has a program, with the
+    program, the arguments and the grid. `dots` has those of each kernel.
     """
 
     simulator: Simulator
@@ -39,6 +40,7 @@ class Session:
     launches: int = 0
     dots: set[tuple[Dot, ...]] = field(default_factory=set, repr=False)
     starting: Callable[[], None] | None = None
+    launching: Callable[[Program, Bound, tuple[int, int, int]], None] | None = None
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
 
     def watcher(self) -> EmptyWatcher:
@@ -85,6 +87,8 @@ class Session:
         passed = self._passed(bound, plan.scalars)
         memories = [memory for memory in passed if isinstance(memory, Memory)]
         watch_races(memories, [passed[int(name[1:])] for name in program.stored])
+        if self.launching is not None:
+            self.launching(program, bound, extents)
         try:
             run.execute(plan, passed)
         finally:

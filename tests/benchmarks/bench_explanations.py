@@ -3,9 +3,9 @@
 A small failing case of each bug is drawn and shrunk as a campaign does it, then explained. With ``--saved`` the shrunk
 case of tests/forensics/seeded_bug_cases.json is taken first, changed to the family, where it fails there too; with
 ``--no-draws`` no other is looked for. The right reasons are those of tests/forensics/explained_bugs.toml. Prints a row
-for each bug and family and the score, and writes the rows with their cases to a JSON file.
+for each bug and family and the score; ``--out`` writes the rows with their cases to a JSON file.
 
-``python tests/benchmarks/bench_explanations.py OUT.json [--saved] [--no-draws] [--workers N] [--families F] [BUG ...]``
+``python bench_explanations.py [--out FILE] [--saved] [--no-draws] [--workers N] [--families F] [BUG ...]``
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def in_processes(row_of: RowOf, pairs: Sequence[tuple[str, str]], workers: int) 
 def main() -> None:
     """Explain the bugs and print the score."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--saved", action="store_true")
@@ -201,7 +201,8 @@ def main() -> None:
         told = "right" if row["right"] else "WRONG"
         print(f"{told}  {row['bug']} [{row['family']}] {row['reason']}: {row['words']}", flush=True)
     rows.sort(key=lambda row: (row["bug"], row["family"]))
-    given.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    if given.out is not None:
+        given.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     counted = [row for row in rows if row["reason"] and truth[row["bug"]].get("in_scope", True)]
     right = sum(row["right"] for row in counted)
     print(f"{right} of {len(counted)} in scope are right; {sum(not row['reason'] for row in rows)} have no case")

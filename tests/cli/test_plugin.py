@@ -30,6 +30,9 @@ from fuzz_attn import fuzz
 test_attention = fuzz("attention.py:unified_attention", max_cases=30)
 """
 
+AUTO_WORKERS = 3
+"""What ``-n auto`` stands for, on every machine."""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -45,6 +48,7 @@ def call_pytest(folder: Path, test: str, *options: str) -> "subprocess.Completed
     (folder / "test_attention.py").write_text(test)
     settings = ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "COLUMNS")
     environment = {name: value for name, value in os.environ.items() if name not in settings}
+    environment["PYTEST_XDIST_AUTO_NUM_WORKERS"] = str(AUTO_WORKERS)
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_attention.py"],
         cwd=folder,
@@ -75,7 +79,7 @@ def test_fuzz_test_of_two_lines(workers: int, folder: Path) -> None:
     assert not (folder / "tests").exists()
 
 
-@pytest.mark.parametrize(("workers", "shards"), [("0", 1), ("2", 2), ("auto", os.cpu_count() or 1)])
+@pytest.mark.parametrize(("workers", "shards"), [("0", 1), ("2", 2), ("auto", AUTO_WORKERS)])
 def test_collection_lists_a_shard_for_each_worker(workers: str, shards: int, folder: Path) -> None:
     done = call_pytest(folder, TWO_LINES, "-n", workers, "--collect-only", "-q")
     assert re.findall(r"^test_attention.py::test_attention\[shard(\d+)\]$", done.stdout, re.MULTILINE) == [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -231,6 +233,17 @@ def test_a_picture_of_a_text_with_escape_sequences_is_valid(tmp_path: Path) -> N
     words = " ".join("".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext()).split())
     assert r"\x1b[31mred" in words
     assert "[bold]" in words
+
+
+def test_the_title_of_a_picture_leaves_room_for_the_buttons(tmp_path: Path) -> None:
+    """Rich centres it over the terminal's 110 columns; a bold letter may be as wide as a column."""
+    save_picture("text", tmp_path / "a.svg", title=f"fuzz-attn explain {'folder/' * 40}case.json")
+    (title,) = re.findall(r'-title"[^>]*>(.*?)</text>', (tmp_path / "a.svg").read_text(encoding="utf-8"))
+    shown = html.unescape(title).replace("\u00a0", " ")
+    assert shown.startswith("fuzz-attn explain folder/")
+    assert shown.endswith("folder/case.json")
+    assert "…" in shown
+    assert len(shown) <= 102
 
 
 def test_the_mode_of_a_saved_file_is_that_of_the_umask(save: Save) -> None:

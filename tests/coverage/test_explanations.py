@@ -1,6 +1,8 @@
-"""Explanations of gaps: each names one line of one kernel file, no campaign contradicts one, and none is missing."""
+"""Explanations of gaps: each names one line of one kernel file, no case contradicts one, and none is missing."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -9,9 +11,8 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.coverage import explanations, mask_coverage
 from fuzz_attn.coverage.explanations import Explanation
 from fuzz_attn.coverage.mask_coverage import Mask
-from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 
 STORED = Mask(
@@ -68,22 +69,19 @@ def test_summary_line_counts_masks() -> None:
     assert explanations.summary_line((STORED, UNEXPLAINED, complete), "unified") == expected
 
 
-CASES: dict[Family, int] = {"unified": 2500, "paged": 250, "context": 500, "chunked": 250}
-"""Cases of seed 1 after which a campaign of a family leaves nothing unexplained, with a margin."""
+CASES = Path(__file__).with_name("mask_cases.json")
+"""Cases that show every outcome of a long campaign. mask_cases_program.py chooses them anew."""
 
 
-@pytest.mark.parametrize("family", CASES)
-def test_campaign_leaves_no_gap_and_contradicts_no_explanation(family: Family, tmp_path: Path) -> None:
-    plan = Plan(Setup(family), 0, 1, 1, None, CASES[family], tmp_path / "run", tmp_path / "found")
-    results = Results()
-    Campaign(plan, results).run()
-    masks = results.statistics.masks
+@pytest.mark.parametrize("family", get_args(Family))
+def test_stored_cases_leave_no_gap_and_contradict_no_explanation(
+    family: Family, contradicted: Callable[[Iterable[Mask], Family], list[Explanation]]
+) -> None:
+    orders = msgspec.json.decode(CASES.read_bytes(), type=dict[Family, tuple[Order, ...]])[family]
+    with IsolatedWorker(Setup(family, backend="simulator")) as worker:
+        answers = [worker.judge(order) for order in orders]
+    assert all(answer.verdict.passed for answer in answers)
+    masks = mask_coverage.merged(mask for answer in answers for mask in answer.masks)
     gaps = explanations.gaps(masks, family)
     assert [(gap.mask.kernel, gap.mask.line, gap.mask.text, gap.missing) for gap in gaps if not gap.because] == []
-    contradicted = [
-        (entry.source, mask.kernel, mask.line)
-        for mask in masks
-        for entry in explanations.load().explanation
-        if entry.covers(mask, family) and set(entry.never) & set(mask.seen)
-    ]
-    assert contradicted == []
+    assert contradicted(masks, family) == []

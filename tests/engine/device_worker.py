@@ -25,7 +25,7 @@ from fuzz_attn.errors import BackendError, DeviceLostError
 DEFECT = os.environ["FUZZ_ATTN_TEST_DEVICE"]
 STARTS = Path(os.environ["FUZZ_ATTN_TEST_STARTS"])
 SERVER = os.getpid()
-COMPILE_SECONDS = 3.0
+COMPILE_SECONDS = 8.0
 
 
 class SimulatedDevice(SimulatorBackend):

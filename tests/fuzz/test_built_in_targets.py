@@ -1,8 +1,25 @@
 """A short campaign on this project's own kernels of each family."""
 
-from fuzz_attn import fuzz
+from collections.abc import Callable, Iterable
 
-test_unified = fuzz("unified", max_cases=300)
-test_paged = fuzz("paged", max_cases=200)
-test_context = fuzz("context", max_cases=200)
-test_chunked = fuzz("chunked", max_cases=200)
+import pytest
+
+from fuzz_attn.case.families import Family
+from fuzz_attn.coverage.explanations import Explanation
+from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.messages import Setup
+
+CASES: dict[Family, int] = {"unified": 300, "paged": 200, "context": 200, "chunked": 200}
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_built_in_target_passes(
+    family: Family,
+    campaign: Callable[..., Results],
+    contradicted: Callable[[Iterable[Mask], Family], list[Explanation]],
+) -> None:
+    results = campaign(family, setup=Setup(family), max_cases=CASES[family])
+    assert results.failure is None, results.failure
+    assert results.statistics.cases == CASES[family]
+    assert contradicted(results.statistics.masks, family) == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
 from fuzz_attn.simulator.frontend.attributes import Attributes
+from fuzz_attn.simulator.frontend.locations import Locations
 
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(.*?)(?:, #.*)?>$")
 _POINTER = re.compile(r"!tt\.ptr<(.*?)(?:, \d+)?>$")
@@ -63,7 +64,11 @@ class Value:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One operation: name, operands, results, the text that holds its attributes, and nested regions."""
+    """One operation: name, operands, results, the text that holds its attributes, and nested regions.
+
+    ``inlined`` is its whole location as the IR writes it, with what reads it: a function that was called there leaves
+    its own lines.
+    """
 
     name: str
     operands: list[Value]
@@ -72,6 +77,12 @@ class Operation:
     regions: list[list[Block]] = field(default_factory=list)
     successors: list[tuple[str, list[Value]]] = field(default_factory=list)
     location: Location = UNKNOWN_LOCATION
+    inlined: tuple[Locations, str] | None = None
+
+    @property
+    def callers(self) -> tuple[Location, ...]:
+        """The lines of the calls that lead to the operation's own line, the innermost first."""
+        return () if self.inlined is None else self.inlined[0].chain(self.inlined[1])[1:]
 
     @property
     def attributes(self) -> Attributes:

@@ -26,6 +26,17 @@ class Locations:
             known = self._known[text] = self._resolve(text)
         return known
 
+    def chain(self, text: str) -> tuple[Location, ...]:
+        """Return the source line of a location and those of the calls around it, the innermost first."""
+        if text.startswith("#"):
+            target = self._aliases.get(text)
+            return () if target is None else self.chain(target)
+        if text.startswith("callsite("):
+            callee, caller = _split_callsite(text[len("callsite(") : -1])
+            return (*self.chain(callee), *self.chain(caller))
+        place = self.resolve(text)
+        return () if any(part in place.file for part in _LIBRARY) else (place,)
+
     def _resolve(self, text: str) -> Location:
         if text.startswith("#"):
             target = self._aliases.get(text)

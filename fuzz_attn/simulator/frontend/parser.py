@@ -129,7 +129,7 @@ class _Parser:
         location = self._location(location_text)
         if rest.endswith("{"):
             raise UnsupportedOperation(name, location)
-        operation = Operation(name, [], text=rest, location=location)
+        operation = Operation(name, [], text=rest, location=location, inlined=(self._locations, location_text))
         if name in ("cf.br", "cf.cond_br"):
             self._branch(operation, rest)
             return operation
@@ -189,7 +189,8 @@ class _Parser:
         tail, location = _strip_locations(closer)
         types = _result_types(tail, len(names))
         results = [self._define(*pair) for pair in zip(names, types, strict=True)]
-        return Operation(name, operands, results, rest, [blocks], location=self._location(location))
+        inlined = (self._locations, location)
+        return Operation(name, operands, results, rest, [blocks], location=self._location(location), inlined=inlined)
 
 
 def _name_of(line: str) -> str:

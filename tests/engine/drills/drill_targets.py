@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import wraps
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch_attention import unified_attention  # type: ignore[import-not-found] 
 
 from fuzz_attn.targets import Domain, Target
 
-_CALLS = count()
 _STATE: list[int] = []
 
 
@@ -86,8 +84,11 @@ def _keep_state(out: torch.Tensor, **_: Any) -> None:
 
 
 def _fail_sometimes(out: torch.Tensor, **_: Any) -> None:
-    if next(_CALLS) + os.getpid() % 7 and int.from_bytes(os.urandom(2)) < 65536 // 20:
-        out[0, 0] = 77.0
+    """Write a wrong row in every 37th call of a run, in whichever process: no case fails twice in a row."""
+    with Path("calls").open("ab") as file:
+        file.write(b".")
+        if file.tell() % 37 == 5:
+            out[0, 0] = 77.0
 
 
 def _be_wrong(out: torch.Tensor, **_: Any) -> None:
@@ -104,8 +105,9 @@ def _be_slow_and_wrong(out: torch.Tensor, **_: Any) -> None:
 
 
 def _be_wrong_later(out: torch.Tensor, **_: Any) -> None:
+    """Write a wrong row once the drill has made a file."""
     time.sleep(0.05)
-    if next(_CALLS) > 60:
+    if Path(os.environ["FUZZ_ATTN_DRILL_WRONG"]).exists():
         out[0, 0] = 77.0
 
 

@@ -61,10 +61,12 @@ def test_a_disk_that_fills_during_the_search(start: Start, disk: Path) -> None:
     assert "No space left on device" in run.output
 
 
-def test_a_failure_that_is_found_on_a_full_disk_is_printed(start: Start, disk: Path) -> None:
-    run = start("wrong_later", "--max-time", "60", folder=disk / "run")
+def test_a_failure_that_is_found_on_a_full_disk_is_printed(start: Start, disk: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    run = start("wrong_later", "--max-time", "200", folder=disk / "run", FUZZ_ATTN_DRILL_WRONG=str(wrong))
     run.wait_until(lambda: running(run))
     fill(disk)
+    wrong.touch()
     run.end(1, 2)
     assert "No space left on device" in run.output
 
