@@ -31,13 +31,14 @@ from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.memory_layouts import far_paddings, memory_layouts, with_far_rows
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
+from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.values import LONG, overrides, score_recipes, value_recipes
 
 _SOFT_CAPS = soft_caps()
 _CALL_FORMS = call_forms()
 _POISONS = poisons()
-_PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, 3))
+_PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, MOST_PADDED_TOKENS))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
 _ALWAYS_IF_LONG = sampled_from((False,) + (True,) * 63)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from math import isqrt
 
+from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import Sequence
 
@@ -40,6 +41,9 @@ MOST_ROW_SCORES = 2**20
 MOST_SCORES = 2**24
 """Extreme cases may have caches so large, so many scores of one query token in all heads, and so many in all. The
 oracle's float64 copies of them then take half a gigabyte."""
+
+MOST_PADDED_TOKENS = 3
+"""Rows of q that belong to no sequence; each has partial outputs of all segments too."""
 
 TYPICAL_TILE = 32
 MIN_TILES = 4
@@ -120,7 +124,9 @@ def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int =
     extreme = times == MOST_TIMES
     most = min(MOST_CACHE_ELEMENTS, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
     queries = (MOST_QUERY_ELEMENTS if extreme else MAX_QUERY_ELEMENTS) // (row * key.num_queries_per_kv)
-    tokens = min(tokens, queries, isqrt(MOST_SCORES // num_heads))
+    partial = num_heads * key.launch.num_segments << (key.head_size - 1).bit_length()
+    merged = MAX_TOTAL_ELEMENTS // partial - MOST_PADDED_TOKENS if partial else tokens
+    tokens = min(tokens, queries, isqrt(MOST_SCORES // num_heads), merged)
     return Budget(
         ms=MAX_MS * times,
         share=1.0 if times > 1 else MAX_SHARE,

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import ALL_FEATURES
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_MANY, batches
 from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.heads import MOST_KV_HEADS
 from fuzz_attn.strategies.sampling.budgets import (
     MAX_CACHE_ELEMENTS,
     MAX_MS,
@@ -22,6 +24,7 @@ from fuzz_attn.strategies.sampling.budgets import (
     MERGE_MS,
     MIN_TILES,
     MOST_CACHE_ELEMENTS,
+    MOST_PADDED_TOKENS,
     MOST_QUERY_ELEMENTS,
     MOST_ROW_SCORES,
     MOST_SCORES,
@@ -179,6 +182,15 @@ def test_every_affordable_sequence_stays_within_the_budget(num_kv_heads: int, ti
             context_len = max(0, budget.most_keys(query_len) - query_len)
             spent = cost((Sequence(query_len, context_len),), key, num_kv_heads)
             assert spent <= budget.ms * budget.share + few_tiles, (key, query_len, context_len)
+
+
+@pytest.mark.parametrize("num_kv_heads", range(1, MOST_KV_HEADS + 1))
+def test_partial_outputs_of_the_longest_batches_stay_within_the_size_of_a_tensor(num_kv_heads: int) -> None:
+    for key in (key for key in key_pool(FULL) if key.launch.path == "3d"):
+        budget = budget_for(key, num_kv_heads=num_kv_heads, merges=True, times=MOST_TIMES, tokens=MOST_TOKENS)
+        padded_head = 1 << (key.head_size - 1).bit_length()
+        row = num_kv_heads * key.num_queries_per_kv * key.launch.num_segments * padded_head
+        assert (budget.tokens + MOST_PADDED_TOKENS) * row <= MAX_TOTAL_ELEMENTS, key
 
 
 def test_zero_heads_are_refused() -> None:
