@@ -9,29 +9,15 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase, replace, replace_layout
+from fuzz_attn.case.attention_case import AttentionCase, replace_layout
 from fuzz_attn.case.parts import Strides
-from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.second_cases import with_other_poison
 
 STRIDE_STEP: Final = 16
 """Elements by which a padding changes: a compiler that specialises on multiples of 16 generates the same code."""
-
-_OTHER_SLOT: Final[dict[SlotPoison, SlotPoison]] = {
-    "nan": "huge",
-    "inf": "nan",
-    "negative_inf": "nan",
-    "huge": "negative_inf",
-    "zero": "nan",
-}
-_OTHER_ENTRY: Final[dict[TablePoison, TablePoison]] = {
-    "zero": "one_past",
-    "negative": "zero",
-    "one_past": "negative",
-    "huge": "zero",
-}
 
 
 def determinism(experiment: Experiment) -> Comparison:
@@ -73,17 +59,6 @@ def empty_sequences(experiment: Experiment) -> Comparison:
         exact = reordered(experiment.reference, lambda rows: rows[tokens])
         return WithinBound(other, change, exact, own=exact)
     return SameBits(other, change, tokens=tokens)
-
-
-def with_other_poison(case: AttentionCase) -> AttentionCase:
-    """Return the case with every poison replaced by another, also the output's."""
-    poison = PoisonRecipe(
-        keys=_OTHER_SLOT[case.poison.keys],
-        values=_OTHER_SLOT[case.poison.values],
-        table=_OTHER_ENTRY[case.poison.table],
-        out=0 if case.poison.out else 1,
-    )
-    return replace(case, poison=poison)
 
 
 def with_other_strides(case: AttentionCase) -> AttentionCase:

@@ -12,8 +12,8 @@ from fuzz_attn.case.description import POISONED, poison_in_words
 from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.comparisons import SameBits, compared
-from fuzz_attn.properties.exact_relations import with_other_poison
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.second_cases import with_other_poison
 
 _OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "unwritten", "poison_dependent")
 """An fp8 NaN counts as unwritten: it has the same bits."""

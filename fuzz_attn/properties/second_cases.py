@@ -1,7 +1,6 @@
 """Second cases: the second launch of a relation as a case of its own. Does not import torch.
 
-Such a case has other random numbers, so it shows bugs of lengths, order and features. Such a bug
-needs no relation.
+Most have other random numbers, so they show bugs of lengths, order, features and poison. Such a bug needs no relation.
 """
 
 from __future__ import annotations
@@ -11,8 +10,23 @@ from typing import Final
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.case.traits import ADDED_FEATURES, with_feature
 from fuzz_attn.properties.relations import RELATIONS, live_sequences
+
+_OTHER_SLOT: Final[dict[SlotPoison, SlotPoison]] = {
+    "nan": "huge",
+    "inf": "nan",
+    "negative_inf": "nan",
+    "huge": "negative_inf",
+    "zero": "nan",
+}
+_OTHER_ENTRY: Final[dict[TablePoison, TablePoison]] = {
+    "zero": "one_past",
+    "negative": "zero",
+    "one_past": "negative",
+    "huge": "zero",
+}
 
 
 def has_second_case(relation: str) -> bool:
@@ -27,6 +41,17 @@ def second_case(case: AttentionCase, relation: str) -> AttentionCase:
     """
     feature = RELATIONS[relation].adds
     return with_feature(case, feature) if feature is not None else _SECOND[relation](case)
+
+
+def with_other_poison(case: AttentionCase) -> AttentionCase:
+    """Return the case with every poison replaced by another, also the output's."""
+    poison = PoisonRecipe(
+        keys=_OTHER_SLOT[case.poison.keys],
+        values=_OTHER_SLOT[case.poison.values],
+        table=_OTHER_ENTRY[case.poison.table],
+        out=0 if case.poison.out else 1,
+    )
+    return replace(case, poison=poison)
 
 
 def _with_other_empties(case: AttentionCase) -> AttentionCase:
@@ -61,4 +86,5 @@ _SECOND: Final[dict[str, Callable[[AttentionCase], AttentionCase]]] = {
     "batch_order": _reversed,
     "alone_in_batch": _alone,
     "narrower_window": _with_narrower_window,
+    "poison_independence": with_other_poison,
 }
