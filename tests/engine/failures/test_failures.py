@@ -180,12 +180,16 @@ def test_a_feature_of_a_second_launch_is_a_feature_of_the_bug(seed: int, tmp_pat
     assert (found.relation, set(found.trigger)) == (None, {"bias between new tokens", "sinks"})
 
 
-class EmptySequences(FakeWorker):
-    """A target that is also judged in the second launch of the relation about empty sequences."""
+class SecondCases(FakeWorker):
+    """A target that is also judged in the second launch of one relation."""
+
+    def __init__(self, relation: str, *bugs: Bug) -> None:
+        super().__init__(*bugs)
+        self.relation = relation
 
     def answer(self, order: Order) -> Answer:
         answer = super().answer(order)
-        if not answer.verdict.passed or order.relation != "empty_sequences":
+        if not answer.verdict.passed or order.relation != self.relation:
             return answer
         verdict = super().answer(Order(second_case(order.case, order.relation))).verdict
         return Answer(verdict if verdict.passed else msgspec.structs.replace(verdict, property_name=order.relation))
@@ -197,10 +201,30 @@ def test_a_relation_that_shows_a_plain_bug_is_that_bug(seed: int, tmp_path: Path
         wrong(lambda case: any(not s.query_len for s in case.sequences) and case.num_tokens > 2),
         out_of_bounds(30, lambda case: case.sequences and not case.sequences[-1].query_len and case.window),
     )
-    run = Run(tmp_path, EmptySequences(*bugs), cases=600, seed=seed)
+    run = Run(tmp_path, SecondCases("empty_sequences", *bugs), cases=600, seed=seed)
     assert [found.relation for found in run.failures] == [None, None]
     related = [e for e in run.events if isinstance(e, CaseJudged) and e.order.relation == "empty_sequences"]
     assert len(related) > 5
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_poison_of_a_second_launch_is_poison_of_the_bug(seed: int, tmp_path: Path) -> None:
+    class Poisoned(SecondCases):
+        """A target whose plain launches are judged only while a failure is shrunk."""
+
+        def answer(self, order: Order) -> Answer:
+            if order.relation is None and not self.found:
+                return Answer(Verdict("oracle", ratio=0.5))
+            answer = super().answer(order)
+            self.found = self.found or not answer.verdict.passed
+            return answer
+
+        found = False
+
+    bug = wrong(lambda case: case.window and case.poison.values not in ("huge", "zero"))
+    (found,) = Run(tmp_path, Poisoned("poison_independence", bug), cases=300, seed=seed).failures
+    assert (found.relation, found.case.poison.values) == (None, "nan")
+    assert {"sliding window", "NaN or Inf in dead values"} <= set(found.trigger)
 
 
 def test_a_bug_of_a_second_launch_only_keeps_its_relation(tmp_path: Path) -> None:
