@@ -11,9 +11,10 @@ from uuid import uuid4
 import fsspec
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.remote_output import remote_output
+from fuzz_attn.cli.runs.remote_output import SENT, remote_output
 from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder
 from fuzz_attn.errors import OutputError
 
@@ -46,7 +47,7 @@ def test_a_folder_holds_what_a_run_reads_and_what_is_new_is_sent(address: str) -
     for name in ("counterexamples/t/a.json", "runs/1/summary.json", "runs/1/t/summary.json", "runs/1/events.jsonl"):
         put(address, name, "old")
     with remote_output(address) as folder:
-        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {SENT}
         assert found == {"counterexamples/t/a.json", "runs/1/summary.json", "runs/1/t/summary.json"}
         put(address, "runs/1/summary.json", "changed by somebody else")
         (folder / "counterexamples/t/a.json").write_text("new")
@@ -70,13 +71,32 @@ def test_what_was_found_is_sent_after_an_error_too(address: str) -> None:
     assert names_at(address) == {"counterexamples/a.json"}
 
 
+def test_what_could_not_be_sent_is_kept_and_sent_by_the_next_run(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    def run() -> None:
+        with remote_output(address) as folder:
+            (folder / "counterexamples").mkdir()
+            (folder / "counterexamples" / "a.json").write_text("found")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFileSystem, "put_file", full)
+        with pytest.raises(OutputError, match="cannot be written: no space left; all is in "):
+            run()
+    assert names_at(address) == set()
+    with remote_output(address) as folder:
+        assert (folder / "counterexamples" / "a.json").read_text() == "found"
+    assert names_at(address) == {"counterexamples/a.json"}
+
+
 def test_a_file_that_is_gone_at_the_address_is_gone_in_the_copy(address: str) -> None:
     put(address, "counterexamples/a.json", "old")
     with remote_output(address):
         pass
     fsspec.core.url_to_fs(address)[0].rm(f"{address}/counterexamples/a.json")
     with remote_output(address) as folder:
-        assert not list(folder.rglob("*.json"))
+        assert not list((folder / "counterexamples").rglob("*.json"))
 
 
 @pytest.mark.parametrize("address", ["nope://bucket/folder", "http://[bad/folder"])
