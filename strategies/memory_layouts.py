@@ -10,8 +10,10 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.checks import far_length, why_not_far
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_STRIDES, INNER_STRIDES, CacheArrangement, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CacheArrangement, FarAxis, Strides
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
@@ -23,14 +25,15 @@ _ARRANGEMENTS: dict[Family, st.SearchStrategy[CacheArrangement]] = {
 }
 _DENSE = Strides()
 
-FEWEST_FAR_ROWS: Final = 4
-MOST_FAR_ROWS: Final = 64
-STRIDE_STEP: Final = 16
-"""A padding that is a multiple of 16 leaves a stride as divisible as it was, so that no other code is compiled."""
+FEWEST_FAR: Final = 3
+MOST_FAR: Final = 64
+CHUNK: Final = 16
+"""The most elements of a key of a split cache that lie together."""
+_FAR: Final = sampled_from((False,) * 19 + (True,))
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
-    field for field in Strides.__struct_fields__ if field not in ("cache", "key_piece", *INNER_STRIDES)
+    field for field in Strides.__struct_fields__ if field not in ("cache", "key_piece", "far", *INNER_STRIDES)
 )
 _INSIDE = sampled_from((False, False, True))
 _PIECES = sampled_from((0, 0, 0, 0, 0, 1, 2, 4))
@@ -51,10 +54,10 @@ def layout_pool(*, family: Family = "unified", inner_strides: bool = False) -> t
     fields = tuple(name for name in (*_FIELDS, *INNER_STRIDES * inner_strides) if _applies(name, family))
     caches = interface.cache.arrangements
     rows = pairwise([*([1] * len(_PADDINGS) for _ in fields), [1] * len(caches)])
-    layouts = (
-        Strides(cache=caches[row[-1]], **{name: _PADDINGS[value] for name, value in zip(fields, row, strict=False)})
-        for row in rows
-    )
+    paddings: list[dict[str, Any]] = [
+        {name: _PADDINGS[value] for name, value in zip(fields, row, strict=False)} for row in rows
+    ]
+    layouts = (Strides(cache=caches[row[-1]], **padding) for row, padding in zip(rows, paddings, strict=True))
     return tuple(layout for layout in layouts if layout != _DENSE)
 
 
@@ -110,21 +113,40 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
     )
 
 
-def with_far_rows(strides: Strides, *, name: str, rows: int) -> Strides:
-    """Return strides with one padding so long that the last of ``rows`` rows lies 2^31 elements from the first.
+def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[FarAxis, ...]]:
+    """Return a strategy of axes of a family that may be far, at most one of each tensor; shrinks towards none.
 
-    With few rows each would be so far from the next that the stride itself needs 64 bits, and many rows would take
-    memory: then the strides stay as they are.
+    One in 20 draws has some. Without ``inner_strides`` there are none inside split pages and not the columns of a bias.
     """
-    if not FEWEST_FAR_ROWS <= rows <= MOST_FAR_ROWS:
-        return strides
-    gap = -(-(2**31) // (rows - 1))
-    return msgspec.structs.replace(strides, **{name: gap + -gap % STRIDE_STEP})
+    split = FAMILIES[family].cache.padded == "page"
+    caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
+    groups: list[tuple[FarAxis, ...]] = [("q_token", "q_head"), ("out_token", "out_head"), ("block_table",)]
+    biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
+    groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
+    groups += [caches] * (inner_strides or not split)
+    groups += [biases] * ("qq_bias" in FAMILIES[family].features)
+    return _far_axes(tuple(sampled_from((None, *group)) for group in groups))
 
 
-def far_paddings(family: Family) -> tuple[str, ...]:
-    """Return the paddings that put the rows of a tensor of a family far apart."""
-    return tuple(name for name in FAR_STRIDES if _applies(name, family) and name != "new_value_token")
+@composite
+def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis | None], ...]) -> tuple[FarAxis, ...]:
+    if not draw(_FAR):
+        return ()
+    return tuple(name for group in groups if (name := draw(group)) is not None)
+
+
+def with_far_axes(case: AttentionCase, names: Iterable[FarAxis]) -> AttentionCase:
+    """Return the case with those of the axes far that have enough indices, and not too many.
+
+    With two indices the stride itself would need 64 bits, and many would take memory.
+    """
+    for name in names:
+        strides = msgspec.structs.replace(case.strides, far=(*case.strides.far, name))
+        count = far_length(case, name)
+        fewest = FEWEST_FAR * (CHUNK if name == "cache_dim" else 1)
+        if fewest <= count <= MOST_FAR and not why_not_far(case, name):
+            case = replace(case, strides=strides)
+    return case
 
 
 def _applies(name: str, family: Family) -> bool:
