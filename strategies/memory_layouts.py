@@ -27,9 +27,13 @@ _DENSE = Strides()
 
 FEWEST_FAR: Final = 3
 MOST_FAR: Final = 64
-CHUNK: Final = 16
-"""The most elements of a key of a split cache that lie together."""
-_FAR: Final = sampled_from((False,) * 19 + (True,))
+KV_HEADS: Final[dict[FarAxis, FarAxis]] = {
+    "cache_slot": "cache_head",
+    "cache_dim": "cache_head",
+    "new_token": "new_head",
+}
+"""The axes that give way to KV heads where there are enough of them."""
+_FAR: Final = sampled_from((False,) * 11 + (True,))
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
@@ -116,7 +120,7 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
 def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[FarAxis, ...]]:
     """Return a strategy of axes of a family that may be far, at most one of each tensor; shrinks towards none.
 
-    One in 20 draws has some. Without ``inner_strides`` there are none inside split pages and not the columns of a bias.
+    One in 12 draws has some. Without ``inner_strides`` there are none inside split pages and not the columns of a bias.
     """
     split = FAMILIES[family].cache.padded == "page"
     caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
@@ -125,28 +129,40 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)
     groups += [biases] * ("qq_bias" in FAMILIES[family].features)
-    return _far_axes(tuple(sampled_from((None, *group)) for group in groups))
+    return _far_axes(tuple(sampled_from(group) for group in groups))
 
 
 @composite
-def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis | None], ...]) -> tuple[FarAxis, ...]:
+def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis], ...]) -> tuple[FarAxis, ...]:
     if not draw(_FAR):
         return ()
-    return tuple(name for group in groups if (name := draw(group)) is not None)
+    return tuple(draw(group) for group in groups)
 
 
 def with_far_axes(case: AttentionCase, names: Iterable[FarAxis]) -> AttentionCase:
     """Return the case with those of the axes far that have enough indices, and not too many.
 
-    With two indices the stride itself would need 64 bits, and many would take memory.
+    With two indices the stride itself would need 64 bits, and many would take memory. The few cases that have enough KV
+    heads spread these.
     """
+    if case.heads.num_kv_heads >= FEWEST_FAR:
+        names = [KV_HEADS.get(name, name) for name in names]
     for name in names:
-        strides = msgspec.structs.replace(case.strides, far=(*case.strides.far, name))
-        count = far_length(case, name)
-        fewest = FEWEST_FAR * (CHUNK if name == "cache_dim" else 1)
-        if fewest <= count <= MOST_FAR and not why_not_far(case, name):
-            case = replace(case, strides=strides)
+        near = case
+        if name.startswith("cache_"):
+            near = replace(case, strides=msgspec.structs.replace(case.strides, cache="separate"))
+        strides = msgspec.structs.replace(near.strides, far=(*near.strides.far, name))
+        if FEWEST_FAR <= _shortest(near, name) <= MOST_FAR and not why_not_far(near, strides, name):
+            case = replace(near, strides=strides)
     return case
+
+
+def _shortest(case: AttentionCase, name: FarAxis) -> int:
+    """Return the indices of an axis; of the dimensions of split caches the chunks of the keys, which are fewer."""
+    length = far_length(case, name)
+    if name != "cache_dim":
+        return length
+    return length // (case.strides.key_piece or FAMILIES[case.family].cache.piece(case.dtypes.kv))
 
 
 def _applies(name: str, family: Family) -> bool:

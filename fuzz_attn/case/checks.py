@@ -9,7 +9,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.features import first_feature_beyond
-from fuzz_attn.case.parts import DTypes, FarAxis, Scales
+from fuzz_attn.case.parts import DTypes, FarAxis, Scales, Strides
 from fuzz_attn.errors import CaseError
 
 MAX_TOTAL_ELEMENTS: Final = 2**26
@@ -96,7 +96,7 @@ def _check_sizes(case: CaseFields) -> None:
     if case.pages.first_block:
         _check_large_offsets(case)
     for name in case.strides.far:
-        reason = why_not_far(case, name)
+        reason = why_not_far(case, case.strides, name)
         if reason:
             raise CaseError(reason)
 
@@ -113,13 +113,13 @@ def _check_large_offsets(case: CaseFields) -> None:
         raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")
 
 
-def why_not_far(case: CaseFields, name: FarAxis) -> str:
-    """Return why a case cannot be far along an axis, or an empty string where it can."""
-    tensor, strides = name.split("_")[0], case.strides
+def why_not_far(case: CaseFields, strides: Strides, name: FarAxis) -> str:
+    """Return why a case with these strides cannot be far along an axis, or an empty string where it can."""
+    tensor = name.split("_")[0]
     others = [other for other in strides.far if other != name and other.split("_")[0] == tensor]
     if others:
         return f"strides.far={strides.far} must name one axis of each tensor, not both {name!r} and {others[0]!r}"
-    if tensor == "cache" and (case.pages.first_block or case.cache_layout.one_allocation):
+    if tensor == "cache" and (case.pages.first_block or strides.cache not in ("separate", "heads_first")):
         return f"strides.far={strides.far} needs two caches in memory of their own and pages.first_block=0 for {name!r}"
     if name == "cache_dim" and FAMILIES[case.family].cache.padded != "page":
         return f"strides.far={strides.far} must not contain {name!r} for family={case.family!r}"

@@ -14,7 +14,7 @@ from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.storage import GUARD_BYTES, reserved, storage_of
 
 REACH: Final = 2**31
-"""How many elements the last index of a far axis lies behind the first one, at least."""
+"""How many elements the last indices of a far axis lie behind the first one, at least."""
 FAR: Final = 2**24
 """A stride of more elements is that of a far axis; no tensor in memory is so large in one index."""
 STEP: Final = 16
@@ -22,8 +22,13 @@ STEP: Final = 16
 
 
 def stride_of(near: torch.Tensor, axis: int, live: int) -> int:
-    """Return a stride with which the last of ``live`` indices reaches 2^31; the present one where there is only one."""
-    gap = -(-REACH // (STEP * (live - 1))) * STEP if live > 1 else 0
+    """Return a stride with which about half of ``live`` indices lie beyond 2^31, and the last of two or three.
+
+    Not only the last one, because few rows may use it: it may be the last slot of a page. The present stride where
+    there is only one index.
+    """
+    first = max(live // 2, min(live - 1, 2))
+    gap = -(-REACH // (STEP * first)) * STEP if first else 0
     return near.stride(axis) + gap
 
 

@@ -281,7 +281,7 @@ def test_shrinks_from_a_given_key_to_the_simplest_case(minimal: Any) -> None:
 
 def test_few_cases_have_elements_far_apart(drawn_cases: list[AttentionCase]) -> None:
     far = [case for case in drawn_cases if case.strides.far]
-    assert 0.02 < len(far) / len(drawn_cases) < 0.06
+    assert 0.04 < len(far) / len(drawn_cases) < 0.12
     assert all(far_length(case, name) > 2 for case in far for name in case.strides.far)
     found = {name for case in far for name in case.strides.far}
     assert found == set(FAR_AXES) - {"new_token", "new_head", "cache_dim"}

@@ -92,7 +92,7 @@ def test_far_axes_keep_the_elements_and_cost_no_memory(name: FarAxis) -> None:
         assert not any(others)
         assert (far.stride(axis) - one.stride(axis)) % 16 == 0
         live = min(far.shape[axis], far_length(case_of(name), name))
-        assert 2**31 <= (live - 1) * far.stride(axis) < 2**31 + 2**12
+        assert 2**31 <= max(live // 2, 2) * far.stride(axis) < 2**31 + 2**13
         memory = tensors.memory_of(far)
         assert memory.shape[0] == far.shape[axis]
         poison = near.memory_of(one)[:4096]
