@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.backends.mps.service import multi_process_service
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -99,12 +100,15 @@ class FuzzRun:
         check_writable(self.plan.counterexamples)
         self._started = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(self._signals_noted())
-            stack.callback(self._end)
             plan = self.plan
+            stack.enter_context(self._signals_noted())
+            sharing = stack.enter_context(multi_process_service(plan.setup.backend if plan.mps else ""))
+            stack.callback(self._end)  # before the service ends
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
+            if sharing:
+                self._emit(Note(WHOLE_RUN, sharing))
             for shard_plan in shard_plans(plan):
                 self._start(shard_plan)
             while self._running:

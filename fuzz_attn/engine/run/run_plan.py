@@ -51,6 +51,8 @@ class RunPlan:
     """The run ends when nothing was new for so many seconds."""
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that are drawn last."""
+    mps: bool = True
+    """Whether the workers on a GPU share it through CUDA's Multi-Process Service, where that is possible."""
 
 
 MOST_LOSSES: Final = 3
