@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -17,6 +18,8 @@ from fuzz_attn.kernels.unified_attention import unified_attention
 
 LONG = 8
 """Keys of a sequence beyond which these targets misbehave."""
+MANY = 6
+"""Sequences from which on others do: one of twelve drawn cases."""
 
 
 @triton.jit(do_not_specialize=["offset"])
@@ -45,6 +48,18 @@ def _after(misbehave: Callable[..., None]) -> Callable[..., None]:
     return variant
 
 
+def _at_many(misbehave: Callable[..., None]) -> Callable[..., None]:
+    """Return the project's own launcher with a call after it where there are many sequences."""
+
+    @wraps(unified_attention)
+    def variant(**given: Any) -> None:
+        unified_attention(**given)
+        if given["seqused_k"].numel() >= MANY:
+            misbehave(**given)
+
+    return variant
+
+
 def _store_outside(out: torch.Tensor, **_: Any) -> None:
     store_kernel[(1,)](out, 2**40)
 
@@ -57,10 +72,18 @@ def _store_before_output(out: torch.Tensor, **_: Any) -> None:
     store_kernel[(1,)](out, -3)
 
 
-def _spin(out: torch.Tensor, **_: Any) -> None:
+def _spin(out: torch.Tensor, times: int = 8, **_: Any) -> None:
     scratch = torch.zeros(1, device=out.device)
-    for _again in range(8):
+    for _again in range(times):
         spin_kernel[(1,)](scratch, 2**31 - 1)
+
+
+def _hang(out: torch.Tensor, **_: Any) -> None:
+    _spin(out, times=100)
+
+
+def _exit(**_: Any) -> None:
+    os._exit(3)
 
 
 def _read_scratch(out: torch.Tensor, **_: Any) -> None:
@@ -72,6 +95,9 @@ stores_behind_scratch = _after(_store_behind_scratch)
 stores_before_output = _after(_store_before_output)
 reads_scratch = _after(_read_scratch)
 spins = _after(_spin)
+faults_at_many = _at_many(_store_outside)
+hangs_at_many = _at_many(_hang)
+exits_at_many = _at_many(_exit)
 
 
 @wraps(unified_attention)

@@ -1,0 +1,170 @@
+"""Workers share a GPU through MPS: what one of them breaks is its own failure, once, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzz_attn.backends.mps.control import PROGRAM
+from fuzz_attn.backends.mps.service import SHARE, multi_process_service
+from fuzz_attn.backends.mps.sharing import control_of
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.engine.events import CaseJudged, Event, FailureFound
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.run.fuzz_run import run_and_log
+from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.schedule import ON_GPU, play_round
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or shutil.which(PROGRAM) is None, reason="needs a GPU and nvidia-cuda-mps-control"
+)
+
+ROOT = Path(__file__).parents[3]
+MANY = AttentionCase(
+    sequences=tuple(Sequence(1, keys) for keys in range(6)), dtypes=DTypes("float16", "float16", "float16")
+)
+WORKERS = 4
+LAUNCH_SECONDS = 10.0
+"""A launch takes milliseconds, and the one that hangs hundreds of seconds."""
+A_HANG = 600.0
+TARGETS = pytest.mark.parametrize(
+    ("target", "kind", "words"),
+    [
+        ("faults_at_many", "crash", "broke the device for its process; it last printed:"),
+        ("exits_at_many", "crash", "ended its process with status 3"),
+        ("hangs_at_many", "timeout", "the launch did not end within "),
+    ],
+)
+
+
+def spec_of(name: str) -> str:
+    return f"{ROOT / 'tests' / 'sample_targets' / 'on_gpu.py'}:{name}"
+
+
+def harmless(seed: int) -> list[Order]:
+    """Return drawn orders with few sequences."""
+    orders: list[Order] = []
+    play_round(Domain(), seed, 60, lambda case, relation: orders.append(Order(case)), ON_GPU)
+    return [order for order in orders if len(order.case.sequences) < len(MANY.sequences)][:20]
+
+
+@TARGETS
+def test_what_one_worker_breaks_fails_once_and_the_others_go_on(target: str, kind: str, words: str) -> None:
+    over = threading.Event()
+    started = threading.Barrier(WORKERS)
+
+    def judge(number: int) -> list[Answer]:
+        with IsolatedWorker(Setup(spec_of(target), "unified", "cuda"), index=number) as worker:
+            orders = harmless(number)
+            answers = [worker.judge(order) for order in orders]  # which compiles
+            worker.launch_seconds = LAUNCH_SECONDS
+            started.wait(A_HANG)
+            if number:
+                others = cycle(orders)
+                while not over.is_set():
+                    answers.append(worker.judge(next(others)))
+            else:
+                try:
+                    answers += [worker.judge(Order(MANY)), *(worker.judge(order) for order in orders)]
+                finally:
+                    over.set()
+            answers += [worker.judge(order) for order in orders]
+            assert worker.deaths == (number == 0 and kind == "crash")
+        return answers
+
+    with multi_process_service("cuda") as sentence, ThreadPoolExecutor(WORKERS) as pool:
+        assert sentence.startswith(SHARE), sentence
+        answers = list(pool.map(judge, range(WORKERS)))
+    failed = [(number, answer.verdict) for number, each in enumerate(answers) for answer in each]
+    failed = [(number, verdict) for number, verdict in failed if not verdict.passed]
+    assert [(number, verdict.kind) for number, verdict in failed] == [(0, kind)], failed
+    assert failed[0][1].message.startswith(words)
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_worker_comes_back_after_its_own_fault(again: int) -> None:
+    with multi_process_service("cuda"):
+        control, shared = control_of(os.environ), []
+        with IsolatedWorker(Setup(spec_of("faults_at_many"), "unified", "cuda")) as worker:
+            orders = harmless(1)[:4]
+            for _ in range(again):
+                assert worker.judge(Order(MANY)).verdict.kind == "crash"
+            shared.append(worker._shared)
+            for order in orders * 51:
+                assert worker.judge(order).verdict.passed
+            shared.append(worker._shared)
+            assert control.runs()
+    assert shared == [False, True]
+
+
+@TARGETS
+def test_a_campaign_finds_it_once_and_goes_on(target: str, kind: str, words: str, tmp_path: Path) -> None:
+    events: list[Event] = []
+    plan = RunPlan(
+        Setup(spec_of(target), "unified", "cuda"), 3, WORKERS, 100.0, None, tmp_path / "run", tmp_path / "saved"
+    )
+    report = run_and_log(plan, events.append)
+    assert any(note.startswith(SHARE) for note in report.notes), report.notes
+    assert report.errors == ()
+    assert [failure.counterexample.verdict.kind for failure in report.failures] == [kind], report.failures
+    assert len(report.failures[0].counterexample.case.sequences) >= len(MANY.sequences)
+    found = next(index for index, event in enumerate(events) if isinstance(event, FailureFound))
+    judged = [event for event in events[found:] if isinstance(event, CaseJudged) and event.phase == "search"]
+    for shard in range(WORKERS):
+        own = [event for event in judged if event.shard == shard]
+        assert shard == events[found].shard or len(own) > 20  # type: ignore[union-attr] # a FailureFound has one
+    assert all(event.verdicts[0].passed or len(event.order.case.sequences) >= len(MANY.sequences) for event in judged)
+
+
+def mps_processes() -> dict[int, str]:
+    """Return the processes of Multi-Process Services on this machine."""
+    names = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, _, rest = stat.read_text().partition(" (")
+        except OSError:
+            continue
+        name, _, state = rest.rpartition(") ")
+        if name.startswith("nvidia-cuda-mps") and state[0] != "Z":
+            names[int(number)] = name
+    return names
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    limit = time.monotonic() + A_HANG
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def test_a_killed_run_leaves_no_process_of_the_service(tmp_path: Path) -> None:
+    before = set(mps_processes())
+    command = [sys.executable, "-m", "fuzz_attn.cli.main", "run", "--backend", "cuda", "--target", "unified"]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(
+            [*command, "--max-time", "300", "--workers", "2", "--out", str(tmp_path)],
+            stdout=said,
+            stderr=said,
+            process_group=0,
+        )
+    wait_for(lambda: len(set(mps_processes()) - before) >= 2 or run.poll() is not None)
+    assert run.poll() is None, (tmp_path / "said").read_text()
+    started = set(mps_processes()) - before
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    wait_for(lambda: not started & set(mps_processes()))
