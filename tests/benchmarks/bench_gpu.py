@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ PARTS_CASES: Final = 240
 PARTS_SECONDS: Final = 60.0
 WAYS: Final = ("turns", "mps")
 A_HANG: Final = 300.0
+WATCH_SECONDS: Final = 2.0
 
 
 @dataclass
@@ -53,23 +55,29 @@ class Busy:
 
 
 @contextmanager
-def busy() -> Iterator[Busy]:
-    """Measure how busy the GPUs and the cores are meanwhile."""
-    found, before = Busy(), _core_seconds()
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-l", "1"]
-    try:
-        watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    except OSError:
-        yield found
-        return
+def busy(gpus: list[str]) -> Iterator[Busy]:
+    """Measure how busy GPUs and the cores are meanwhile."""
+    found, over, before = Busy(), threading.Event(), _core_seconds()
+    watch = threading.Thread(target=_watch, args=(gpus, found, over))
+    watch.start()
     try:
         yield found
     finally:
-        watch.terminate()
-        output, _ = watch.communicate()
-        found.gpu = [float(line) for line in output.splitlines() if line.strip().isdigit()]
+        over.set()
+        watch.join()
         used, total = (now - then for now, then in zip(_core_seconds(), before, strict=True))
         found.cores = used / max(total, 1e-9)
+
+
+def _watch(gpus: list[str], found: Busy, over: threading.Event) -> None:
+    """Ask every two seconds how busy the GPUs are."""
+    command = ["nvidia-smi", "-i", ",".join(gpus), "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    while not over.wait(WATCH_SECONDS):
+        try:
+            said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return
+        found.gpu += [float(line) for line in said.splitlines() if line.strip().isdigit()]
 
 
 def _core_seconds() -> tuple[float, float]:
@@ -127,7 +135,7 @@ class Bench:
     def print_campaign(self, name: str, way: str, workers: int, gpus: list[str], label: str = "") -> None:
         """Print the row of a campaign."""
         arguments = name, self.campaign, self.warm, workers, way
-        with busy() as used:
+        with busy(gpus) as used:
             found = child("gpu_campaign.py", *arguments, gpus=gpus, seconds=self.campaign)
         if found is None:
             return

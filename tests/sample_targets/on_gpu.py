@@ -18,8 +18,6 @@ from fuzz_attn.kernels.unified_attention import unified_attention
 
 LONG = 8
 """Keys of a sequence beyond which these targets misbehave."""
-MANY = 6
-"""Sequences from which on others do: one of twelve drawn cases."""
 
 
 @triton.jit(do_not_specialize=["offset"])
@@ -48,13 +46,13 @@ def _after(misbehave: Callable[..., None]) -> Callable[..., None]:
     return variant
 
 
-def _at_many(misbehave: Callable[..., None]) -> Callable[..., None]:
-    """Return the project's own launcher with a call after it where there are many sequences."""
+def _with_sinks(misbehave: Callable[..., None]) -> Callable[..., None]:
+    """Return the project's own launcher with a call after it where there are sinks, as in a quarter of drawn cases."""
 
     @wraps(unified_attention)
     def variant(**given: Any) -> None:
         unified_attention(**given)
-        if given["seqused_k"].numel() >= MANY:
+        if given.get("sinks") is not None:
             misbehave(**given)
 
     return variant
@@ -95,9 +93,9 @@ stores_behind_scratch = _after(_store_behind_scratch)
 stores_before_output = _after(_store_before_output)
 reads_scratch = _after(_read_scratch)
 spins = _after(_spin)
-faults_at_many = _at_many(_store_outside)
-hangs_at_many = _at_many(_hang)
-exits_at_many = _at_many(_exit)
+faults_with_sinks = _with_sinks(_store_outside)
+hangs_with_sinks = _with_sinks(_hang)
+exits_with_sinks = _with_sinks(_exit)
 
 
 @wraps(unified_attention)

@@ -23,6 +23,7 @@ from fuzz_attn.backends.mps.sharing import control_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.events import CaseJudged, Event, FailureFound
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
@@ -35,9 +36,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parents[3]
-MANY = AttentionCase(
-    sequences=tuple(Sequence(1, keys) for keys in range(6)), dtypes=DTypes("float16", "float16", "float16")
-)
+SINKS = AttentionCase(sequences=(Sequence(1, 3),), sinks=SinkRecipe(), dtypes=DTypes("float16", "float16", "float16"))
 WORKERS = 4
 LAUNCH_SECONDS = 10.0
 """A launch takes milliseconds, and the one that hangs hundreds of seconds."""
@@ -45,9 +44,9 @@ A_HANG = 600.0
 TARGETS = pytest.mark.parametrize(
     ("target", "kind", "words"),
     [
-        ("faults_at_many", "crash", "broke the device for its process; it last printed:"),
-        ("exits_at_many", "crash", "ended its process with status 3"),
-        ("hangs_at_many", "timeout", "the launch did not end within "),
+        ("faults_with_sinks", "crash", "broke the device for its process; it last printed:"),
+        ("exits_with_sinks", "crash", "ended its process with status 3"),
+        ("hangs_with_sinks", "timeout", "the launch did not end within "),
     ],
 )
 
@@ -57,10 +56,10 @@ def spec_of(name: str) -> str:
 
 
 def harmless(seed: int) -> list[Order]:
-    """Return drawn orders with few sequences."""
+    """Return drawn orders without sinks."""
     orders: list[Order] = []
     play_round(Domain(), seed, 60, lambda case, relation: orders.append(Order(case)), ON_GPU)
-    return [order for order in orders if len(order.case.sequences) < len(MANY.sequences)][:20]
+    return [order for order in orders if order.case.sinks is None][:20]
 
 
 @TARGETS
@@ -80,11 +79,10 @@ def test_what_one_worker_breaks_fails_once_and_the_others_go_on(target: str, kin
                     answers.append(worker.judge(next(others)))
             else:
                 try:
-                    answers += [worker.judge(Order(MANY)), *(worker.judge(order) for order in orders)]
+                    answers += [worker.judge(Order(SINKS)), *(worker.judge(order) for order in orders)]
                 finally:
                     over.set()
             answers += [worker.judge(order) for order in orders]
-            assert worker.deaths == (number == 0 and kind == "crash")
         return answers
 
     with multi_process_service("cuda") as sentence, ThreadPoolExecutor(WORKERS) as pool:
@@ -100,10 +98,10 @@ def test_what_one_worker_breaks_fails_once_and_the_others_go_on(target: str, kin
 def test_a_worker_comes_back_after_its_own_fault(again: int) -> None:
     with multi_process_service("cuda"):
         control, shared = control_of(os.environ), []
-        with IsolatedWorker(Setup(spec_of("faults_at_many"), "unified", "cuda")) as worker:
+        with IsolatedWorker(Setup(spec_of("faults_with_sinks"), "unified", "cuda")) as worker:
             orders = harmless(1)[:4]
             for _ in range(again):
-                assert worker.judge(Order(MANY)).verdict.kind == "crash"
+                assert worker.judge(Order(SINKS)).verdict.kind == "crash"
             shared.append(worker._shared)
             for order in orders * 51:
                 assert worker.judge(order).verdict.passed
@@ -122,13 +120,15 @@ def test_a_campaign_finds_it_once_and_goes_on(target: str, kind: str, words: str
     assert any(note.startswith(SHARE) for note in report.notes), report.notes
     assert report.errors == ()
     assert [failure.counterexample.verdict.kind for failure in report.failures] == [kind], report.failures
-    assert len(report.failures[0].counterexample.case.sequences) >= len(MANY.sequences)
+    assert report.failures[0].counterexample.case.sinks is not None
     found = next(index for index, event in enumerate(events) if isinstance(event, FailureFound))
     judged = [event for event in events[found:] if isinstance(event, CaseJudged) and event.phase == "search"]
     for shard in range(WORKERS):
         own = [event for event in judged if event.shard == shard]
         assert shard == events[found].shard or len(own) > 20  # type: ignore[union-attr] # a FailureFound has one
-    assert all(event.verdicts[0].passed or len(event.order.case.sequences) >= len(MANY.sequences) for event in judged)
+    for event in judged:  # a relation may add sinks
+        order = event.order
+        assert event.verdicts[0].passed or order.case.sinks is not None or order.relation is not None, event
 
 
 def mps_processes() -> dict[int, str]:

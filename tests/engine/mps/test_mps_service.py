@@ -12,11 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from fuzz_attn.backends.mps import guardian, service
 from fuzz_attn.backends.mps.control import PIPES, PROGRAM, Control
 from fuzz_attn.backends.mps.service import SHARE, TURNS, multi_process_service
 from fuzz_attn.backends.mps.sharing import FOLDER, control_of, pipes_of, variables
+from fuzz_attn.cli.main import main
+from fuzz_attn.cli.runs.campaign import Request
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run import local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
@@ -204,3 +207,18 @@ def test_a_run_says_whether_its_workers_share_the_gpu(
     monkeypatch.setattr(local_shards, "COMMAND", (sys.executable, "-c", SHARD))
     plan = RunPlan(Setup("t"), 1, 1, None, 5, tmp_path / "run", tmp_path / "counterexamples", mps=mps)
     assert FuzzRun(plan).run().report().notes == notes
+
+
+@pytest.mark.parametrize(("arguments", "mps"), [((), True), (("--mps",), True), (("--no-mps",), False)])
+def test_the_command_line_can_do_without(
+    arguments: tuple[str, ...], mps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[Request] = []
+
+    def run_campaigns(request: Request) -> int:
+        requests.append(request)
+        return 0
+
+    monkeypatch.setattr(sys.modules["fuzz_attn.cli.run"], "run_campaigns", run_campaigns)
+    assert CliRunner().invoke(main, ["run", "--target", "unified", *arguments]).exit_code == 0
+    assert [request.mps for request in requests] == [mps]
