@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz_attn.backends.mps.control import PROGRAM
+from fuzz_attn.backends.gpus import visible_gpus
+from fuzz_attn.backends.mps.control import PROGRAM, Control
 from fuzz_attn.backends.mps.service import SHARE, multi_process_service
-from fuzz_attn.backends.mps.sharing import control_of
+from fuzz_attn.backends.mps.sharing import control_of, pipes_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, Sequence
@@ -131,18 +132,21 @@ def test_a_campaign_finds_it_once_and_goes_on(target: str, kind: str, words: str
         assert event.verdicts[0].passed or order.case.sinks is not None or order.relation is not None, event
 
 
-def mps_processes() -> dict[int, str]:
-    """Return the processes of Multi-Process Services on this machine."""
-    names = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, _, rest = stat.read_text().partition(" (")
-        except OSError:
-            continue
-        name, _, state = rest.rpartition(") ")
-        if name.startswith("nvidia-cuda-mps") and state[0] != "Z":
-            names[int(number)] = name
-    return names
+def folder_of(run: int) -> Path | None:
+    """Return the folder of the service of a run, from the command line of its guardian."""
+    for child in Path(f"/proc/{run}/task/{run}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+        if "fuzz_attn.backends.mps.guardian" in words:
+            return Path(words[words.index("fuzz_attn.backends.mps.guardian") + 1])
+    return None
+
+
+def runs(process: int) -> bool:
+    try:
+        name, _, state = Path(f"/proc/{process}/stat").read_text().partition(" (")[2].rpartition(") ")
+    except OSError:
+        return False
+    return name.startswith("nvidia-cuda-mps") and state[0] != "Z"
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -153,7 +157,6 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_a_killed_run_leaves_no_process_of_the_service(tmp_path: Path) -> None:
-    before = set(mps_processes())
     command = [sys.executable, "-m", "fuzz_attn.cli.main", "run", "--backend", "cuda", "--target", "unified"]
     with (tmp_path / "said").open("wb") as said:
         run = subprocess.Popen(
@@ -162,9 +165,16 @@ def test_a_killed_run_leaves_no_process_of_the_service(tmp_path: Path) -> None:
             stderr=said,
             process_group=0,
         )
-    wait_for(lambda: len(set(mps_processes()) - before) >= 2 or run.poll() is not None)
+    wait_for(lambda: run.poll() is not None or folder_of(run.pid))
     assert run.poll() is None, (tmp_path / "said").read_text()
-    started = set(mps_processes()) - before
+    folder = folder_of(run.pid)
+    assert folder is not None
+    pipes = pipes_of(visible_gpus(os.environ)[0], folder)
+    wait_for(lambda: run.poll() is not None or Control(pipes).servers())
+    assert run.poll() is None, (tmp_path / "said").read_text()
+    processes = [*Control(pipes).servers(), int((pipes / f"{PROGRAM}.pid").read_text().strip("\0\n "))]
+    assert all(map(runs, processes))
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    wait_for(lambda: not started & set(mps_processes()))
+    wait_for(lambda: not folder.exists())
+    assert not any(map(runs, processes))
