@@ -100,10 +100,11 @@ class FuzzRun:
         check_writable(self.plan.counterexamples)
         self._started = time.monotonic()
         with ExitStack() as stack:
-            plan = self.plan
             stack.enter_context(self._signals_noted())
-            sharing = stack.enter_context(multi_process_service(plan.setup.backend if plan.mps else ""))
-            stack.callback(self._end)  # before the service ends
+            backend = self.plan.setup.backend if self.plan.mps else ""
+            sharing = stack.enter_context(multi_process_service(backend))  # which ends after the shards
+            stack.callback(self._end)
+            plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
