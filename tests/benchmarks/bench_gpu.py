@@ -30,7 +30,7 @@ from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.engine.run.cores import available_cores
 
-HERE: Final = Path(__file__).parent
+SCRIPTS: Final = Path(__file__).parent / "gpu"
 START_SECONDS: Final = 25.0
 """What a campaign takes beside its own time, about."""
 PARTS_CASES: Final = 240
@@ -87,9 +87,9 @@ def _core_seconds() -> tuple[float, float]:
 
 
 def child(script: str, *arguments: object, gpus: list[str], seconds: float) -> dict[str, Any] | None:
-    """Return what a script beside this one prints; None, with its last words, where it fails."""
+    """Return what a script of the folder gpu prints; None, with its last words, where it fails."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=seconds + A_HANG, check=False
@@ -136,7 +136,7 @@ class Bench:
         """Print the row of a campaign."""
         arguments = name, self.campaign, self.warm, workers, way
         with busy(gpus) as used:
-            found = child("gpu_campaign.py", *arguments, gpus=gpus, seconds=self.campaign)
+            found = child("campaign.py", *arguments, gpus=gpus, seconds=self.campaign)
         if found is None:
             return
         label = label or way
@@ -152,7 +152,7 @@ class Bench:
 
     def print_parts(self, name: str) -> None:
         """Print the parts of a warm case."""
-        found = child("gpu_case_parts.py", name, PARTS_CASES, gpus=self.gpus[:1], seconds=PARTS_SECONDS)
+        found = child("case_parts.py", name, PARTS_CASES, gpus=self.gpus[:1], seconds=PARTS_SECONDS)
         if found is not None:
             parts = ", ".join(f"{part} {half:.2f}/{tail:.2f}" for part, (half, tail) in found.items())
             print(f"{name:8} parts of a case, p50/p95 in ms: {parts}", flush=True)

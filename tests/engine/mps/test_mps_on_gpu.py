@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import torch
 from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.backends.mps.control import PROGRAM, Control
 from fuzz_attn.backends.mps.service import SHARE, multi_process_service
-from fuzz_attn.backends.mps.sharing import control_of, pipes_of
+from fuzz_attn.backends.mps.sharing import FOLDER, control_of, pipes_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, Sequence
@@ -63,6 +64,18 @@ def harmless(seed: int) -> list[Order]:
     return [order for order in orders if order.case.sinks is None][:20]
 
 
+@contextmanager
+def service() -> Iterator[None]:
+    """Share the GPU, and print the end of the service's logs, which a failing test shows."""
+    with multi_process_service("cuda") as sentence:
+        assert sentence.startswith(SHARE), sentence
+        try:
+            yield
+        finally:
+            for log in sorted(Path(os.environ[FOLDER]).glob("log-*/*")):
+                print(log.name, log.read_text(errors="replace")[-3000:], sep="\n")
+
+
 @TARGETS
 def test_what_one_worker_breaks_fails_once_and_the_others_go_on(target: str, kind: str, words: str) -> None:
     over = threading.Event()
@@ -86,8 +99,7 @@ def test_what_one_worker_breaks_fails_once_and_the_others_go_on(target: str, kin
             answers += [worker.judge(order) for order in orders]
         return answers
 
-    with multi_process_service("cuda") as sentence, ThreadPoolExecutor(WORKERS) as pool:
-        assert sentence.startswith(SHARE), sentence
+    with service(), ThreadPoolExecutor(WORKERS) as pool:
         answers = list(pool.map(judge, range(WORKERS)))
     failed = [(number, answer.verdict) for number, each in enumerate(answers) for answer in each]
     failed = [(number, verdict) for number, verdict in failed if not verdict.passed]
@@ -97,7 +109,7 @@ def test_what_one_worker_breaks_fails_once_and_the_others_go_on(target: str, kin
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_a_worker_comes_back_after_its_own_fault(again: int) -> None:
-    with multi_process_service("cuda"):
+    with service():
         control, shared = control_of(os.environ), []
         with IsolatedWorker(Setup(spec_of("faults_with_sinks"), "unified", "cuda")) as worker:
             orders = harmless(1)[:4]

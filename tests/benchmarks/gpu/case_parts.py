@@ -1,4 +1,4 @@
-"""The parts of a warm case on a GPU: ``gpu_case_parts.py FAMILY CASES`` prints one JSON object for bench_gpu.py.
+"""The parts of a warm case on a GPU: ``case_parts.py FAMILY CASES`` prints one JSON object for bench_gpu.py.
 
 One process draws and judges the same cases twice, and the second time counts. Nothing waits for the GPU that would not
 do so anyway: its time is part of where the host waits, which for the oracle is the judging.

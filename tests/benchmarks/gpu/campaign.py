@@ -1,4 +1,4 @@
-"""A campaign on a GPU: ``gpu_campaign.py FAMILY SECONDS WARM WORKERS mps|turns`` prints a JSON object for bench_gpu.py.
+"""A campaign on a GPU: ``campaign.py FAMILY SECONDS WARM WORKERS mps|turns`` prints a JSON object for bench_gpu.py.
 
 It is `fuzz-attn run` with a listener that looks at the time of each case.
 """
