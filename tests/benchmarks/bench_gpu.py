@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ from typing import Any, Final
 
 from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.counterexamples.counterexample import environment_of
 from fuzz_attn.engine.run.cores import available_cores
+from fuzz_attn.engine.run.machine import system
 
 SCRIPTS: Final = Path(__file__).parent / "gpu"
 START_SECONDS: Final = 25.0
@@ -87,15 +90,16 @@ def _core_seconds() -> tuple[float, float]:
 
 
 def child(script: str, *arguments: object, gpus: list[str], seconds: float) -> dict[str, Any] | None:
-    """Return what a script of the folder gpu prints; None, with its last words, where it fails."""
+    """Return what a script of the folder gpu prints, with no kernel compiled before; None where it fails."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "TRITON_INTERPRET": "0"}
     command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+    limit = seconds + A_HANG
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds + A_HANG, check=False
-        )
+        with tempfile.TemporaryDirectory() as cache:
+            environment["TRITON_CACHE_DIR"] = cache
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        print(f"{script} {arguments}: took longer than {seconds + A_HANG:.0f} s", flush=True)
+        print(f"{script} {arguments}: took longer than {limit:.0f} s", flush=True)
         return None
     if done.returncode:
         print(f"{script} {arguments} failed:\n{done.stderr[-2000:]}", flush=True)
@@ -199,6 +203,7 @@ def main() -> None:
         print(f"bench_gpu: needs {options.gpus} GPU, and {len(gpus)} are visible: nothing to measure")
         return
     bench = plan(options, gpus)
+    print(f"{system()}; {', '.join(f'{name} {number}' for name, number in environment_of('', ()).versions.items())}")
     print(
         f"{', '.join(bench.families)}: campaigns of {bench.campaign:.0f} s, {bench.warm:.0f} s of them to warm up, "
         f"with {bench.workers} workers on {options.gpus} GPU; about {options.seconds:.0f} s in all"
