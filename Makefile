@@ -61,7 +61,8 @@ faults: $(STAMP) ## put faults into copies of the harness, each of which must fa
 	@$(BIN)/python tests/faults/check_faults.py $(ARGS)
 
 gpu: $(STAMP) ## run the tests that need a GPU, which compile kernels instead of interpreting them
-	@TRITON_INTERPRET=0 $(BIN)/pytest -n $(WORKERS) tests/backends/test_on_gpu.py tests/simulator/test_against_gpu.py $(ARGS)
+	@TRITON_INTERPRET=0 $(BIN)/pytest -n $(WORKERS) tests/backends/test_on_gpu.py tests/simulator/test_against_gpu.py \
+		tests/engine/mps/test_mps_on_gpu.py $(ARGS)
 
 # Triton 3.6's interpreter, which is the reference here, breaks with numpy 2.4.
 conformance: ## run the simulator's tests under the oldest and the newest Triton; others: TRITONS="3.7.0 3.8.0"

@@ -60,6 +60,9 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
     show_default=True,
     help="With --ray: the part of a GPU that a worker gets.",
 )
+@click.option(
+    "--mps/--no-mps", default=True, help="Let workers share a GPU through CUDA's Multi-Process Service (the default)."
+)
 @click.option("--strict", is_flag=True, help="Count a case that the target refuses as a failure.")
 @click.option("--out", type=Output(), metavar="DIR", help="Output directory, or the address of one: s3://bucket/dir.")
 @memory_option
@@ -80,6 +83,7 @@ def run(
     shard: Part,
     ray: str | None,
     gpu_share: float,
+    mps: bool,
     strict: bool,
     out: Path | str | None,
     memory: int,
@@ -124,7 +128,7 @@ def run(
         request = Request(
             names, family, backend, *limits, folder, memory, Documents(**documents), strict, stated, shard
         )
-        request = dataclasses.replace(request, until_flat=until_flat, continued=continued)
+        request = dataclasses.replace(request, until_flat=until_flat, continued=continued, mps=mps)
         if ray is None:
             status = run_campaigns(request)
         else:

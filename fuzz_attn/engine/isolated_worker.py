@@ -13,9 +13,12 @@ from typing import Final, Self, TypeAlias, get_args
 import msgspec
 
 from fuzz_attn.case.families import Family
+from fuzz_attn.engine.child.sharing import ORDERS_APART
 from fuzz_attn.engine.messages import (
+    DEVICE_LOST,
     Answer,
     Compiling,
+    DeviceStarted,
     Died,
     HarnessFailed,
     Order,
@@ -41,7 +44,13 @@ COMPILE_SECONDS: Final = 120.0
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
 
 Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died | HarnessFailed
-DECODER: Final = msgspec.json.Decoder[Reply | Compiling](Reply | Compiling)
+Word: TypeAlias = Reply | Compiling | DeviceStarted
+DECODER: Final = msgspec.json.Decoder[Word](Word)
+
+OTHERS_FAULT: Final = (
+    "a worker lost the GPU that it shares, or got no answer from it, and the case that it was judging passes apart "
+    "from the others, so that no case is blamed for it"
+)
 
 
 class IsolatedWorker:
@@ -50,8 +59,9 @@ class IsolatedWorker:
     A case that the simulator cannot run is judged in the interpreter, by a second child that is started for the first
     such case, unless the set-up names the backend.
 
-    ``index`` spreads workers over the GPUs. Raises :class:`FuzzAttnError` on entering where the target or the backend
-    cannot be set up.
+    ``index`` spreads workers over the GPUs. Where they share one through MPS, a lost GPU or a hang is a verdict only if
+    it recurs apart from the others (:mod:`fuzz_attn.engine.child.sharing`). Raises :class:`FuzzAttnError` on
+    entering where the target or the backend cannot be set up.
     """
 
     ready: Ready
@@ -72,7 +82,14 @@ class IsolatedWorker:
         self.unsupported: Counter[str] = Counter()
         """What the backend could not run, with the number of cases."""
         self._interpreter: IsolatedWorker | None = None
-        self.process: WorkerProcess[Reply | Compiling] | None = None
+        self.process: WorkerProcess[Word] | None = None
+        self._shared = False
+        """Whether the process shares its GPU, so that other workers can break or block it."""
+        self._busy = False
+        """Whether the process has not answered yet."""
+        self._apart = 0
+        """How many orders the next process judges apart from the others on its GPU."""
+        self._notes: list[str] = []
 
     def __enter__(self) -> Self:
         """Start the child and wait until it is set up."""
@@ -94,10 +111,12 @@ class IsolatedWorker:
         ``deadline`` is a time of ``time.monotonic``; raises :class:`OutOfTimeError` when it passes first.
         """
         try:
-            return self._judge(order, deadline)
+            answer = self._judge(order, deadline)
         except BaseException:
             self._end()  # a late reply must not be taken for the answer to the next order
             raise
+        notes, self._notes = self._notes, []
+        return msgspec.structs.replace(answer, notes=(*answer.notes, *notes)) if notes else answer
 
     def renew(self) -> None:
         """Let a process that has judged no case answer the next order."""
@@ -110,7 +129,8 @@ class IsolatedWorker:
         if not isinstance(reply, Died):
             self._end()  # this worker answers from the process that is set up, so that another has to start
 
-    def _judge(self, order: Order, deadline: float | None, *, again: bool = False) -> Answer:
+    def _judge(self, order: Order, deadline: float | None, *, again: bool = False, alone: bool = False) -> Answer:
+        """Return the answer to an order; ``alone`` says that another fork has lost the GPU with it, sharing it."""
         if self.process is None:
             self.ready = self._start(deadline)
         try:
@@ -118,8 +138,7 @@ class IsolatedWorker:
         except TimeoutError:
             if deadline is not None and deadline <= time.monotonic():
                 raise OutOfTimeError(f"the time was up before a launch of {self.setup.target!r} ended") from None
-            self._end()
-            return _failed("timeout", f"the launch did not end within {self.launch_seconds:.0f} s")
+            return self._timed_out(order, deadline, alone=alone)
         match reply:
             case Answer():
                 return reply
@@ -130,12 +149,32 @@ class IsolatedWorker:
                 return self._after_harness_failure(order, deadline, reply, again=again)
             case Refused():
                 raise FuzzAttnError(reply.reason)
-        return self._died(reply)
-
-    def _died(self, reply: Reply | None) -> Answer:
-        """Return the answer where the process that was to give it has died."""
-        assert self.process is not None
         died = self._end_of(reply)
+        if died.code == DEVICE_LOST and self._shared and not alone:
+            return self._judge_alone(order, deadline, died)
+        return self._died(died)
+
+    def _timed_out(self, order: Order, deadline: float | None, *, alone: bool) -> Answer:
+        """Return the answer where a launch did not end: perhaps because another worker's blocks the GPU."""
+        shared = self._shared
+        self._end()
+        if shared and not alone:
+            self._apart = 1
+            return self._judge_alone(order, deadline)
+        self._apart = ORDERS_APART
+        return _failed("timeout", f"the launch did not end within {self.launch_seconds:.0f} s")
+
+    def _judge_alone(self, order: Order, deadline: float | None, died: Died | None = None) -> Answer:
+        """Judge an order again, apart from the other workers on the GPU, after one that may have been their fault."""
+        if died is not None:
+            self._forget(died)
+        answer = self._judge(order, deadline, alone=True)
+        if answer.verdict.passed:
+            self._notes.append(OTHERS_FAULT)
+        return answer
+
+    def _died(self, died: Died) -> Answer:
+        """Return the answer where the process that was to give it has died."""
         killed = not died.reason and -died.code in (signal.SIGKILL, signal.SIGTERM)
         return msgspec.structs.replace(_failed("crash", self._death(died)), killed=killed)
 
@@ -187,7 +226,8 @@ class IsolatedWorker:
         return next(iter(self.unsupported), "")
 
     def _start(self, deadline: float | None = None) -> Ready:
-        self.process = WorkerProcess(self.command, DECODER, self.index)
+        self.process = WorkerProcess(self.command, DECODER, self.index, self._apart)
+        self._shared, self._apart = False, 0
         try:
             reply = self._request(self._complete_setup, START_SECONDS, deadline)
         except TimeoutError:
@@ -208,12 +248,19 @@ class IsolatedWorker:
         """
         assert self.process is not None
         self.process.send(message)
+        self._busy = True
         allowed = seconds
         while True:
             reply = self.process.receive(_earlier(time.monotonic() + allowed, deadline))
-            if not isinstance(reply, Compiling):
-                return reply
-            allowed = seconds if reply.ended else COMPILE_SECONDS
+            match reply:
+                case Compiling():
+                    allowed = seconds if reply.ended else COMPILE_SECONDS
+                case DeviceStarted():
+                    self._shared = reply.shared
+                    self._notes += [reply.note] * bool(reply.note)
+                case _:
+                    self._busy = False
+                    return reply
 
     def _end_of(self, reply: Reply | None) -> Died:
         """Return how the process that was to answer died: a fork, which is reported, or the whole child."""
@@ -229,10 +276,19 @@ class IsolatedWorker:
             self._end()
         return how
 
+    def _forget(self, died: Died) -> None:
+        """Go on after a death that says nothing about the order, without what was printed before it."""
+        assert self.process is not None
+        self.process.last_output()
+        if died.whole:
+            self._end()
+
     def _end(self) -> None:
         if self._interpreter is not None:
             self._interpreter._end()
         if self.process is not None:
+            if self._shared and self._busy:
+                self.process.end_gpu_work()
             self.process.end()
             self.process = None
 

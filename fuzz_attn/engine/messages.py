@@ -14,6 +14,8 @@ RENEWED = 117
 """Exit status of a process that ends itself to be replaced by a fresh one."""
 DEVICE_LOST = 114
 """Exit status of a process that ends itself because a launch broke its device."""
+SHARES_AGAIN = 118
+"""Exit status of a process that ends itself after its last order apart from a shared device."""
 HARNESS_FAILED = 115
 """Exit status of a process that ends itself because the harness failed in it."""
 CONNECTION_LOST = 116
@@ -117,6 +119,17 @@ class Compiling(Plain, frozen=True, tag="compiling"):
     """
 
     ended: bool = False
+
+
+class DeviceStarted(Plain, frozen=True, tag="device_started"):
+    """The worker has started its device in the run of a Multi-Process Service.
+
+    If it is ``shared``, a launch of another worker can break it or block it, so that a case may be innocent. ``note``
+    is a sentence for the summary.
+    """
+
+    shared: bool
+    note: str = ""
 
 
 class Renew(Plain, frozen=True, tag="renew"):

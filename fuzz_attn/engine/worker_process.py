@@ -27,6 +27,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from fuzz_attn.backends.gpus import gpu_environment
+from fuzz_attn.backends.mps.sharing import APART, control_of
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
 
@@ -53,12 +54,17 @@ Reply = TypeVar("Reply")
 class WorkerProcess(Generic[Reply]):
     """A running worker process.
 
-    ``command`` starts it, ``decoder`` reads its messages, and ``index`` spreads workers over the GPUs.
+    ``command`` starts it, ``decoder`` reads its messages, and ``index`` spreads workers over the GPUs. The first
+    ``apart`` orders are judged apart from a Multi-Process Service.
     """
 
-    def __init__(self, command: Sequence[str], decoder: msgspec.json.Decoder[Reply], index: int = 0) -> None:
+    def __init__(
+        self, command: Sequence[str], decoder: msgspec.json.Decoder[Reply], index: int = 0, apart: int = 0
+    ) -> None:
         self._decoder = decoder
         self.printed = PrintedOutput()
+        own = {"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", APART: str(apart), **gpu_environment(index)}
+        self._environment = {**os.environ, **own}
         self.connection, others = Pipe()
         with others, self.printed.writer:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
@@ -67,7 +73,7 @@ class WorkerProcess(Generic[Reply]):
                 stdout=self.printed.writer,
                 stderr=self.printed.writer,
                 pass_fds=[others.fileno()],
-                env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", **gpu_environment(index)},
+                env=self._environment,
                 process_group=0,  # the parent handles an interrupt from the keyboard
             )
 
@@ -113,6 +119,10 @@ class WorkerProcess(Generic[Reply]):
     def last_output(self) -> str:
         """Return the end of what the worker printed since the last call."""
         return _without_noise(self.printed.take())[-SHOWN_CHARACTERS:]
+
+    def end_gpu_work(self) -> None:
+        """Let the Multi-Process Service end the process's work on the GPU, which it shares with others."""
+        control_of(self._environment).end_work_of(self.pid)
 
     def kill(self) -> None:
         """Kill the process with its forks; messages that it has sent can still be received."""

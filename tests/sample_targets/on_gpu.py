@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -45,6 +46,18 @@ def _after(misbehave: Callable[..., None]) -> Callable[..., None]:
     return variant
 
 
+def _with_sinks(misbehave: Callable[..., None]) -> Callable[..., None]:
+    """Return the project's own launcher with a call after it where there are sinks, as in a quarter of drawn cases."""
+
+    @wraps(unified_attention)
+    def variant(**given: Any) -> None:
+        unified_attention(**given)
+        if given.get("sinks") is not None:
+            misbehave(**given)
+
+    return variant
+
+
 def _store_outside(out: torch.Tensor, **_: Any) -> None:
     store_kernel[(1,)](out, 2**40)
 
@@ -57,10 +70,18 @@ def _store_before_output(out: torch.Tensor, **_: Any) -> None:
     store_kernel[(1,)](out, -3)
 
 
-def _spin(out: torch.Tensor, **_: Any) -> None:
+def _spin(out: torch.Tensor, times: int = 8, **_: Any) -> None:
     scratch = torch.zeros(1, device=out.device)
-    for _again in range(8):
+    for _again in range(times):
         spin_kernel[(1,)](scratch, 2**31 - 1)
+
+
+def _hang(out: torch.Tensor, **_: Any) -> None:
+    _spin(out, times=100)
+
+
+def _exit(**_: Any) -> None:
+    os._exit(3)
 
 
 def _read_scratch(out: torch.Tensor, **_: Any) -> None:
@@ -72,6 +93,9 @@ stores_behind_scratch = _after(_store_behind_scratch)
 stores_before_output = _after(_store_before_output)
 reads_scratch = _after(_read_scratch)
 spins = _after(_spin)
+faults_with_sinks = _with_sinks(_store_outside)
+hangs_with_sinks = _with_sinks(_hang)
+exits_with_sinks = _with_sinks(_exit)
 
 
 @wraps(unified_attention)

@@ -77,6 +77,7 @@ class Request:
     part: Part = ONLY_PART
     until_flat: float | None = None
     continued: bool = False
+    mps: bool = True
 
 
 def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards | None] = lambda plan: None) -> int:
@@ -168,6 +169,7 @@ def _plan(request: Request, folder: Path) -> RunPlan:
         counterexamples=counterexample_folder(request.out),
         part=request.part,
         until_flat=request.until_flat,
+        mps=request.mps,
         covered=covered_keys(runs_folder(request.out), target) if request.continued else frozenset(),
     )
 

@@ -22,7 +22,7 @@ def run_on_ray(address: str, request: Request, gpu_share: float, workers: int | 
             backend = "cuda" if cluster.total("GPU") else "simulator"
         share = gpu_share if backend == "cuda" else 0.0
         workers = workers or _room(cluster.total("CPU"), cluster.total("GPU"), share)
-        placed = dataclasses.replace(request, backend=backend, workers=workers)
+        placed = dataclasses.replace(request, backend=backend, workers=workers, mps=False)
         return run_campaigns(placed, lambda plan: RayShards(plan.run_folder, plan.counterexamples, share))
 
 

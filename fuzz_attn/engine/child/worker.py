@@ -3,7 +3,7 @@
 Setting up takes seconds (torch, Triton, the target's own imports), and a target that crashes does so at every step of
 shrinking. So the process that is set up answers through forks of itself: it reports the death of one with
 :class:`~fuzz_attn.engine.messages.Died`, and the next one is ready at once. A device does not survive a fork, so on a
-device each fork starts it anew.
+device each fork starts it anew (:mod:`fuzz_attn.engine.child.sharing`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from fuzz_attn.engine.child.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
+from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, Sharing
 from fuzz_attn.engine.messages import (
     CONNECTION_LOST,
     DEVICE_LOST,
     HARNESS_FAILED,
     RENEWED,
+    SHARES_AGAIN,
     Compiling,
+    Died,
     HarnessFailed,
     Ready,
     Refused,
     Renew,
     Unsupported,
 )
-from fuzz_attn.errors import BackendError, DeviceLostError, FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.errors import DeviceLostError, FuzzAttnError, UnsupportedByBackendError
 
-_CANNOT_START: Final = 112
-"""Exit status of a fork that cannot start the device."""
 _RENEW: Final = msgspec.json.encode(Renew())
 
 Send: TypeAlias = Callable[[msgspec.Struct], None]
@@ -83,6 +84,7 @@ class _Server:
         self._connection = connection
         self._worker = self._process = os.getpid()
         self._socket = _file(connection.fileno())
+        self._sharing = Sharing()
 
     def run(self, load: Callable[[bytes], Service]) -> None:
         setup = self._receive()
@@ -121,8 +123,12 @@ class _Server:
     def _answer_in_forks(self, answer: Callable[[], None], memory: int) -> None:
         """Answer from a fork of this process, and from a new one whenever it dies."""
         while (died := run_in_fork(answer, memory)).code != NO_MORE_MESSAGES:
-            if died.code != HARNESS_FAILED:  # which the fork has reported
-                self._send(died)
+            self._report_death(died)
+
+    def _report_death(self, died: Died) -> None:
+        """Report the death of a fork, unless it has reported it itself or has ended between two orders."""
+        if died.code not in (HARNESS_FAILED, SHARES_AGAIN):
+            self._send(died)
 
     def _answer_on_device(self, service: Service) -> None:
         """Answer from forks that each start the device: a death costs a start of the device but no imports.
@@ -130,38 +136,59 @@ class _Server:
         If a fork cannot start it, because the target's imports did so already, this process answers, and its death
         ends the worker.
         """
-        died = run_in_fork(partial(self._answer_first, service), service.memory)
-        if died.code == _CANNOT_START:
-            self._introduce(service)
-        elif died.code != NO_MORE_MESSAGES:
-            if died.code != HARNESS_FAILED:
-                self._send(died)
-            self._answer_in_forks(partial(self._answer_next, service), service.memory)
+        answer, instead = self._answer_first, self._introduce
+        while (died := run_in_fork(partial(answer, service), service.memory)).code != NO_MORE_MESSAGES:
+            if died.code not in (CANNOT_START, NOT_READY):
+                self._report_death(died)
+                self._sharing.after(died.code)
+                answer, instead = self._answer_next, self._answer_here
+            elif not self._sharing.another_way(died.code):
+                instead(service)
+                return
 
     def _answer_first(self, service: Service) -> None:
         self._process = os.getpid()
-        try:
-            service.start()
-        except BackendError:
-            os._exit(_CANNOT_START)
+        self._start(service)
         self._introduce(service)
 
     def _answer_next(self, service: Service) -> None:
         self._process = os.getpid()
         self._send(Compiling())
+        self._start(service)
+        self._send(Compiling(ended=True))
+        self._answer(service)
+
+    def _answer_here(self, service: Service) -> None:
+        """Answer from the process that is set up, or send why the device does not start."""
         try:
             service.start()
-        except BackendError as error:
+        except FuzzAttnError as error:
             self._send(Refused(str(error)))
             return
         self._send(Compiling(ended=True))
         self._answer(service)
 
+    def _start(self, service: Service) -> None:
+        """Start the device in a fork, which ends where that fails."""
+        self._sharing.enter()
+        try:
+            service.start()
+        except Exception as error:
+            if not isinstance(error, FuzzAttnError) and not self._sharing.shared:
+                raise
+            os._exit(self._sharing.failure(error))
+        if self._sharing.active:
+            self._send(self._sharing.started())
+
     def _introduce(self, service: Service) -> None:
         """Send that the worker is ready, then answer."""
         try:
             ready = service.ready()
-        except FuzzAttnError as error:
+        except Exception as error:
+            if self._sharing.shared:  # another worker may have broken the device: the next fork is apart from it
+                os._exit(CANNOT_START)
+            if not isinstance(error, FuzzAttnError):
+                raise
             self._send(Refused(str(error)))
             return
         self._send(ready)
@@ -185,6 +212,7 @@ class _Server:
                 raise
             except BaseException as error:  # noqa: BLE001 - a target's own are verdicts: here the harness failed
                 self._report(error)
+            self._sharing.count_order()
 
     def _report(self, error: BaseException) -> None:
         """Report a failure of the harness and end the process: the target may have changed anything in it."""

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.backends.mps.service import multi_process_service
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -100,11 +101,15 @@ class FuzzRun:
         self._started = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._signals_noted())
+            backend = self.plan.setup.backend if self.plan.mps else ""
+            sharing = stack.enter_context(multi_process_service(backend))  # which ends after the shards
             stack.callback(self._end)
             plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
+            if sharing:
+                self._emit(Note(WHOLE_RUN, sharing))
             for shard_plan in shard_plans(plan):
                 self._start(shard_plan)
             while self._running:

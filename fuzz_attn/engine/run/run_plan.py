@@ -47,6 +47,8 @@ class RunPlan:
     run_folder: Path
     counterexamples: Path
     part: Part = ONLY_PART
+    mps: bool = True
+    """Whether the workers on a GPU share it through CUDA's Multi-Process Service, where that is possible."""
     until_flat: float | None = None
     """The run ends when nothing was new for so many seconds."""
     covered: frozenset[int] = frozenset()

@@ -1,0 +1,98 @@
+"""The Multi-Process Service of a run: started for the GPUs in use, or joined where one runs, and gone with the run."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.backends.gpus import visible_gpus
+from fuzz_attn.backends.mps.control import PIPES, PROGRAM, Control
+from fuzz_attn.backends.mps.sharing import FOLDER
+
+START_SECONDS: Final = 30.0
+"""The guardian must have started the daemons within this time."""
+END_SECONDS: Final = 30.0
+"""The guardian, which goes on by itself, is waited for so long."""
+PARENT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it
+"""Where the pipes are: a folder of the user's choice may exceed the 108 bytes that a socket's name may have."""
+
+SHARE: Final = "workers share the GPU at the same time through CUDA's Multi-Process Service (MPS), which "
+TURNS: Final = "workers take turns on the GPU, without CUDA's Multi-Process Service (MPS): "
+
+
+@contextmanager
+def multi_process_service(backend: str) -> Iterator[str]:
+    """Let processes started meanwhile share their GPUs through MPS; yield a sentence for the summary.
+
+    It is empty where no process uses a GPU.
+    """
+    gpus = visible_gpus(os.environ)
+    if not gpus or not _may_use_gpu(backend):
+        yield ""
+        return
+    joined = Control().runs() or _is_joined_blindly()
+    if not joined and shutil.which(PROGRAM) is None:
+        yield f"{TURNS}{PROGRAM} is not installed"
+        return
+    folder = tempfile.mkdtemp(prefix="fuzz-attn-mps-", dir=PARENT)
+    guardian = _guardian(folder, [] if joined else gpus)
+    try:
+        reason = _answer_of(guardian)
+        if reason is not None:
+            yield f"{TURNS}{reason}"
+            return
+        os.environ[FOLDER] = folder
+        yield f"{SHARE}{'was running already' if joined else 'was started for this run'}"
+    finally:
+        os.environ.pop(FOLDER, None)
+        _end(guardian)
+
+
+def _may_use_gpu(backend: str) -> bool:
+    return backend == "cuda" or (backend == "auto" and os.environ.get("TRITON_INTERPRET") != "1")
+
+
+def _is_joined_blindly() -> bool:
+    """Return whether the environment names a daemon's pipes that the control program, perhaps missing, cannot reach."""
+    pipes = os.environ.get(PIPES)
+    return pipes is not None and (Path(pipes) / "control").exists()
+
+
+def _guardian(folder: str, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the guardian, in a session of its own: what ends the run by a signal to its group must not end it."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-P", "-m", "fuzz_attn.backends.mps.guardian", folder, *gpus],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+
+
+def _answer_of(guardian: subprocess.Popen[bytes]) -> str | None:
+    """Return why the service does not run, None if it does."""
+    assert guardian.stdout is not None
+    if not select.select([guardian.stdout], [], [], START_SECONDS)[0]:
+        return f"its daemon was not ready within {START_SECONDS:.0f} s"
+    line = guardian.stdout.readline().decode(errors="replace")
+    return line.strip() or None if line else "its guardian ended"
+
+
+def _end(guardian: subprocess.Popen[bytes]) -> None:
+    """Let the guardian end the service, and wait until it has."""
+    assert guardian.stdin is not None
+    assert guardian.stdout is not None
+    guardian.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        guardian.wait(END_SECONDS)
+    guardian.stdout.close()

@@ -1,0 +1,53 @@
+"""Which environment lets a process share its GPU through a run's Multi-Process Service, or use the GPU apart from it.
+
+CUDA reads these variables when a process starts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.backends.gpus import visible_gpus
+from fuzz_attn.backends.mps.control import PIPES, Control
+
+FOLDER: Final = "FUZZ_ATTN_MPS"
+"""The variable with the folder of a run's service: in it each GPU's daemon has a folder for its pipes.
+
+There is none where the run has joined a service that the environment names.
+"""
+APART: Final = "FUZZ_ATTN_MPS_APART"
+"""The variable with the number of orders that a worker judges apart from the service before it shares the GPU."""
+NO_DAEMON: Final = "apart"
+"""A folder without a daemon: with its name for the pipes, CUDA runs without the service."""
+
+
+def pipes_of(gpu: str, folder: Path) -> Path:
+    """Return the folder for the pipes of a GPU's daemon. Old names of parts of a GPU contain slashes."""
+    return folder / f"gpu-{gpu.replace('/', '-')}"
+
+
+def variables(environment: Mapping[str, str], *, shared: bool) -> dict[str, str]:
+    """Return the variables for a process that shares its GPU, or is apart from the service of its run.
+
+    Each GPU has a daemon of its own: after a fatal fault a server takes no new client, on any of its GPUs, until all
+    clients of the broken GPU have ended. A daemon that was started for one GPU calls it 0, whatever its name outside.
+    """
+    folder = Path(environment[FOLDER])
+    if not shared:
+        return {PIPES: str(folder / NO_DAEMON)}
+    pipes = _own_pipes(environment)
+    return {} if pipes is None else {PIPES: str(pipes), "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def control_of(environment: Mapping[str, str]) -> Control:
+    """Return the control of the daemon that a process with this environment shares its GPU through."""
+    return Control(_own_pipes(environment))
+
+
+def _own_pipes(environment: Mapping[str, str]) -> Path | None:
+    """Return the pipes of the daemon that was started for the first visible GPU; None if there is none."""
+    gpus = visible_gpus(environment)
+    pipes = pipes_of(gpus[0], Path(environment[FOLDER])) if gpus else None
+    return pipes if pipes is not None and pipes.is_dir() else None
