@@ -11,6 +11,9 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
@@ -18,7 +21,7 @@ from fuzz_attn.case.parts import Strides
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.compile_keys import check_key, key_pool
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.strategies.sampling.draws import Sample
@@ -62,6 +65,67 @@ _LAYOUTS: Final = 32
 _RELATIONS: Final = 33
 
 
+class SharedRound(NamedTuple):
+    """What all shards of a run play at the same time, so that they share its kernels: one compile key and one layout.
+
+    The shards draw different cases of it.
+    """
+
+    key: CompileKey
+    layout: Strides
+    relations: frozenset[str]
+
+
+SAMPLE: Final = 240
+"""Cases of a shared round that show which kernels it needs."""
+ALL_SHARDS: Final = -1
+"""Stands for a shard in the seeds of what all shards share."""
+
+
+def shared_round(domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
+    """Return what all shards of a campaign play in a round.
+
+    The rounds go through all compile keys in one random order after the other; those whose numbers are ``covered``
+    come last in the first. The layout and the relation that needs a kernel of its own depend only on the key and on how
+    often it came before, so another run over the same folder finds most of its kernels compiled.
+    """
+    keys, layouts = key_pool(domain), layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides"))
+    turn, place = divmod(number, len(keys))
+    order: list[int] = Stream(derived_seed(campaign, ALL_SHARDS, -1 - turn), _KEYS).permutation(len(keys)).tolist()
+    if turn == 0:
+        order.sort(key=lambda index: keys[index].number in covered)
+    index = order[place]
+    compiling = _compiling_relations()
+    without = frozenset(RELATIONS).difference(compiling)
+    return SharedRound(
+        keys[index], layouts[(index + turn) % len(layouts)], without | {compiling[(index + turn) % len(compiling)]}
+    )
+
+
+def may_play(shared: SharedRound, domain: Domain, excludes: ExcludesKey | None) -> bool:
+    """Return whether a shared round lies within what is left of a domain after what the target refuses."""
+    if excludes is not None and excludes(shared.key):
+        return False
+    try:
+        check_key(shared.key, domain=domain)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def play_shared_round(
+    domain: Domain,
+    shared: SharedRound,
+    seed: int,
+    number_of_cases: int,
+    attempt: Attempt,
+    skips: Skips | None = None,
+) -> None:
+    """Draw cases of a shared round and call ``attempt`` with each; an exception of it ends the round."""
+    strategy = with_choices(cases(domain, keys=(shared.key,), layouts=(shared.layout,), simpler=False))
+    _play(domain, seed, number_of_cases, attempt, strategy, shared.relations, skips)
+
+
 def play_round(
     domain: Domain,
     round_seed: int,
@@ -83,7 +147,19 @@ def play_round(
     )
     relations = relations_of_round(round_seed, size.compiling)
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
-    random = Random(round_seed)  # noqa: S311 - nothing secret
+    _play(domain, round_seed, number_of_cases, attempt, strategy, relations, skips)
+
+
+def _play(
+    domain: Domain,
+    seed: int,
+    number_of_cases: int,
+    attempt: Attempt,
+    strategy: SearchStrategy[tuple[AttentionCase, int | None]],
+    relations: frozenset[str],
+    skips: Skips | None,
+) -> None:
+    random = Random(seed)  # noqa: S311 - nothing secret
     for _ in range(number_of_cases):
         for _ in range(MOST_DRAWS):
             case, choice = Sample(random).draw(strategy)
@@ -130,9 +206,13 @@ def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tupl
 
 def relations_of_round(round_seed: int, count: int | None) -> frozenset[str]:
     """Return the relations of one round: all that need no other kernel, and a seeded sample of those that do."""
-    compiling = [relation.name for relation in RELATIONS.values() if relation.compiles]
+    compiling = _compiling_relations()
     sample = Stream(round_seed, _RELATIONS).permutation(len(compiling))[:count].tolist()
     return frozenset(RELATIONS) - frozenset(compiling) | {compiling[index] for index in sample}
+
+
+def _compiling_relations() -> list[str]:
+    return [relation.name for relation in RELATIONS.values() if relation.compiles]
 
 
 def derived_seed(campaign: int, shard: int, number: int) -> int:

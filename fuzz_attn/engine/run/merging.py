@@ -21,6 +21,7 @@ from fuzz_attn.engine.events import (
     ONLY_PART,
     WHOLE_RUN,
     CaseJudged,
+    CaseNotCompiled,
     CaseRefused,
     CaseUnfinished,
     CaseUnsupported,
@@ -53,6 +54,7 @@ OfOneShard = (
     | RefusalReduced
     | CaseUnsupported
     | CaseUnfinished
+    | CaseNotCompiled
     | SavedPassed
     | WorkerLost
     | Note

@@ -10,8 +10,10 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.compiling.compiler import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.run.cores import available_cores
 
 
 class ShardPlan(Plain, frozen=True):
@@ -27,6 +29,8 @@ class ShardPlan(Plain, frozen=True):
     run_folder: str
     counterexamples: str
     covered: frozenset[int] = frozenset()
+    rounds: str = ""
+    """The folder that says which rounds are compiled; empty where each shard compiles its own kernels."""
     lost: int = 0
     """How often this work was begun on a machine that was lost."""
 
@@ -51,10 +55,19 @@ class RunPlan:
     """The run ends when nothing was new for so many seconds."""
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that are drawn last."""
+    compiles_ahead: bool = True
+    """Whether a GPU's kernels are compiled by processes of their own, ahead of the cases that need them."""
 
 
+ROUNDS: Final = "rounds"
+"""The folder, in that of a run, of the files that say which rounds are compiled."""
 MOST_LOSSES: Final = 3
 """Work that was lost so often is not begun again: it may be what ends the machines."""
+
+
+def stage_plan(plan: RunPlan) -> StagePlan:
+    """Return the plan of the process that compiles the kernels of a run."""
+    return StagePlan(plan.setup, plan.seed, str(plan.run_folder / ROUNDS), available_cores(), plan.covered)
 
 
 def rest_of(plan: ShardPlan, cases: int, seconds: float) -> ShardPlan | None:
