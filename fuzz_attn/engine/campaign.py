@@ -25,7 +25,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
-from fuzz_attn.engine.compiling.rounds import CASES, POLL_SECONDS, ReadyRound, Rounds
+from fuzz_attn.engine.compiling.rounds import CASES, POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -110,8 +110,8 @@ class Plan:
     worker: int | None = None
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that earlier runs have covered; others are drawn first."""
-    rounds: Path | None = None
-    """The folder that says which rounds are compiled on a GPU; None where the shard compiles its own kernels."""
+    stage: StagePlan | None = None
+    """What compiles the kernels of a GPU ahead of their cases; None where the shard compiles its own."""
 
     @property
     def place(self) -> int:
@@ -143,7 +143,7 @@ class Campaign:
         self._covered = set(plan.covered)
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
-        self._rounds = None if plan.rounds is None else Rounds(plan.rounds)
+        self._rounds = None if plan.stage is None else Rounds(Path(plan.stage.folder))
         self._waited = self._missing = 0.0
         self._compiled = False
         self._own_rounds = 0
@@ -276,7 +276,8 @@ class Campaign:
     def _shared_round(self, number: int, ready: ReadyRound) -> None:
         """Try cases of a round that is compiled, the same for all shards."""
         domain, excludes = self._refusals.drawing(number)
-        shared = shared_round(self.ready.domain, self.plan.seed, ready.number, self.plan.covered)
+        assert self.plan.stage is not None
+        shared = shared_round(self.ready.domain, self.plan.stage.seed, ready.number, self.plan.stage.covered)
         if not may_play(shared, domain, excludes):
             time.sleep(POLL_SECONDS)  # the next round may be ready then
             return

@@ -18,29 +18,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import COMPILED, FAILED, FOUND, compile_all
-from fuzz_attn.engine.compiling.rounds import AHEAD, POLL_SECONDS, Rounds
+from fuzz_attn.engine.compiling.rounds import AHEAD, POLL_SECONDS, Rounds, StagePlan
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
-from fuzz_attn.engine.schedule import ALL_SHARDS, derived_seed, shared_round
+from fuzz_attn.engine.schedule import ALL_SHARDS, SAMPLE, derived_seed, shared_round
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Rehearsal
 
 NICE: Final = 5
 """Judging goes first: the compiler takes what cores the workers leave, and a small part of the others."""
-
-
-class StagePlan(Plain, frozen=True):
-    """What a compile stage does: the set-up and the seed of the run, the folder of its rounds, and its cores."""
-
-    setup: Setup
-    seed: int
-    folder: str
-    cores: int
-    covered: frozenset[int] = frozenset()
+FIRST_SAMPLE: Final = 60
+"""The sample of the first round is small, because all workers wait for it."""
 
 
 class Compiler:
@@ -55,7 +46,8 @@ class Compiler:
         """Compile the kernels of a round, the first with all cores, because no worker has a case before."""
         started, plan, first = time.monotonic(), self._plan, number == 0
         shared = shared_round(self._domain, plan.seed, number, plan.covered)
-        needed = self._rehearsal.kernels_of(shared, derived_seed(plan.seed, ALL_SHARDS, number))
+        seed = derived_seed(plan.seed, ALL_SHARDS, number)
+        needed = self._rehearsal.kernels_of(shared, seed, FIRST_SAMPLE if first else SAMPLE)
         done = compile_all(needed.kernels, plan.cores if first else max(1, plan.cores // 2), 0 if first else NICE)
         if not done[FAILED]:
             self._rehearsal.compiled(needed.kernels)

@@ -12,6 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.messages import Setup
+
 CASES: Final = 120
 """Cases of a shard before it looks for another round."""
 LAST_ROUNDS: Final = 4
@@ -22,6 +25,16 @@ POLL_SECONDS: Final = 0.02
 
 _ENDED: Final = "ended"
 _COMPLETE: Final = "complete"
+
+
+class StagePlan(Plain, frozen=True):
+    """What a compile stage does for a run: ``seed`` orders the rounds, and ``folder`` says which of them are ready."""
+
+    setup: Setup
+    seed: int
+    folder: str
+    cores: int
+    covered: frozenset[int] = frozenset()
 
 
 class ReadyRound(NamedTuple):
@@ -66,19 +79,25 @@ class Rounds:
 
         Waits for the first one as long as ``go_on`` is true. Returns None where there is none.
         """
+        while self._newest < 0 and not self._has(0) and not self._ended():
+            if not go_on():
+                return None
+            time.sleep(POLL_SECONDS)
         if self._has(self._newest + 1):
-            while self._has(self._newest + 1):
-                self._newest += 1
-                (self._folder / f"begun-{self._newest}").touch()
+            self._advance()
             return self._ready(self._newest)
-        if (self._folder / _ENDED).exists():
+        if self._ended():
             return None
-        if self._newest >= 0:
-            return self._ready(random.randrange(max(0, self._newest - LAST_ROUNDS + 1), self._newest + 1))
-        if not go_on():
-            return None
-        time.sleep(POLL_SECONDS)
-        return self.next(random, go_on)
+        return self._ready(random.randrange(max(0, self._newest - LAST_ROUNDS + 1), self._newest + 1))
+
+    def _advance(self) -> None:
+        """Go to the newest round that is ready, and note that it and those before are begun."""
+        while self._has(self._newest + 1):
+            self._newest += 1
+            (self._folder / f"begun-{self._newest}").touch()
+
+    def _ended(self) -> bool:
+        return (self._folder / _ENDED).exists()
 
     def _has(self, number: int) -> bool:
         return (self._folder / f"ready-{number}").exists()

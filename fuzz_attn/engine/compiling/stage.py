@@ -10,8 +10,7 @@ from typing import Final, Self
 
 import msgspec
 
-from fuzz_attn.engine.compiling.compiler import StagePlan
-from fuzz_attn.engine.compiling.rounds import Rounds
+from fuzz_attn.engine.compiling.rounds import Rounds, StagePlan
 from fuzz_attn.engine.events import WHOLE_RUN, Note, RoundCompiled
 from fuzz_attn.engine.messages import Ready
 from fuzz_attn.engine.worker_process import WorkerProcess

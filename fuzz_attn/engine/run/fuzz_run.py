@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.compiling.stage import CompileStage
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
@@ -37,7 +38,7 @@ from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_
 from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in, compiles
 from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
-from fuzz_attn.engine.run.run_plan import ROUNDS, RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
+from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
 from fuzz_attn.engine.run.shards import Shards
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
@@ -84,6 +85,7 @@ class FuzzRun:
         self._shards = LocalShards() if shards is None else shards
         self._running: dict[int, RunningShard] = {}
         self._stage: CompileStage | None = None
+        self._stage_plan: StagePlan | None = None
         self._signal = 0
         self._signals = 0
         self._started = 0.0
@@ -106,7 +108,8 @@ class FuzzRun:
             plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
             if plan.compiles_ahead and compiles(plan.setup.backend) and isinstance(self._shards, LocalShards):
-                self._stage = stack.enter_context(CompileStage(stage_plan(plan)))
+                self._stage_plan = stage_plan(plan)
+                self._stage = stack.enter_context(CompileStage(self._stage_plan))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
             for shard_plan in shard_plans(plan):
@@ -134,8 +137,7 @@ class FuzzRun:
         self._signals += 1
 
     def _start(self, plan: ShardPlan) -> None:
-        if self._stage is not None:
-            plan = msgspec.structs.replace(plan, rounds=str(self.plan.run_folder / ROUNDS))
+        plan = msgspec.structs.replace(plan, stage=self._stage_plan)
         self._running[plan.shard] = RunningShard(plan, time.monotonic() + self._shards.start_seconds)
         self._shards.start(plan)
 

@@ -10,10 +10,11 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.compiling.compiler import StagePlan
+from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.cores import available_cores
+from fuzz_attn.engine.schedule import ALL_SHARDS, derived_seed
 
 
 class ShardPlan(Plain, frozen=True):
@@ -29,8 +30,8 @@ class ShardPlan(Plain, frozen=True):
     run_folder: str
     counterexamples: str
     covered: frozenset[int] = frozenset()
-    rounds: str = ""
-    """The folder that says which rounds are compiled; empty where each shard compiles its own kernels."""
+    stage: StagePlan | None = None
+    """The compile stage on the shard's machine; None where each shard compiles its own kernels."""
     lost: int = 0
     """How often this work was begun on a machine that was lost."""
 
@@ -66,8 +67,9 @@ MOST_LOSSES: Final = 3
 
 
 def stage_plan(plan: RunPlan) -> StagePlan:
-    """Return the plan of the process that compiles the kernels of a run."""
-    return StagePlan(plan.setup, plan.seed, str(plan.run_folder / ROUNDS), available_cores(), plan.covered)
+    """Return the plan of the compile stage of a run; each part of a large run has its rounds in another order."""
+    seed = derived_seed(plan.seed, ALL_SHARDS, plan.part.number)
+    return StagePlan(plan.setup, seed, str(plan.run_folder / ROUNDS), available_cores(), plan.covered)
 
 
 def rest_of(plan: ShardPlan, cases: int, seconds: float) -> ShardPlan | None:

@@ -11,7 +11,7 @@ import pytest
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.compiling.rounds import CASES, Rounds
+from fuzz_attn.engine.compiling.rounds import CASES, Rounds, StagePlan
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
@@ -47,8 +47,8 @@ def played(tmp_path: Path) -> Callable[..., tuple[Statistics, list[Order]]]:
         answer: Callable[[Order], Answer] = lambda order: Answer(), max_cases: int = CASES, ready: Ready = READY
     ) -> tuple[Statistics, list[Order]]:
         worker, results = FakeWorker(answer, ready), Results()
-        folder = tmp_path / "rounds"
-        plan = Plan(Setup("t"), 0, 1, SEED, None, max_cases, tmp_path / "run", tmp_path / "saved", rounds=folder)
+        stage = StagePlan(Setup("t"), SEED, str(tmp_path / "rounds"), 1)
+        plan = Plan(Setup("t"), 0, 1, 0, None, max_cases, tmp_path / "run", tmp_path / "saved", stage=stage)
         plan.run_folder.mkdir()
         Campaign(plan, results, worker).run()
         return results.statistics, worker.orders
