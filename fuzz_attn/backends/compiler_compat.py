@@ -9,16 +9,20 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from unittest import mock
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.compiler import ASTSource
 from triton.runtime import Autotuner, JITFunction
 
 from fuzz_attn.simulator.compiled import Compiled
 from fuzz_attn.simulator.triton_compat import TARGET, source_digest
+
+COMPILES_LAUNCHERS: Final = hasattr(nvidia, "compile_module_from_src")
+"""Whether Triton also compiles a C function for each signature, with which a kernel is launched; 3.6 does."""
 
 KernelKey: TypeAlias = tuple[object, str]
 
@@ -36,9 +40,12 @@ class WantedKernel:
         before = knobs.compilation.listener
         knobs.compilation.listener = lambda **event: found.append(event["cache_hit"])
         try:
-            self._compile()
+            kernel = self._compile()
         finally:
             knobs.compilation.listener = before
+        if kernel is not None and COMPILES_LAUNCHERS:
+            with contextlib.suppress(Exception):  # it needs libcuda and a C compiler; a launch would try it again
+                nvidia.CudaLauncher(kernel.src, kernel.metadata)
         return not any(found)
 
 

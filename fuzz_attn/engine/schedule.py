@@ -45,9 +45,10 @@ ON_GPU: Final = RoundSize(cases=480, keys=4, layouts=1, compiling=1)
 """Compilation dominates on a GPU: 0.2 to 1.6 s for each kernel, where a case of a compiled kernel takes 10 ms.
 
 One compile key leads to many Triton kernels, because Triton specialises on strides that are 1 or divisible by 16, in
-each combination. ``tests/benchmarks/bench_kernel_variants.py`` counts the cases for each kernel: 1.4 with ``ON_CPU``,
-3.4 with 960 cases of 8 keys in all layouts, 8.0 with ``ON_GPU``. Few keys at a time, because a round that the time
-limit cuts off has compiled most of its kernels and judged few of its cases.
+each combination. With ``ON_GPU`` a kernel has 3 to 8 cases and 1.4 with ``ON_CPU``. Few keys at a time, because a
+round that the time limit cuts off has compiled most of its kernels and judged few of its cases. A run on one machine
+has shared rounds instead (:class:`SharedRound`), in which a kernel has 80 cases and more of 16 shards.
+``tests/benchmarks/bench_kernel_variants.py`` counts them.
 """
 
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
@@ -68,12 +69,13 @@ _RELATIONS: Final = 33
 class SharedRound(NamedTuple):
     """What all shards of a run play at the same time, so that they share its kernels: one compile key and one layout.
 
-    The shards draw different cases of it.
+    The shards draw different cases of it. Those of the seed ``sample`` show which kernels it needs.
     """
 
     key: CompileKey
     layout: Strides
     relations: frozenset[str]
+    sample: int
 
 
 SAMPLE: Final = 240
@@ -86,20 +88,18 @@ def shared_round(domain: Domain, campaign: int, number: int, covered: Collection
     """Return what all shards of a campaign play in a round.
 
     The rounds go through all compile keys in one random order after the other; those whose numbers are ``covered``
-    come last in the first. The layout and the relation that needs a kernel of its own depend only on the key and on how
-    often it came before, so another run over the same folder finds most of its kernels compiled.
+    come last in the first. All else depends only on the key and on how often it came before. So another run with the
+    same output directory finds the kernels of these keys compiled.
     """
     keys, layouts = key_pool(domain), layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides"))
     turn, place = divmod(number, len(keys))
     order: list[int] = Stream(derived_seed(campaign, ALL_SHARDS, -1 - turn), _KEYS).permutation(len(keys)).tolist()
     if turn == 0:
         order.sort(key=lambda index: keys[index].number in covered)
-    index = order[place]
-    compiling = _compiling_relations()
-    without = frozenset(RELATIONS).difference(compiling)
-    return SharedRound(
-        keys[index], layouts[(index + turn) % len(layouts)], without | {compiling[(index + turn) % len(compiling)]}
-    )
+    index, compiling = order[place], _compiling_relations()
+    key, again = keys[index], index + turn
+    relations = frozenset(RELATIONS).difference(compiling) | {compiling[again % len(compiling)]}
+    return SharedRound(key, layouts[again % len(layouts)], relations, derived_seed(key.number, ALL_SHARDS, turn))
 
 
 def may_play(shared: SharedRound, domain: Domain, excludes: ExcludesKey | None) -> bool:

@@ -23,7 +23,7 @@ from fuzz_attn.engine.compiling.pool import COMPILED, FAILED, FOUND, compile_all
 from fuzz_attn.engine.compiling.rounds import AHEAD, POLL_SECONDS, Rounds, StagePlan
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
-from fuzz_attn.engine.schedule import ALL_SHARDS, SAMPLE, derived_seed, shared_round
+from fuzz_attn.engine.schedule import SAMPLE, shared_round
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Rehearsal
@@ -46,8 +46,7 @@ class Compiler:
         """Compile the kernels of a round, the first with all cores, because no worker has a case before."""
         started, plan, first = time.monotonic(), self._plan, number == 0
         shared = shared_round(self._domain, plan.seed, number, plan.covered)
-        seed = derived_seed(plan.seed, ALL_SHARDS, number)
-        needed = self._rehearsal.kernels_of(shared, seed, FIRST_SAMPLE if first else SAMPLE)
+        needed = self._rehearsal.kernels_of(shared, FIRST_SAMPLE if first else SAMPLE)
         done = compile_all(needed.kernels, plan.cores if first else max(1, plan.cores // 2), 0 if first else NICE)
         if not done[FAILED]:
             self._rehearsal.compiled(needed.kernels)

@@ -34,10 +34,10 @@ class Rehearsal:
         self._known: set[KernelKey] = set()
         self._failed = 0
 
-    def kernels_of(self, shared: SharedRound, seed: int, cases: int = SAMPLE) -> Needed:
-        """Return the kernels of a sample of a round's cases; other cases of the round need hardly any others."""
+    def kernels_of(self, shared: SharedRound, cases: int = SAMPLE) -> Needed:
+        """Return the kernels of the sample of a round; other cases of it need hardly any others."""
         self._failed = 0
-        play_shared_round(self._domain, shared, seed, cases, self._rehearse)
+        play_shared_round(self._domain, shared, shared.sample, cases, self._rehearse)
         new = [kernel for kernel in self._backend.wanted() if kernel.key not in self._known]
         return Needed(new, self._failed <= MOST_FAILED * cases)
 
