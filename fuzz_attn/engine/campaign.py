@@ -352,7 +352,7 @@ class Campaign:
         self._introduce()
         if answer.missing:
             self._missing += 1
-            self.emit(CaseNotCompiled(self.plan.shard, order))
+            self.emit(CaseNotCompiled(self.plan.shard))
             return answer
         self.cases += phase == "search"
         self._last.append(order)

@@ -114,10 +114,9 @@ class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished
 
 
 class CaseNotCompiled(Plain, frozen=True, tag_field="event", tag="case_not_compiled"):
-    """A case was not judged because one of its kernels was not compiled."""
+    """A case was not judged because one of its kernels was not compiled. It is counted, but not in the log."""
 
     shard: int
-    order: Order
 
 
 class RoundCompiled(Plain, frozen=True, tag_field="event", tag="round_compiled"):

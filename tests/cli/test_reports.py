@@ -191,7 +191,7 @@ def test_the_summary_of_a_second_night_says_how_few_kernels_it_compiled() -> Non
     for number, (compiled, loaded) in enumerate(((2, 0), (0, 30), (1, 7))):
         tally(RoundCompiled(WHOLE_RUN, number, compiled, loaded, failed=0, complete=True, seconds=1.0))
     tally(CaseJudged(0, "search", Order(SMALL), (Verdict("oracle"),), 0.1, compiled=1, loaded=39))
-    tally(CaseNotCompiled(0, Order(SMALL)))
+    tally(CaseNotCompiled(0))
     tally(Finished(0, 10.0, waited=2.5))
     both = merged([msgspec.structs.replace(tally.statistics(), seconds=10.0), shard(cases=40)])
     assert both is not None

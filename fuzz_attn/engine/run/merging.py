@@ -21,7 +21,6 @@ from fuzz_attn.engine.events import (
     ONLY_PART,
     WHOLE_RUN,
     CaseJudged,
-    CaseNotCompiled,
     CaseRefused,
     CaseUnfinished,
     CaseUnsupported,
@@ -54,7 +53,6 @@ OfOneShard = (
     | RefusalReduced
     | CaseUnsupported
     | CaseUnfinished
-    | CaseNotCompiled
     | SavedPassed
     | WorkerLost
     | Note
