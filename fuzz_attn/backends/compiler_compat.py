@@ -78,7 +78,10 @@ def _run_all_configurations(self: Any, *arguments: Any, **keywords: Any) -> Any:
     self.nargs = dict(zip(self.arg_names, arguments, strict=False))
     result = None
     for config in self.prune_configs(keywords) if len(self.configs) > 1 else self.configs:
-        result = self.fn.run(*arguments, **keywords, **config.all_kwargs())
+        chosen = config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **keywords, **chosen})
+        result = self.fn.run(*arguments, **keywords, **chosen)
     self.nargs = None
     return result
 

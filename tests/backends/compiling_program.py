@@ -4,6 +4,9 @@ It runs in a process of its own, because kernels must not be decorated for the i
 and the number of a round.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
 import contextlib
 import json
 import os
@@ -15,6 +18,8 @@ os.environ.pop("TRITON_INTERPRET", None)
 import msgspec
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from triton import knobs
 
 from fuzz_attn.backends.compiler import CompilerBackend
@@ -88,6 +93,18 @@ def launched(kernel: WantedKernel, case: AttentionCase) -> object:
     return found
 
 
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=[])
+@triton.jit
+def tuned(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+
+
+def kernels_of_an_autotuner() -> int:
+    with backend.running():
+        tuned[(1,)](torch.empty(32))
+    return len(backend.wanted())
+
+
 def main() -> None:
     """Print what is compiled, found and refused."""
     rehearsal = Rehearsal(target, backend, domain)
@@ -101,6 +118,7 @@ def main() -> None:
         "kernels": len(kernels),
         "left": left,
         "same keys": {str(kernel.key) for kernel in kernels} == {str(kernel.key) for kernel in again},
+        "autotuned": kernels_of_an_autotuner(),
         "compiled": [kernel.compile() for kernel, _ in chosen[:COMPILED]],
         "found": [launched(*each) for each in chosen],
         "compiled again": [kernel.compile() for kernel, _ in chosen[:COMPILED]],

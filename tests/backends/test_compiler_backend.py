@@ -26,6 +26,7 @@ def test_launches_find_what_was_compiled_ahead(family: str, number: int, tmp_pat
     assert figures == {
         "left": 0,
         "same keys": True,
+        "autotuned": 2,
         "compiled": [True, True],
         "found": [[True], [True], "refused"],
         "compiled again": [False, False],
