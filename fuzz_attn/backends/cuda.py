@@ -22,6 +22,7 @@ _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 _PRECISION: Final = re.compile(r"inputPrecision = (\w+)")
 """How it multiplies them; ``ieee`` is not written."""
 
+MICROSECONDS: Final = 1e6
 TENSOR_CORE_SLACK: Final = 2.0
 """Tensor cores truncate where they add: each addend at a bit or more below the last bit of the largest, then the sum.
 
@@ -158,7 +159,8 @@ class CudaBackend:
         before = knobs.compilation.listener
 
         def listen(**event: Any) -> None:
-            new = Kernels(compiled=not event["cache_hit"], loaded=event["cache_hit"])
+            loaded = event["cache_hit"]
+            new = Kernels(not loaded, loaded, 0.0 if loaded else event["times"].total / MICROSECONDS)
             self._kernels = Kernels(*(old + more for old, more in zip(self._kernels, new, strict=True)))
             self._dots.add(dots_in(event["metadata_group"]))
             if before is not None:

@@ -143,10 +143,13 @@ def _kernels_ahead(statistics: Statistics) -> str:
 
 
 def _waits(statistics: Statistics) -> str:
-    """Return how long shards waited for the compile stage, and how many cases were dropped for it."""
-    share = statistics.waited / max(1e-9, statistics.seconds * statistics.shards)
+    """Return how long shards waited for the compiler, at the start and later, and how many cases they dropped for it."""
+    time = max(1e-9, statistics.seconds * statistics.shards)
+    waits = (
+        f"workers waited {statistics.waited / time:.1%} of their time and compiled {statistics.compiling / time:.1%}"
+    )
     dropped = count(statistics.not_compiled, "case")
-    return f"workers waited {share:.1%} of their time; {dropped} dropped that needed another kernel"
+    return f"{waits}; {dropped} dropped that needed another kernel"
 
 
 def _unfinished(statistics: Statistics) -> str:
