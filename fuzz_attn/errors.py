@@ -138,5 +138,9 @@ class LaunchReachedInterrupt(BaseException):
     """Ends a target at its first launch, where only its host code is asked for."""
 
 
+class NotCompiledInterrupt(BaseException):
+    """Ends a launch whose kernel is not compiled yet, where no case may wait for the compiler."""
+
+
 class HangInterrupt(BaseException):
     """Ends a launch whose processor time is up. A target could catch an Exception."""

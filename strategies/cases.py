@@ -76,16 +76,19 @@ def cases(
     keys: Iterable[CompileKey] | None = None,
     layouts: Iterable[Strides] | None = None,
     sequences: tuple[Sequence, ...] | None = None,
+    simpler: bool = True,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
     many cases of few keys. Strided cases take one of ``layouts`` where given. All have the same ``sequences`` where
-    given. Raises InvalidArgument for keys outside of the domain.
+    given. A few cases have simpler keys and layouts, so that shrinking can drop features; without ``simpler`` none
+    has. Raises InvalidArgument for keys outside of the domain.
     """
     inner = domain.allows("inner_strides")
-    strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner)
-    return _cases(domain, compile_keys(domain=domain, keys=keys), strides, _features(domain), sequences)
+    strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner, simpler=simpler)
+    chosen = compile_keys(domain=domain, keys=keys, simpler=simpler)
+    return _cases(domain, chosen, strides, _features(domain), sequences)
 
 
 @lru_cache(maxsize=64)

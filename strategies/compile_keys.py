@@ -112,21 +112,22 @@ def compile_keys(
     *,
     domain: Domain = Domain(),  # noqa: B008 (frozen)
     keys: Iterable[CompileKey] | None = None,
+    simpler: bool = True,
 ) -> st.SearchStrategy[CompileKey]:
     """Return a strategy of compile keys of a domain; shrinks towards float32, group 1, head and page of 16, no feature.
 
     Nearly all draws are keys of the pool, or of ``keys`` where given. The rest are such keys with single fields
-    simplified, so that shrinking drops one feature after the other.
+    simplified, so that shrinking drops one feature after the other; without ``simpler`` there are no others.
     """
     if keys is None:
         key_pool(domain)
-        return _compile_keys(domain, None)
+        return _compile_keys(domain, None, simpler)
     chosen = tuple(sorted(set(keys), key=lambda key: _complexity(key, _axes(domain))))
     if not chosen:
         raise InvalidArgument("keys=() must hold at least one compile key")
     for key in chosen:
         check_key(key, domain=domain)
-    return _compile_keys(domain, chosen)
+    return _compile_keys(domain, chosen, simpler)
 
 
 def check_key(key: CompileKey, *, domain: Domain) -> None:
@@ -151,10 +152,10 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
 
 
 @composite
-def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] | None) -> CompileKey:
+def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] | None, simpler: bool) -> CompileKey:
     pool = keys or key_pool(domain)
     key = pool[draw_index(draw, len(pool))]
-    for axis in _axes(domain):
+    for axis in _axes(domain) if simpler else ():
         # Drawn for simple fields too: the shrinker needs the same choices for every key.
         choice = draw(_SIMPLIFY)
         if choice < MAX_SIMPLER:

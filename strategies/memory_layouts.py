@@ -66,11 +66,16 @@ def layout_pool(*, family: Family = "unified", inner_strides: bool = False) -> t
 
 
 def memory_layouts(
-    *, family: Family = "unified", layouts: Iterable[Strides] | None = None, inner_strides: bool = False
+    *,
+    family: Family = "unified",
+    layouts: Iterable[Strides] | None = None,
+    inner_strides: bool = False,
+    simpler: bool = True,
 ) -> st.SearchStrategy[Strides]:
     """Return a strategy of the strides of a case; shrinks towards dense tensors, which three in five cases have.
 
     All others take one of ``layouts`` where given, nearly always unchanged; shrinking drops its paddings one by one.
+    Without ``simpler`` they are never changed.
     Without ``layouts`` and with ``inner_strides``, a third of them also have paddings inside pages and of new values.
     """
     if layouts is None:
@@ -78,14 +83,16 @@ def memory_layouts(
     chosen = tuple(layouts)
     if not chosen:
         raise InvalidArgument("layouts=() must hold at least one layout")
-    return _some_layouts(chosen)
+    return _some_layouts(chosen, simpler)
 
 
 @composite
-def _some_layouts(draw: st.DrawFn, layouts: tuple[Strides, ...]) -> Strides:
+def _some_layouts(draw: st.DrawFn, layouts: tuple[Strides, ...], simpler: bool) -> Strides:
     if not draw(_STRIDED):
         return _DENSE
     layout = layouts[draw_index(draw, len(layouts))]
+    if not simpler:
+        return layout
     dropped: dict[str, Any] = {name: 0 for name in (*_FIELDS, *INNER_STRIDES) if draw(_DROP) == 0}
     if draw(_DROP) == 0:
         dropped["cache"] = "separate"

@@ -32,10 +32,14 @@ class Observation(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """How many kernels were compiled, and how many were loaded because an earlier process had compiled them."""
+    """How many kernels were compiled, how many were loaded because another process had compiled them.
+
+    ``seconds`` is the time of the compiler.
+    """
 
     compiled: int = 0
     loaded: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -70,6 +74,8 @@ class Backend(Protocol):
     """The error of an addition in a dot product of narrow operands, in unit roundoffs; 1 means round to nearest."""
     forks_first: bool
     """Whether a process must fork before it initialises its device, whose state does not survive a fork."""
+    compiles: bool
+    """Whether a launch may wait for the compiler; set it to False to end such a launch instead."""
 
     def prepare(self) -> None:
         """Set up the process; must be called before Triton decorates the first kernel."""
@@ -79,6 +85,9 @@ class Backend(Protocol):
 
         Raises :class:`fuzz_attn.errors.BackendError` if that fails.
         """
+
+    def gpu(self) -> tuple[int, int, int] | None:
+        """Return the compute capability of the GPU and the number of its multiprocessors; None on a CPU."""
 
     def preflight(self) -> tuple[str, ...]:
         """Check loads, casts and dots of each dtype, and return the shims that are needed.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.coverage.mask_coverage import Mask
-from fuzz_attn.errors import BackendError, DeviceLostError
+from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:
     from fuzz_attn.simulator.codegen.dot_operands import Dot
@@ -22,6 +22,7 @@ _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 _PRECISION: Final = re.compile(r"inputPrecision = (\w+)")
 """How it multiplies them; ``ieee`` is not written."""
 
+MICROSECONDS: Final = 1e6
 TENSOR_CORE_SLACK: Final = 2.0
 """Tensor cores truncate where they add: each addend at a bit or more below the last bit of the largest, then the sum.
 
@@ -58,6 +59,7 @@ class CudaBackend:
     sanitizers = False
     tensor_core_slack = TENSOR_CORE_SLACK
     forks_first = True
+    compiles = True
 
     def __init__(self) -> None:
         self._kernels = Kernels()
@@ -86,6 +88,13 @@ class CudaBackend:
         """Return nothing: kernels run as on every GPU."""
         return ()
 
+    def gpu(self) -> tuple[int, int, int]:
+        """Return the compute capability and the number of multiprocessors of the GPU."""
+        import torch  # noqa: PLC0415 - as above
+
+        properties = torch.cuda.get_device_properties()
+        return properties.major, properties.minor, properties.multi_processor_count
+
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` if the GPU computes wrongly or lacks a type."""
         from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
@@ -99,15 +108,19 @@ class CudaBackend:
     def running(self) -> Iterator[Watch]:
         """Give the target poisoned scratch, and wait until the GPU has finished.
 
-        Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then.
+        Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then, and
+        :class:`NotCompiledInterrupt` for a kernel that may not be compiled here.
         """
+        from fuzz_attn.backends.compiler_compat import only_compiled_kernels  # noqa: PLC0415 - imports Triton, as above
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
-        from fuzz_attn.simulator.triton_compat import compilations_announced, launches_counted  # noqa: PLC0415 - imports Triton, as above
+        from fuzz_attn.simulator.triton_compat import compilations_announced, launches_counted  # noqa: PLC0415 - as above
 
         watch, scratch = Watch(), PoisonedScratch()
         try:
             counted = launches_counted(watch.count_launch)
-            with scratch, self._counting(), counted, compilations_announced(self._compiling):
+            announced = compilations_announced(self._compiling)
+            allowed = nullcontext() if self.compiles else only_compiled_kernels(_refuse_to_compile)
+            with scratch, self._counting(), counted, announced, allowed:
                 yield watch
         finally:
             _wait()
@@ -146,8 +159,11 @@ class CudaBackend:
         before = knobs.compilation.listener
 
         def listen(**event: Any) -> None:
-            new = Kernels(compiled=not event["cache_hit"], loaded=event["cache_hit"])
-            self._kernels = Kernels(*(old + more for old, more in zip(self._kernels, new, strict=True)))
+            loaded = event["cache_hit"]
+            new = Kernels(not loaded, loaded, 0.0 if loaded else event["times"].total / MICROSECONDS)
+            old = self._kernels
+            seconds = old.seconds + new.seconds
+            self._kernels = Kernels(old.compiled + new.compiled, old.loaded + new.loaded, seconds)
             self._dots.add(dots_in(event["metadata_group"]))
             if before is not None:
                 before(**event)
@@ -157,6 +173,10 @@ class CudaBackend:
             yield
         finally:
             knobs.compilation.listener = before
+
+
+def _refuse_to_compile() -> None:
+    raise NotCompiledInterrupt
 
 
 def _wait() -> None:

@@ -25,6 +25,7 @@ class InterpreterBackend:
     sanitizers = False
     tensor_core_slack = 1.0
     forks_first = False
+    compiles = True
 
     def __init__(self) -> None:
         self._shims: tuple[str, ...] = ()
@@ -45,6 +46,9 @@ class InterpreterBackend:
     def notes(self) -> tuple[str, ...]:
         """Return nothing: the shims are listed anyway."""
         return ()
+
+    def gpu(self) -> None:
+        """Return None: kernels run on the CPU."""
 
     def preflight(self) -> tuple[str, ...]:
         """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""

@@ -46,6 +46,7 @@ class SimulatorBackend:
     sanitizers = True
     tensor_core_slack = 1.0
     forks_first = False
+    compiles = True
 
     def __init__(self) -> None:
         self._reported: list[int] = []
@@ -65,6 +66,9 @@ class SimulatorBackend:
     def new_kernels(self) -> Kernels:
         """Return 0 kernels: nothing is compiled for the CPU."""
         return Kernels()
+
+    def gpu(self) -> None:
+        """Return None: kernels run on the CPU."""
 
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` if the simulator computes wrongly."""

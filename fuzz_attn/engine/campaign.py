@@ -25,8 +25,10 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
+from fuzz_attn.engine.compiling.rounds import CASES, POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
     CaseJudged,
+    CaseNotCompiled,
     CaseRefused,
     CaseUnfinished,
     CaseUnsupported,
@@ -48,7 +50,16 @@ from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
-from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, derived_seed, play_round, uncovered
+from fuzz_attn.engine.schedule import (
+    ON_CPU,
+    ON_GPU,
+    derived_seed,
+    may_play,
+    play_round,
+    play_shared_round,
+    shared_round,
+    uncovered,
+)
 from fuzz_attn.errors import (
     BudgetSpentInterrupt,
     CounterexampleError,
@@ -70,6 +81,9 @@ AVOIDED: Final = 0.75
 
 A larger part finds bugs later that need the same features, a smaller one those that need others.
 """
+MOST_MISSING: Final = 0.5
+"""Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
+cases may wait."""
 _AVOIDING: Final = 4
 """The index of the stream of random numbers that decides which cases are drawn again."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
@@ -96,6 +110,8 @@ class Plan:
     worker: int | None = None
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that earlier runs have covered; others are drawn first."""
+    stage: StagePlan | None = None
+    """What compiles the kernels of a GPU ahead of their cases; None where the shard compiles its own."""
 
     @property
     def place(self) -> int:
@@ -127,6 +143,10 @@ class Campaign:
         self._covered = set(plan.covered)
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
+        self._rounds = None if plan.stage is None else Rounds(Path(plan.stage.folder))
+        self._waited = self._missing = 0.0
+        self._compiled = False
+        self._own_rounds = 0
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
         self._lives = FailureLives(self, plan.shard, self.folder, plan.max_time, self.elapsed)
 
@@ -175,7 +195,7 @@ class Campaign:
         return IsolatedWorker(setup, launch_seconds=launch_limit(self.plan.max_time), index=self.plan.place)
 
     def _finish(self, error: str) -> None:
-        self.emit(Finished(self.plan.shard, self.elapsed(), error))
+        self.emit(Finished(self.plan.shard, self.elapsed(), error, waited=self._waited))
 
     def _run(self) -> None:
         self._started = time.monotonic()
@@ -216,9 +236,13 @@ class Campaign:
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.place:
                 play_saved(self, self._lives, self.folder(), self.ready.domain)
-            while self._has_budget() and not self._refusals.hopeless(number):
+            while self._has_budget() and not self._refusals.hopeless(self._rounds_tried()):
                 self._round(number)
                 number += 1
+
+    def _rounds_tried(self) -> int:
+        """Return the number of rounds, those of one compile key counted as part of one."""
+        return self._own_rounds + (0 if self._rounds is None else self._rounds.ready // ON_GPU.keys)
 
     def _has_budget(self) -> bool:
         return self._has_time() and (self.plan.max_cases is None or self.cases < self.plan.max_cases)
@@ -233,13 +257,48 @@ class Campaign:
         return self._deadline is None or time.monotonic() < self._deadline
 
     def _round(self, number: int) -> None:
+        """Try cases of a round whose kernels are compiled; without any, those of a round of this shard's own."""
+        if self._rounds is None or self.ready.device == "cpu":
+            self._own_round(number)
+            return
+        started = time.monotonic()
+        ready = self._rounds.next(self._random, self._may_wait)
+        self._waited += time.monotonic() - started
+        if ready is None:
+            self._own_round(number)
+        else:
+            self._shared_round(number, ready)
+
+    def _may_wait(self) -> bool:
+        self.learn()
+        return self._has_time()
+
+    def _shared_round(self, number: int, ready: ReadyRound) -> None:
+        """Try cases of a round that is compiled, the same for all shards."""
+        domain, excludes = self._refusals.drawing(number)
+        assert self.plan.stage is not None
+        shared = shared_round(self.ready.domain, self.plan.stage.seed, ready.number, self.plan.stage.covered)
+        if not may_play(shared, domain, excludes):
+            time.sleep(POLL_SECONDS)  # the next round may be ready then
+            return
+        seed = derived_seed(self.plan.seed, self.plan.shard, number)
+        self._compiled = ready.complete and self._missing < MOST_MISSING * (self.cases + CASES)
+        try:
+            play_shared_round(domain, shared, seed, self._cases_left(CASES), self._try, self._skips)
+        finally:
+            self._compiled = False
+
+    def _cases_left(self, most: int) -> int:
+        return most if self.plan.max_cases is None else min(most, self.plan.max_cases - self.cases)
+
+    def _own_round(self, number: int) -> None:
         """Try the cases of one round."""
+        self._own_rounds += 1
         ready = self.worker.ready
         size = ON_CPU if ready.device == "cpu" else ON_GPU
-        left = size.cases if self.plan.max_cases is None else self.plan.max_cases - self.cases
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         domain, excludes = self._refusals.drawing(number)
-        number_of_cases = min(size.cases, left)
+        number_of_cases = self._cases_left(size.cases)
         play_round(domain, round_seed, number_of_cases, self._try, size, excludes, self._skips, self._covered)
 
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
@@ -284,14 +343,19 @@ class Campaign:
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started = self.worker.deaths, time.monotonic()
         try:
-            answer = self.worker.judge(order, deadline=deadline)
+            asked = msgspec.structs.replace(order, compiled=self._compiled and phase == "search")
+            answer = self.worker.judge(asked, deadline=deadline)
         except OutOfTimeError:
             self._unfinished = time.monotonic() - started >= POSSIBLE_HANG
             self.emit(CaseUnfinished(self.plan.shard, order, time.monotonic() - started))
             raise BudgetSpentInterrupt from None
+        self._introduce()
+        if answer.missing:
+            self._missing += 1
+            self.emit(CaseNotCompiled(self.plan.shard))
+            return answer
         self.cases += phase == "search"
         self._last.append(order)
-        self._introduce()
         if self.worker.deaths > deaths:
             self._last.clear()
             self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
@@ -330,9 +394,8 @@ class Campaign:
 
     def _judged(self, order: Order, phase: Phase, answer: Answer, seconds: float) -> CaseJudged:
         verdicts = (answer.verdict, *answer.others)
-        return CaseJudged(
-            self.plan.shard, phase, order, verdicts, seconds, answer.masks, answer.compiled, answer.loaded
-        )
+        kernels = answer.compiled, answer.loaded, answer.compiling
+        return CaseJudged(self.plan.shard, phase, order, verdicts, seconds, answer.masks, *kernels)
 
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a counterexample of an order, with its relation only where that may have caused the failure."""

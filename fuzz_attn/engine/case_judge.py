@@ -11,7 +11,7 @@ import msgspec
 
 from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Answer, Compiling, Order, Ready, Setup
-from fuzz_attn.errors import FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -81,6 +81,7 @@ class CaseJudge:
             target.match.binding,
             reasons,
             target.match.published,
+            self.backend.gpu(),
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -90,6 +91,17 @@ class CaseJudge:
 
     def judge(self, order: Order) -> Answer:
         """Return the answer to an order."""
+        if not order.compiled:
+            return self._judge(order)
+        self.backend.compiles = False
+        try:
+            return self._judge(order)
+        except NotCompiledInterrupt:
+            return Answer(missing=True)
+        finally:
+            self.backend.compiles = True
+
+    def _judge(self, order: Order) -> Answer:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
         from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
@@ -118,6 +130,7 @@ class CaseJudge:
             masks=masks,
             compiled=kernels.compiled,
             loaded=kernels.loaded,
+            compiling=kernels.seconds,
             notes=notes,
         )
 

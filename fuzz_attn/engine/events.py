@@ -59,7 +59,10 @@ class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
 
 
 class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
-    """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass."""
+    """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass.
+
+    Of the ``seconds``, ``compiling`` were the compiler's.
+    """
 
     shard: int
     phase: Phase
@@ -69,6 +72,7 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     masks: tuple[Mask, ...] = ()
     compiled: int = 0
     loaded: int = 0
+    compiling: float = 0.0
 
 
 class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
@@ -110,6 +114,28 @@ class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished
 
     shard: int
     order: Order
+    seconds: float
+
+
+class CaseNotCompiled(Plain, frozen=True, tag_field="event", tag="case_not_compiled"):
+    """A case was not judged because one of its kernels was not compiled. It is counted, but not in the log."""
+
+    shard: int
+
+
+class RoundCompiled(Plain, frozen=True, tag_field="event", tag="round_compiled"):
+    """The kernels of a round are compiled ahead of its cases; ``loaded`` of them were compiled by an earlier run.
+
+    ``failed`` could not be compiled. The kernels are not ``complete`` if they could not be found out for many cases.
+    ``seconds`` is the time of both.
+    """
+
+    shard: int
+    round: int
+    compiled: int
+    loaded: int
+    failed: int
+    complete: bool
     seconds: float
 
 
@@ -176,13 +202,15 @@ class Note(Plain, frozen=True, tag_field="event", tag="note"):
 class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
     """A shard, or with ``shard`` :data:`WHOLE_RUN` the run, has ended; ``error`` says why it could not go on, if so.
 
-    ``stopped_by`` is the number of the signal that ended the run, 0 if none did.
+    ``stopped_by`` is the number of the signal that ended the run, 0 if none did. ``waited`` are the seconds that a
+    shard waited for the compile stage.
     """
 
     shard: int
     seconds: float
     error: str = ""
     stopped_by: int = 0
+    waited: float = 0.0
 
 
 Event: TypeAlias = (
@@ -193,6 +221,8 @@ Event: TypeAlias = (
     | RefusalReduced
     | CaseUnsupported
     | CaseUnfinished
+    | CaseNotCompiled
+    | RoundCompiled
     | FailureFound
     | FailureChanged
     | SavedPassed

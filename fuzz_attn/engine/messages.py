@@ -39,7 +39,8 @@ class Setup(Plain, frozen=True):
 class Ready(Plain, frozen=True, tag="ready"):
     """The worker is set up: its target, backend and shims, and the domain that the target promises.
 
-    ``notes`` are sentences for the summary of the run. ``binding`` is how the target is called and ``reasons`` say why
+    ``gpu`` is the compute capability of a GPU and the number of its multiprocessors. ``notes`` are sentences for the
+    summary of the run. ``binding`` is how the target is called and ``reasons`` say why
     each parameter has its role; ``published`` is true where the names of the parameters tell all of it.
     """
 
@@ -55,6 +56,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     binding: Binding = Binding()
     reasons: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
     published: bool = True
+    gpu: tuple[int, int, int] | None = None
 
 
 class Order(Plain, frozen=True):
@@ -65,7 +67,8 @@ class Order(Plain, frozen=True):
     which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
     rounding that would explain it, which takes more launches. With ``forensics`` the answer is only an explanation of
     what the kernel did, which takes up to a few hundred; with ``healthy``, a target that is right on the case, it also
-    names the first operation that gives another value there.
+    names the first operation that gives another value there. With ``compiled`` the case is not judged if a kernel of
+    it would have to be compiled first.
     """
 
     case: AttentionCase
@@ -76,6 +79,7 @@ class Order(Plain, frozen=True):
     explain: bool = False
     forensics: bool = False
     healthy: str = ""
+    compiled: bool = False
 
 
 class Answer(Plain, frozen=True, tag="answer"):
@@ -86,9 +90,11 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``unsupported`` is the operation that the backend cannot run, with its source line; ``instead`` names the backend
     that judged the case in its place, and without one there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
-    empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
+    empty. ``compiled`` counts kernels compiled for this case, which took ``compiling`` seconds, and ``loaded`` those
+    found compiled by another process.
     ``notes`` are sentences for the summary: what the worker has learned of the target.
     ``explanation`` is what an order with ``forensics`` asks for.
+    ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     """
 
@@ -102,6 +108,8 @@ class Answer(Plain, frozen=True, tag="answer"):
     masks: tuple[Mask, ...] = ()
     compiled: int = 0
     loaded: int = 0
+    compiling: float = 0.0
+    missing: bool = False
     killed: bool = False
     notes: tuple[str, ...] = ()
     explanation: Explanation | None = None
@@ -109,7 +117,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     @property
     def judged(self) -> bool:
         """Whether there is a verdict."""
-        return self.refusal is None and (not self.unsupported or bool(self.instead))
+        return self.refusal is None and not self.missing and (not self.unsupported or bool(self.instead))
 
 
 class Compiling(Plain, frozen=True, tag="compiling"):

@@ -11,6 +11,9 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
+from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
+
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
@@ -18,7 +21,7 @@ from fuzz_attn.case.parts import Strides
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.compile_keys import check_key, key_pool
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.strategies.sampling.draws import Sample
@@ -42,9 +45,10 @@ ON_GPU: Final = RoundSize(cases=480, keys=4, layouts=1, compiling=1)
 """Compilation dominates on a GPU: 0.2 to 1.6 s for each kernel, where a case of a compiled kernel takes 10 ms.
 
 One compile key leads to many Triton kernels, because Triton specialises on strides that are 1 or divisible by 16, in
-each combination. ``tests/benchmarks/bench_kernel_variants.py`` counts the cases for each kernel: 1.4 with ``ON_CPU``,
-3.4 with 960 cases of 8 keys in all layouts, 8.0 with ``ON_GPU``. Few keys at a time, because a round that the time
-limit cuts off has compiled most of its kernels and judged few of its cases.
+each combination. With ``ON_GPU`` a kernel has 3 to 8 cases and 1.4 with ``ON_CPU``. Few keys at a time, because a
+round that the time limit cuts off has compiled most of its kernels and judged few of its cases. A run on one machine
+has shared rounds instead (:class:`SharedRound`), in which a kernel has 80 cases and more of 16 shards.
+``tests/benchmarks/bench_kernel_variants.py`` counts them.
 """
 
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
@@ -60,6 +64,66 @@ ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
 _RELATIONS: Final = 33
+
+
+class SharedRound(NamedTuple):
+    """What all shards of a run play at the same time, so that they share its kernels: one compile key and one layout.
+
+    The shards draw different cases of it. Those of the seed ``sample`` show which kernels it needs.
+    """
+
+    key: CompileKey
+    layout: Strides
+    relations: frozenset[str]
+    sample: int
+
+
+SAMPLE: Final = 240
+"""Cases of a shared round that show which kernels it needs."""
+ALL_SHARDS: Final = -1
+"""Stands for a shard in the seeds of what all shards share."""
+
+
+def shared_round(domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
+    """Return what all shards of a campaign play in a round.
+
+    The rounds go through all compile keys in one random order after the other; those whose numbers are ``covered``
+    come last in the first. All else depends only on the key and on how often it came before. So another run with the
+    same output directory finds the kernels of these keys compiled.
+    """
+    keys, layouts = key_pool(domain), layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides"))
+    turn, place = divmod(number, len(keys))
+    order: list[int] = Stream(derived_seed(campaign, ALL_SHARDS, -1 - turn), _KEYS).permutation(len(keys)).tolist()
+    if turn == 0:
+        order.sort(key=lambda index: keys[index].number in covered)
+    index, compiling = order[place], _compiling_relations()
+    key, again = keys[index], index + turn
+    relations = frozenset(RELATIONS).difference(compiling) | {compiling[again % len(compiling)]}
+    return SharedRound(key, layouts[again % len(layouts)], relations, derived_seed(key.number, ALL_SHARDS, turn))
+
+
+def may_play(shared: SharedRound, domain: Domain, excludes: ExcludesKey | None) -> bool:
+    """Return whether a shared round lies within what is left of a domain after what the target refuses."""
+    if excludes is not None and excludes(shared.key):
+        return False
+    try:
+        check_key(shared.key, domain=domain)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def play_shared_round(
+    domain: Domain,
+    shared: SharedRound,
+    seed: int,
+    number_of_cases: int,
+    attempt: Attempt,
+    skips: Skips | None = None,
+) -> None:
+    """Draw cases of a shared round and call ``attempt`` with each; an exception of it ends the round."""
+    strategy = with_choices(cases(domain, keys=(shared.key,), layouts=(shared.layout,), simpler=False))
+    _play(domain, seed, number_of_cases, attempt, strategy, shared.relations, skips)
 
 
 def play_round(
@@ -83,7 +147,19 @@ def play_round(
     )
     relations = relations_of_round(round_seed, size.compiling)
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
-    random = Random(round_seed)  # noqa: S311 - nothing secret
+    _play(domain, round_seed, number_of_cases, attempt, strategy, relations, skips)
+
+
+def _play(
+    domain: Domain,
+    seed: int,
+    number_of_cases: int,
+    attempt: Attempt,
+    strategy: SearchStrategy[tuple[AttentionCase, int | None]],
+    relations: frozenset[str],
+    skips: Skips | None,
+) -> None:
+    random = Random(seed)  # noqa: S311 - nothing secret
     for _ in range(number_of_cases):
         for _ in range(MOST_DRAWS):
             case, choice = Sample(random).draw(strategy)
@@ -130,9 +206,13 @@ def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tupl
 
 def relations_of_round(round_seed: int, count: int | None) -> frozenset[str]:
     """Return the relations of one round: all that need no other kernel, and a seeded sample of those that do."""
-    compiling = [relation.name for relation in RELATIONS.values() if relation.compiles]
+    compiling = _compiling_relations()
     sample = Stream(round_seed, _RELATIONS).permutation(len(compiling))[:count].tolist()
     return frozenset(RELATIONS) - frozenset(compiling) | {compiling[index] for index in sample}
+
+
+def _compiling_relations() -> list[str]:
+    return [relation.name for relation in RELATIONS.values() if relation.compiles]
 
 
 def derived_seed(campaign: int, shard: int, number: int) -> int:

@@ -14,7 +14,13 @@ import torch
 
 from fuzz_attn.backends.backend import Backend, Observation, Watch
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.errors import BindingError, DeviceLostError, HangInterrupt, UnsupportedByBackendError
+from fuzz_attn.errors import (
+    BindingError,
+    DeviceLostError,
+    HangInterrupt,
+    NotCompiledInterrupt,
+    UnsupportedByBackendError,
+)
 from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
@@ -133,7 +139,7 @@ class Experiment:
             with self.backend.running() as watch:
                 watch.host_only, watch.dead = self.host_only, dead
                 changed = self.target.run(tensors)
-        except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt):
+        except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt, NotCompiledInterrupt):
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error, site = _described(raised), _site_of(raised)

@@ -107,7 +107,10 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
     yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
     yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
-    if statistics.kernels_compiled or statistics.kernels_loaded:
+    if statistics.kernels_ahead or statistics.kernels_kept:
+        yield "kernels", _kernels_ahead(statistics)
+        yield "compiler", _waits(statistics)
+    elif statistics.kernels_compiled or statistics.kernels_loaded:
         yield "kernels compiled", _kernels(statistics)
     if statistics.shrinking:
         yield "shrinking", count(statistics.shrinking, "attempt")
@@ -128,6 +131,25 @@ def _kernels(statistics: Statistics) -> str:
     cases = statistics.cases + statistics.shrinking
     cached = f", {statistics.kernels_loaded} more from Triton's cache" if statistics.kernels_loaded else ""
     return f"{statistics.kernels_compiled}{cached}, {cases / kernels:.1f} cases each"
+
+
+def _kernels_ahead(statistics: Statistics) -> str:
+    """Return the number of kernels of a run with a compile stage, and of cases for each."""
+    ahead, kept, judging = statistics.kernels_ahead, statistics.kernels_kept, statistics.kernels_compiled
+    kernels = ahead + kept + judging
+    cases = (statistics.cases + statistics.shrinking) / kernels
+    compiled = f"{ahead + judging} compiled ({ahead} ahead of their cases, {judging} while judging)"
+    return f"{kernels}: {compiled}, {kept} by earlier runs; {cases:.1f} cases each"
+
+
+def _waits(statistics: Statistics) -> str:
+    """Return how long shards waited for the compiler, at the start and later, and how many cases they dropped."""
+    time = max(1e-9, statistics.seconds * statistics.shards)
+    waits = (
+        f"workers waited {statistics.waited / time:.1%} of their time and compiled {statistics.compiling / time:.1%}"
+    )
+    dropped = count(statistics.not_compiled, "case")
+    return f"{waits}; {dropped} dropped that needed another kernel"
 
 
 def _unfinished(statistics: Statistics) -> str:

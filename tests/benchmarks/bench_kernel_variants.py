@@ -1,71 +1,100 @@
-"""The number of cases for each kernel that Triton would compile, for rounds of several sizes.
+"""The number of cases for each kernel that Triton would compile, with rounds of each shard and with shared rounds.
 
-It runs no kernel. It records what Triton would specialise each launch for: constants, which pointers are None, types
-and alignment of pointers, and integers that are 1 or divisible by 16.
+It needs no GPU: launchers are called with Triton's compiler replaced. For shared rounds it also prints how many cases
+need a kernel that the sample of the compile stage does not show; a worker drops those. Arguments: the number of shards
+(16) and of rounds (3), then families (all).
 """
 
-from typing import Any
+import os
+import sys
+from functools import partial
 
+os.environ.pop("TRITON_INTERPRET", None)
+
+import msgspec
 import torch
 
-from fuzz_attn.backends import backend_named
+from fuzz_attn.backends.compiler import CompilerBackend
+from fuzz_attn.backends.compiler_compat import KernelKey
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine.compiling.rehearsal import Rehearsal
+from fuzz_attn.engine.compiling.rounds import CASES
+from fuzz_attn.engine.schedule import (
+    ON_GPU,
+    derived_seed,
+    play_round,
+    play_shared_round,
+    shared_round,
+)
+from fuzz_attn.targets.built_in import BUILT_IN_NAMES
+from fuzz_attn.targets.loading import load_target
+from fuzz_attn.targets.published.gpu_answers import gpu_answers
 
-backend_named("simulator").prepare()
-
-from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, RoundSize, derived_seed, play_round  # noqa: E402 - as above
-from fuzz_attn.inputs.tensors import materialise  # noqa: E402 - as above
-from fuzz_attn.kernels import unified_attention  # noqa: E402 - kernels are decorated once the backend is prepared
-from fuzz_attn.targets.loading import load_target  # noqa: E402 - as above
-
-CASES = 2400
-SIZES = (ON_CPU, RoundSize(cases=960, keys=8), RoundSize(cases=960, keys=8, layouts=2), ON_GPU)
-KERNELS = ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments")
+SEED = 1
 
 
-class Recorder:
-    """Replaces a kernel and records its launches."""
+class Counted(Rehearsal):
+    """Counts the kernels of cases."""
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.parameters = {parameter.name: parameter for parameter in kernel.params}
-        self.seen: set[tuple[object, ...]] = set()
+    def __init__(self, family: str) -> None:
+        target = load_target(family)
+        domain = target.domain
+        self.domain: Domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_rows"})
+        self._compiler = CompilerBackend(gpu_answers)
+        super().__init__(target, self._compiler, self.domain)
+        self.clear()
 
-    def __getitem__(self, grid: object) -> Any:
-        """Return a function that records a launch."""
-        return lambda **given: self.seen.add(
-            tuple((name, self.specialised(name, given[name])) for name in sorted(given))
-        )
+    def clear(self) -> None:
+        """Count from 0."""
+        self.kernels: set[KernelKey] = set()
+        self.cases = self.dropped = 0
 
-    def specialised(self, name: str, value: Any) -> object:
-        """Return the part of an argument that Triton compiles into the kernel."""
-        parameter = self.parameters.get(name)
-        if isinstance(value, torch.Tensor):
-            return value.dtype, value.data_ptr() % 16 == 0
-        if parameter is None or parameter.is_constexpr or value is None:
-            return repr(value)
-        if isinstance(value, float) or parameter.do_not_specialize:
-            return type(value)
-        return value == 1, value % 16 == 0
+    def attempt(self, case: AttentionCase, relation: str | None, *, sample: frozenset[KernelKey] | None = None) -> None:
+        """Count a case. With a ``sample``, one that needs a kernel outside of it is dropped."""
+        self._rehearse(case, relation)
+        kernels = {kernel.key for kernel in self._compiler.wanted()}
+        self.cases += 1
+        if sample is None or kernels <= sample:
+            self.kernels |= kernels
+        else:
+            self.dropped += 1
+
+    def line(self, what: str) -> str:
+        """Return the counts."""
+        each = (self.cases - self.dropped) / max(1, len(self.kernels))
+        return f"{what}: {self.cases} cases, {len(self.kernels)} kernels, {each:.1f} cases each, {self.dropped} dropped"
+
+
+def own_rounds(counted: Counted, shards: int) -> None:
+    """Print the count of one round of each shard."""
+    counted.clear()
+    for shard in range(shards):
+        play_round(counted.domain, derived_seed(SEED, shard, 0), ON_GPU.cases, counted.attempt, ON_GPU)
+    print(counted.line(f"  own rounds, one of {ON_GPU.cases} cases for each shard"), flush=True)
+
+
+def shared_rounds(counted: Counted, shards: int, rounds: int) -> None:
+    """Print the count of a few rounds that all shards share, with the fewest cases of each shard."""
+    for number in range(rounds):
+        counted.clear()
+        shared = shared_round(counted.domain, SEED, number)
+        sample = counted.kernels_of(shared).kernels
+        attempt = partial(counted.attempt, sample=frozenset(kernel.key for kernel in sample))
+        for shard in range(shards):
+            play_shared_round(counted.domain, shared, derived_seed(SEED, shard, number), CASES, attempt)
+        print(counted.line(f"  shared round {number}, {len(sample)} kernels in the sample"), flush=True)
 
 
 def main() -> None:
-    """Print a line for each size."""
-    target = load_target("unified")
-
-    def play(case: AttentionCase, relation: str | None) -> None:
-        target.run(materialise(case))
-
-    kernels = {name: getattr(unified_attention, name) for name in KERNELS}
-    for size in SIZES:
-        recorders = [Recorder(kernel) for kernel in kernels.values()]
-        for name, recorder in zip(kernels, recorders, strict=True):
-            setattr(unified_attention, name, recorder)
-        for number in range(CASES // size.cases):
-            seed = derived_seed(1, 0, number)
-            play_round(target.domain, seed, size.cases, play, size)
-        made, compiled = CASES // size.cases * size.cases, sum(len(recorder.seen) for recorder in recorders)
-        print(f"{size}: {made} cases, {compiled} kernels, {made / compiled:.2f} cases per kernel", flush=True)
+    """Print the counts of each family."""
+    torch.set_num_threads(1)
+    shards, rounds = (int(text) for text in (sys.argv[1:3] + ["16", "3"][len(sys.argv[1:3]) :]))
+    for family in sys.argv[3:] or BUILT_IN_NAMES:
+        print(f"{family}, {shards} shards")
+        counted = Counted(family)
+        own_rounds(counted, shards)
+        shared_rounds(counted, shards, rounds)
 
 
 if __name__ == "__main__":

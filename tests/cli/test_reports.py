@@ -15,7 +15,9 @@ from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
-from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, merged
+from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Finished, RoundCompiled
+from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, Tally, merged
+from fuzz_attn.engine.messages import Order
 from fuzz_attn.engine.refusals.counts import CountedRefusal
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.refusal import Refusal
@@ -182,6 +184,22 @@ def test_summary_counts_compiled_kernels() -> None:
     together = merged([shard(cases=100, kernels_compiled=10, kernels_loaded=5), shard(cases=50, kernels_loaded=10)])
     assert together is not None
     assert "10, 15 more from Triton's cache, 6.0 cases each" in text_of(summary.render(together))
+
+
+def test_the_summary_of_a_second_night_says_how_few_kernels_it_compiled() -> None:
+    tally = Tally()
+    for number, (compiled, loaded) in enumerate(((2, 0), (0, 30), (1, 7))):
+        tally(RoundCompiled(WHOLE_RUN, number, compiled, loaded, failed=0, complete=True, seconds=1.0))
+    tally(CaseJudged(0, "search", Order(SMALL), (Verdict("oracle"),), 0.1, compiled=1, loaded=39, compiling=1.0))
+    tally(CaseNotCompiled(0))
+    tally(Finished(0, 10.0, waited=2.5))
+    both = merged([msgspec.structs.replace(tally.statistics(), seconds=10.0), shard(cases=40)])
+    assert both is not None
+    text = " ".join(text_of(summary.render(both)).split())
+    assert (
+        "kernels 41: 4 compiled (3 ahead of their cases, 1 while judging), 37 by earlier runs; 1.0 cases each" in text
+    )
+    assert "workers waited 12.5% of their time and compiled 5.0%; 1 case dropped that needed another kernel" in text
 
 
 def test_statistics_of_shards_merge() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
@@ -14,12 +15,17 @@ from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,
     RoundSize,
+    SharedRound,
     keys_of_round,
     layouts_of_round,
+    may_play,
     play_round,
+    play_shared_round,
     relations_of_round,
+    shared_round,
 )
 from fuzz_attn.properties.relations import RELATIONS
+from fuzz_attn.strategies.compile_keys import key_pool
 
 DOMAIN = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 
@@ -67,3 +73,54 @@ def test_a_round_on_a_gpu_has_one_relation_that_compiles_another_kernel(seed: in
 
 def test_rounds_differ_in_relations() -> None:
     assert frozenset().union(*(relations_of_round(seed, 1) for seed in range(100))) == set(RELATIONS)
+
+
+def cases_of(shared: SharedRound, domain: Domain, seed: int) -> list[AttentionCase]:
+    seen: list[AttentionCase] = []
+    play_shared_round(domain, shared, seed, 60, lambda case, relation: seen.append(case))
+    return seen
+
+
+def test_shards_draw_different_cases_of_a_shared_round() -> None:
+    near = msgspec.structs.replace(DOMAIN, features=DOMAIN.features - {"far_rows"})
+    shared = shared_round(near, 7, 3)
+    one, other = cases_of(shared, near, 1), cases_of(shared, near, 2)
+    assert not any(case in other for case in one)
+    assert {case.compile_key for case in one + other} == {shared.key}
+    assert {case.strides for case in one + other} == {Strides(), shared.layout}
+
+
+def test_shared_rounds_go_through_all_keys_and_then_again_in_other_layouts() -> None:
+    pool = key_pool(DOMAIN)
+    first = [shared_round(DOMAIN, 7, number) for number in range(len(pool))]
+    second = [shared_round(DOMAIN, 7, number + len(pool)) for number in range(len(pool))]
+    assert {each.key for each in first} == {each.key for each in second} == set(pool)
+    assert [each.key for each in first] != [each.key for each in second]
+    layouts = {each.key: each.layout for each in first}
+    assert all(layouts[each.key] != each.layout for each in second)
+    assert {name for each in first for name in each.relations} == set(RELATIONS)
+
+
+def test_another_seed_plays_the_same_kernels_in_another_order() -> None:
+    numbers = range(len(key_pool(DOMAIN)))
+    one, other = ([shared_round(DOMAIN, seed, number) for number in numbers] for seed in (1, 2))
+    assert one != other
+    assert set(one) == set(other)
+
+
+def test_covered_keys_come_last_in_the_first_turn() -> None:
+    pool = key_pool(DOMAIN)
+    covered = {key.number for key in pool[::2]}
+    numbers = [shared_round(DOMAIN, 7, number, covered).key.number for number in range(len(pool))]
+    uncovered = len(pool) - len(covered)
+    assert covered.isdisjoint(numbers[:uncovered])
+    assert set(numbers[uncovered:]) == covered
+
+
+def test_a_round_outside_of_what_a_target_accepts_is_not_played() -> None:
+    shared = shared_round(DOMAIN, 7, 0)
+    assert may_play(shared, DOMAIN, None)
+    assert may_play(shared, DOMAIN, lambda key: key != shared.key)
+    assert not may_play(shared, DOMAIN, lambda key: key == shared.key)
+    other = 16 if shared.key.head_size != 16 else 32
+    assert not may_play(shared, msgspec.structs.replace(DOMAIN, head_sizes=(other,)), None)

@@ -11,7 +11,7 @@ from typing import IO, Final, Self, TypeAlias
 import msgspec
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, Finished
+from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Event, Finished
 from fuzz_attn.engine.listeners.distributions import Distributions, DistributionsTally
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally
@@ -68,11 +68,12 @@ class EventLog:
         self._close()
 
     def __call__(self, event: Event) -> None:
-        """Write an event, if it is no passing case, and the counts, if it is time."""
+        """Write an event, if it is no case that passed or was dropped, and the counts, if it is time."""
         self._tally(event)
         self._distributions(event)
         self._write_counts(last=isinstance(event, Finished) and event.shard == self._last_shard)
-        if not isinstance(event, CaseJudged) or not all(verdict.passed for verdict in event.verdicts):
+        passed = isinstance(event, CaseJudged) and all(verdict.passed for verdict in event.verdicts)
+        if not passed and not isinstance(event, CaseNotCompiled):
             self._write(event)
 
     def _write_counts(self, *, last: bool) -> None:

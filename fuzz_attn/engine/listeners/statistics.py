@@ -18,6 +18,7 @@ from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.engine.events import (
     CaseJudged,
+    CaseNotCompiled,
     CaseRefused,
     CaseUnfinished,
     CaseUnsupported,
@@ -26,6 +27,7 @@ from fuzz_attn.engine.events import (
     FailureFound,
     Finished,
     RefusalReduced,
+    RoundCompiled,
     Started,
     WorkerLost,
     WorkerReady,
@@ -53,6 +55,9 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
     - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
       process, shrinking included; workers do not share their counts.
+    - ``kernels_ahead`` counts the kernels that were compiled ahead of their cases, ``kernels_kept`` those that an
+      earlier run had compiled. ``not_compiled`` cases were dropped, because they needed another kernel. The shards
+      waited for ``waited`` seconds in sum, and ``compiling`` seconds for their own compiler.
     - ``shrinking_now`` failures are being confirmed or shrunk.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included; ``outcomes`` is their
       number.
@@ -71,6 +76,11 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     compile_keys: dict[int, int] = msgspec.field(default_factory=dict)
     kernels_compiled: int = 0
     kernels_loaded: int = 0
+    kernels_ahead: int = 0
+    kernels_kept: int = 0
+    not_compiled: int = 0
+    waited: float = 0.0
+    compiling: float = 0.0
     features: dict[str, int] = msgspec.field(default_factory=dict)
     relations: dict[str, int] = msgspec.field(default_factory=dict)
     ratios: dict[str, float] = msgspec.field(default_factory=dict)
@@ -116,6 +126,11 @@ class Tally:
     compile_keys: Counter[int] = field(default_factory=Counter)
     kernels_compiled: int = 0
     kernels_loaded: int = 0
+    kernels_ahead: int = 0
+    kernels_kept: int = 0
+    not_compiled: int = 0
+    waited: float = 0.0
+    compiling: float = 0.0
     features: Counter[str] = field(default_factory=Counter)
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
@@ -148,6 +163,11 @@ class Tally:
             case CaseUnfinished():
                 self.unfinished += 1
                 self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
+            case CaseNotCompiled():
+                self.not_compiled += 1
+            case RoundCompiled():
+                self.kernels_ahead += event.compiled
+                self.kernels_kept += event.loaded
             case WorkerLost():
                 self.deaths += 1
             case FailureFound() | FailureChanged():
@@ -156,6 +176,7 @@ class Tally:
                 self._finish(event)
 
     def _finish(self, event: Finished) -> None:
+        self.waited += event.waited
         if event.shard in self._running:  # the time of the whole run includes the start of the workers
             self._running.discard(event.shard)
             self.seconds = max(self.seconds, event.seconds)
@@ -170,6 +191,7 @@ class Tally:
     def _add_case(self, event: CaseJudged) -> None:
         self.kernels_compiled += event.compiled
         self.kernels_loaded += event.loaded
+        self.compiling += event.compiling
         if event.masks:  # nearly always there are no new ones
             self.masks = mask_coverage.merged((*self.masks, *event.masks))
             self.outcomes = mask_coverage.outcomes(self.masks)
@@ -237,6 +259,11 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         compile_keys=_sums(shard.compile_keys for shard in shards),
         kernels_compiled=sum(shard.kernels_compiled for shard in shards),
         kernels_loaded=sum(shard.kernels_loaded for shard in shards),
+        kernels_ahead=sum(shard.kernels_ahead for shard in shards),
+        kernels_kept=sum(shard.kernels_kept for shard in shards),
+        not_compiled=sum(shard.not_compiled for shard in shards),
+        waited=sum(shard.waited for shard in shards),
+        compiling=sum(shard.compiling for shard in shards),
         features=_sums(shard.features for shard in shards),
         relations=_sums(shard.relations for shard in shards),
         ratios=_maxima(shard.ratios for shard in shards),

@@ -27,7 +27,7 @@ def compiled_kernels_in(out: Path, backend: str, most_bytes: int = MOST_BYTES) -
     The user's own ``TRITON_CACHE_DIR`` stays as it is; it is pruned only if it lies in ``out``. Nothing is done where
     nothing is compiled, which is without a GPU.
     """
-    if backend not in ("auto", "cuda") or not visible_gpus(os.environ):
+    if not compiles(backend):
         yield
         return
     before = os.environ.get(VARIABLE)
@@ -41,6 +41,11 @@ def compiled_kernels_in(out: Path, backend: str, most_bytes: int = MOST_BYTES) -
         del os.environ[VARIABLE]
         if before is not None:
             os.environ[VARIABLE] = before
+
+
+def compiles(backend: str) -> bool:
+    """Return whether kernels are compiled for a backend on this machine, as far as that is known without torch."""
+    return backend in ("auto", "cuda") and bool(visible_gpus(os.environ))
 
 
 def prune(folder: Path, most_bytes: int) -> None:

@@ -19,6 +19,8 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.backends.mps.service import multi_process_service
+from fuzz_attn.engine.compiling.rounds import StagePlan
+from fuzz_attn.engine.compiling.stage import CompileStage
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -34,10 +36,10 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
-from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in
+from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in, compiles
 from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
-from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans
+from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
 from fuzz_attn.engine.run.shards import Shards
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
@@ -83,6 +85,8 @@ class FuzzRun:
         self._tick = tick
         self._shards = LocalShards() if shards is None else shards
         self._running: dict[int, RunningShard] = {}
+        self._stage: CompileStage | None = None
+        self._stage_plan: StagePlan | None = None
         self._signal = 0
         self._signals = 0
         self._started = 0.0
@@ -106,6 +110,9 @@ class FuzzRun:
             stack.callback(self._end)
             plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
+            if plan.compiles_ahead and compiles(plan.setup.backend) and isinstance(self._shards, LocalShards):
+                self._stage_plan = stage_plan(plan)
+                self._stage = stack.enter_context(CompileStage(self._stage_plan))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
             if sharing:
@@ -135,6 +142,7 @@ class FuzzRun:
         self._signals += 1
 
     def _start(self, plan: ShardPlan) -> None:
+        plan = msgspec.structs.replace(plan, stage=self._stage_plan)
         self._running[plan.shard] = RunningShard(plan, time.monotonic() + self._shards.start_seconds)
         self._shards.start(plan)
 
@@ -142,6 +150,8 @@ class FuzzRun:
         """Receive what has arrived, and stop what must end."""
         for number, event in self._shards.events(TICK_SECONDS):
             self._receive(self._running[number], event)
+        for told in () if self._stage is None else self._stage.events():
+            self._emit(told)
         if self._signal:
             self._stop(list(self._running.values()))
         if self._signals > 1:
@@ -193,6 +203,8 @@ class FuzzRun:
                 return
             case WorkerReady():
                 self._note_ready(shard)
+                if self._stage is not None:
+                    self._stage.begin(event.ready)
             case CaseJudged():
                 shard.cases += event.phase == "search"
             case FailureFound() | FailureChanged():

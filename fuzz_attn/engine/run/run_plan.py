@@ -10,8 +10,11 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.plain import Plain
+from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.run.cores import available_cores
+from fuzz_attn.engine.schedule import ALL_SHARDS, derived_seed
 
 
 class ShardPlan(Plain, frozen=True):
@@ -27,6 +30,8 @@ class ShardPlan(Plain, frozen=True):
     run_folder: str
     counterexamples: str
     covered: frozenset[int] = frozenset()
+    stage: StagePlan | None = None
+    """The compile stage on the shard's machine; None where each shard compiles its own kernels."""
     lost: int = 0
     """How often this work was begun on a machine that was lost."""
 
@@ -53,10 +58,20 @@ class RunPlan:
     """The run ends when nothing was new for so many seconds."""
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that are drawn last."""
+    compiles_ahead: bool = True
+    """Whether a GPU's kernels are compiled by processes of their own, ahead of the cases that need them."""
 
 
+ROUNDS: Final = "rounds"
+"""The folder, in that of a run, of the files that say which rounds are compiled."""
 MOST_LOSSES: Final = 3
 """Work that was lost so often is not begun again: it may be what ends the machines."""
+
+
+def stage_plan(plan: RunPlan) -> StagePlan:
+    """Return the plan of the compile stage of a run; each part of a large run has its rounds in another order."""
+    seed = derived_seed(plan.seed, ALL_SHARDS, plan.part.number)
+    return StagePlan(plan.setup, seed, str(plan.run_folder / ROUNDS), available_cores(), plan.covered)
 
 
 def rest_of(plan: ShardPlan, cases: int, seconds: float) -> ShardPlan | None:

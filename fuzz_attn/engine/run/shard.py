@@ -97,6 +97,7 @@ def plan_of(message: ShardPlan) -> Plan:
         shard=message.shard,
         worker=message.worker,
         covered=message.covered,
+        stage=message.stage,
         shards=message.shards,
         seed=message.seed,
         max_time=message.max_time,

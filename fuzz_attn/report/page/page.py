@@ -157,7 +157,10 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
         ("mask coverage", _coverage(log)),
         ("largest err / bound", _ratios(log)),
     ]
-    if statistics.kernels_compiled or statistics.kernels_loaded:
+    if statistics.kernels_ahead or statistics.kernels_kept:
+        compiled = statistics.kernels_ahead + statistics.kernels_compiled
+        rows.insert(5, ("kernels compiled", f"{compiled}, {statistics.kernels_kept} by earlier runs"))
+    elif statistics.kernels_compiled or statistics.kernels_loaded:
         rows.insert(5, ("kernels compiled", f"{statistics.kernels_compiled}, {statistics.kernels_loaded} from a cache"))
     if statistics.unfinished:
         rows.append(("unfinished", f"{statistics.unfinished}, for at most {statistics.unfinished_seconds:.1f} s"))

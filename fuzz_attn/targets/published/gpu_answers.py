@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -42,6 +42,16 @@ _DRIVER_PROPERTIES: Final = {
     "mem_clock_rate": 2619000,
     "mem_bus_width": 5120,
 }
+
+
+class Gpu(NamedTuple):
+    """What tells one GPU from another for launchers and for Triton's compiler."""
+
+    capability: tuple[int, int] = CAPABILITY
+    multiprocessors: int = MULTIPROCESSORS
+
+
+H100: Final = Gpu()
 
 
 class OnCpu(TorchFunctionMode):
@@ -82,14 +92,16 @@ def _cpu(device: Any) -> Any:
 class Driver:
     """Triton's driver of a GPU that is not there."""
 
-    def __init__(self) -> None:
-        self.utils = SimpleNamespace(get_device_properties=lambda device: dict(_DRIVER_PROPERTIES))
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        properties = {**_DRIVER_PROPERTIES, "multiprocessor_count": gpu.multiprocessors}
+        self.utils = SimpleNamespace(get_device_properties=lambda device: dict(properties))
 
     def get_current_target(self) -> Any:
-        """Return the target of an H100."""
+        """Return the target of the GPU."""
         from triton.backends.compiler import GPUTarget  # noqa: PLC0415 - the backend prepares Triton first
 
-        return GPUTarget("cuda", CAPABILITY[0] * 10 + CAPABILITY[1], 32)
+        return GPUTarget("cuda", self._gpu.capability[0] * 10 + self._gpu.capability[1], 32)
 
     def get_current_device(self) -> int:
         """Return the number of the only GPU."""
@@ -107,8 +119,8 @@ class Driver:
         return torch.device("cpu")
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        """Return the capability of an H100."""
-        return CAPABILITY
+        """Return the capability of the GPU."""
+        return self._gpu.capability
 
     def get_device_interface(self) -> Any:
         """Return torch's module for the device."""
@@ -120,36 +132,50 @@ class Driver:
         return True
 
 
+def _is_available() -> bool:
+    return True
+
+
 _CUDA: Final[dict[str, Callable[..., Any]]] = {
-    "is_available": lambda: True,
+    "is_available": _is_available,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "set_device": lambda device: None,
     "synchronize": lambda device=None: None,
     "empty_cache": lambda: None,
-    "get_device_capability": lambda device=None: CAPABILITY,
-    "get_device_properties": lambda device=None: PROPERTIES,
     "get_device_name": lambda device=None: PROPERTIES.name,
     "is_current_stream_capturing": lambda: False,
     "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0, synchronize=lambda: None),
     "device": lambda device=None: ExitStack(),
 }
-"""Functions of ``torch.cuda`` and their answers."""
+"""Functions of ``torch.cuda`` and their answers, the same for each GPU."""
 
 
 def answering() -> bool:
-    """Return whether questions about a GPU are answered as an H100 would."""
-    return all(vars(torch.cuda).get(name) is value for name, value in _CUDA.items())
+    """Return whether questions about a GPU are answered here."""
+    return vars(torch.cuda).get("is_available") is _is_available
+
+
+def _answers_of(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.cuda`` whose answers differ between GPUs."""
+    major, minor = gpu.capability
+    found = {**vars(PROPERTIES), "major": major, "minor": minor, "multi_processor_count": gpu.multiprocessors}
+    properties = SimpleNamespace(**found)
+    return {
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_properties": lambda device=None: properties,
+    }
 
 
 @contextmanager
-def gpu_answers() -> Iterator[None]:
-    """Answer every question about a GPU as an H100 would; on exit everything is as before."""
+def gpu_answers(gpu: Gpu = H100) -> Iterator[None]:
+    """Answer every question about a GPU as an H100 would, or another one of its kind; on exit all is as before."""
     from triton.runtime import driver  # noqa: PLC0415 - the backend prepares Triton first
 
-    before = {name: getattr(torch.cuda, name) for name in _CUDA}
-    vars(torch.cuda).update(_CUDA)
-    driver.set_active(Driver())
+    answers = {**_CUDA, **_answers_of(gpu)}
+    before = {name: getattr(torch.cuda, name) for name in answers}
+    vars(torch.cuda).update(answers)
+    driver.set_active(Driver(gpu))
     try:
         with OnCpu():
             yield

@@ -1,0 +1,129 @@
+"""Compiles kernels without a GPU, then launches them up to Triton's own compiler; prints JSON for the test beside it.
+
+It runs in a process of its own, because kernels must not be decorated for the interpreter. Its arguments are a family
+and the number of a round.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any, Final
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import msgspec
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+from fuzz_attn.backends.compiler import CompilerBackend
+from fuzz_attn.backends.compiler_compat import WantedKernel, only_compiled_kernels
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.engine.compiling.rehearsal import Rehearsal
+from fuzz_attn.engine.schedule import play_shared_round, shared_round
+from fuzz_attn.errors import NotCompiledInterrupt
+from fuzz_attn.inputs import storage
+from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.targets.loading import load_target
+from fuzz_attn.targets.published.gpu_answers import gpu_answers
+
+GPU_ALIGNMENT: Final = 512
+"""Bytes to which CUDA's allocator aligns."""
+CASES: Final = 40
+COMPILED: Final = 2
+
+on_cpu = storage._flat
+target = load_target(sys.argv[1])
+domain = msgspec.structs.replace(target.domain, features=target.domain.features - {"large_offsets", "far_rows"})
+shared = shared_round(domain, 3, int(sys.argv[2]))
+backend = CompilerBackend(gpu_answers)
+
+
+def as_on_gpu(memory: Any, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Return what ``storage._flat`` returns, at an address as CUDA's allocator gives it."""
+    flat = on_cpu(memory, dtype, device).view(torch.uint8)
+    whole = np.empty(flat.numel() + GPU_ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % GPU_ALIGNMENT
+    return torch.from_numpy(whole[start : start + flat.numel()]).copy_(flat).view(dtype)
+
+
+def rehearsed(rehearsal: Rehearsal) -> list[WantedKernel]:
+    needed = rehearsal.kernels_of(shared, CASES)
+    assert needed.complete
+    return needed.kernels
+
+
+def cases_of_one_kernel() -> list[tuple[WantedKernel, AttentionCase]]:
+    """Return kernels, each with a case that launches no other one."""
+    found: dict[object, tuple[WantedKernel, AttentionCase]] = {}
+
+    def attempt(case: AttentionCase, relation: str | None) -> None:
+        with backend.running():
+            target.run(materialise(case))
+        wanted = backend.wanted()
+        if len(wanted) == 1:
+            found.setdefault(wanted[0].key, (wanted[0], case))
+
+    play_shared_round(domain, shared, shared.sample, CASES, attempt)
+    return list(found.values())
+
+
+def refuse() -> None:
+    raise NotCompiledInterrupt
+
+
+def launched(kernel: WantedKernel, case: AttentionCase) -> object:
+    """Launch a case as on a GPU; return whether Triton finds its kernel on disk. No GPU is there to run it."""
+    kernel.key[0].device_caches.clear()  # type: ignore[attr-defined] # a JITFunction, which forgets its kernels
+    found: list[bool] = []
+    knobs.compilation.listener = lambda **event: found.append(event["cache_hit"])
+    try:
+        with gpu_answers(), only_compiled_kernels(refuse), contextlib.suppress(AttributeError):
+            target.run(materialise(case))
+    except NotCompiledInterrupt:
+        return "refused"
+    finally:
+        knobs.compilation.listener = None
+    return found
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=[])
+@triton.jit
+def tuned(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+
+
+def kernels_of_an_autotuner() -> int:
+    with backend.running():
+        tuned[(1,)](torch.empty(32))
+    return len(backend.wanted())
+
+
+def main() -> None:
+    """Print what is compiled, found and refused."""
+    rehearsal = Rehearsal(target, backend, domain)
+    kernels = rehearsed(rehearsal)
+    rehearsal.compiled(kernels)
+    left = len(rehearsed(rehearsal))
+    storage._flat = as_on_gpu
+    again = rehearsed(Rehearsal(target, backend, domain))
+    chosen = cases_of_one_kernel()[: COMPILED + 1]
+    figures = {
+        "kernels": len(kernels),
+        "left": left,
+        "same keys": {str(kernel.key) for kernel in kernels} == {str(kernel.key) for kernel in again},
+        "autotuned": kernels_of_an_autotuner(),
+        "compiled": [kernel.compile() for kernel, _ in chosen[:COMPILED]],
+        "found": [launched(*each) for each in chosen],
+        "compiled again": [kernel.compile() for kernel, _ in chosen[:COMPILED]],
+    }
+    print(json.dumps(figures))
+
+
+main()

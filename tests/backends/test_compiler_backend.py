@@ -1,0 +1,44 @@
+"""Kernels compiled without a GPU are those that launches on a GPU ask for. The canaries are Triton's private names."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.compiler import ASTSource
+from triton.runtime import Autotuner, JITFunction
+
+PROGRAM = Path(__file__).with_name("compiling_program.py")
+
+
+@pytest.mark.parametrize(("family", "number"), [("unified", 1), ("paged", 0)])
+def test_launches_find_what_was_compiled_ahead(family: str, number: int, tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, "-P", str(PROGRAM), family, str(number)]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    figures: dict[str, Any] = json.loads(printed)
+    assert figures.pop("kernels") > 3
+    assert figures == {
+        "left": 0,
+        "same keys": True,
+        "autotuned": 2,
+        "compiled": [True, True],
+        "found": [[True], [True], "refused"],
+        "compiled again": [False, False],
+    }
+
+
+def test_triton_has_what_is_replaced() -> None:
+    for owner, name in (
+        (JITFunction, "run"),
+        (JITFunction, "_do_compile"),
+        (Autotuner, "run"),
+        (Autotuner, "prune_configs"),
+        (ASTSource, "make_ir"),
+    ):
+        assert callable(owner.__dict__[name])

@@ -1,0 +1,124 @@
+"""A shard on a GPU plays the rounds that the compile stage has made ready, and asks for no other kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import pytest
+
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.compiling.rounds import CASES, Rounds, StagePlan
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.schedule import shared_round
+
+DOMAIN = Domain(features=frozenset())
+SEED = 3
+READY = Ready("t", "t", "unified", "cuda", "cuda", domain=DOMAIN, gpu=(9, 0, 132))
+
+
+class FakeWorker(IsolatedWorker):
+    """A worker without a process."""
+
+    def __init__(self, answer: Callable[[Order], Answer], ready: Ready) -> None:
+        super().__init__(Setup("t"))
+        self.answer, self.ready = answer, ready
+        self.orders: list[Order] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+        self.orders.append(order)
+        return self.answer(order)
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Callable[..., tuple[Statistics, list[Order]]]:
+    """Return a function that runs a campaign next to a compile stage and returns its statistics and orders."""
+
+    def run(
+        answer: Callable[[Order], Answer] = lambda order: Answer(), max_cases: int = CASES, ready: Ready = READY
+    ) -> tuple[Statistics, list[Order]]:
+        worker, results = FakeWorker(answer, ready), Results()
+        stage = StagePlan(Setup("t"), SEED, str(tmp_path / "rounds"), 1)
+        plan = Plan(Setup("t"), 0, 1, 0, None, max_cases, tmp_path / "run", tmp_path / "saved", stage=stage)
+        plan.run_folder.mkdir()
+        Campaign(plan, results, worker).run()
+        return results.statistics, worker.orders
+
+    return run
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Rounds:
+    rounds = Rounds(tmp_path / "rounds")
+    rounds.make()
+    return rounds
+
+
+def key(number: int) -> int:
+    return shared_round(DOMAIN, SEED, number).key.number
+
+
+def test_cases_are_those_of_the_ready_round_and_wait_for_no_compiler(played: Played, stage: Rounds) -> None:
+    stage.set_ready(0, complete=True)
+    statistics, orders = played()
+    assert statistics.compile_keys == {key(0): CASES}
+    assert all(order.compiled for order in orders)
+
+
+def test_more_cases_are_drawn_until_the_next_round_is_ready(played: Played, stage: Rounds) -> None:
+    stage.set_ready(0, complete=True)
+
+    def answer(order: Order) -> Answer:
+        if len(seen) == 2 * CASES:
+            stage.set_ready(1, complete=True)
+        seen.append(order)
+        return Answer()
+
+    seen: list[Order] = []
+    played(answer, max_cases=4 * CASES)
+    keys = [order.case.compile_key.number for order in seen]
+    assert keys[: 3 * CASES] == [key(0)] * 3 * CASES
+    assert keys[3 * CASES :] == [key(1)] * CASES
+    assert len({msgspec.json.encode(order) for order in seen}) == len(seen)
+
+
+def test_a_case_that_needs_another_kernel_is_dropped(played: Played, stage: Rounds) -> None:
+    stage.set_ready(0, complete=True)
+    statistics, orders = played(lambda order: Answer(missing=order.case.seed % 4 == 0))
+    dropped = sum(order.case.seed % 4 == 0 for order in orders)
+    assert dropped
+    assert (statistics.not_compiled, statistics.cases) == (dropped, CASES)
+
+
+def test_cases_may_wait_where_the_stage_does_not_know_the_kernels(played: Played, stage: Rounds) -> None:
+    stage.set_ready(0, complete=False)
+    _, orders = played()
+    assert not any(order.compiled for order in orders)
+
+
+def test_cases_may_wait_where_most_of_them_would_be_dropped(played: Played, stage: Rounds) -> None:
+    stage.set_ready(0, complete=True)
+    statistics, _ = played(lambda order: Answer(missing=order.compiled))
+    assert statistics.cases == CASES
+    assert statistics.not_compiled == CASES
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["the stage has ended", "no GPU"])
+def test_without_a_stage_a_shard_draws_its_own_rounds(ended: bool, played: Played, stage: Rounds) -> None:
+    stage.set_ended()
+    ready = READY if ended else msgspec.structs.replace(READY, device="cpu", gpu=None)
+    statistics, orders = played(ready=ready)
+    assert len(statistics.compile_keys) > 1
+    assert not any(order.compiled for order in orders)
+
+
+Played = Callable[..., tuple[Statistics, list[Order]]]
