@@ -32,10 +32,14 @@ class Observation(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """How many kernels were compiled, and how many were loaded because an earlier process had compiled them."""
+    """How many kernels were compiled, how many were loaded because another process had compiled them.
+
+    ``seconds`` is the time of the compiler.
+    """
 
     compiled: int = 0
     loaded: int = 0
+    seconds: float = 0.0
 
 
 @dataclass

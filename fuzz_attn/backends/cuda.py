@@ -22,6 +22,7 @@ _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 _PRECISION: Final = re.compile(r"inputPrecision = (\w+)")
 """How it multiplies them; ``ieee`` is not written."""
 
+MICROSECONDS: Final = 1e6
 TENSOR_CORE_SLACK: Final = 2.0
 """Tensor cores truncate where they add: each addend at a bit or more below the last bit of the largest, then the sum.
 
@@ -158,8 +159,11 @@ class CudaBackend:
         before = knobs.compilation.listener
 
         def listen(**event: Any) -> None:
-            new = Kernels(compiled=not event["cache_hit"], loaded=event["cache_hit"])
-            self._kernels = Kernels(*(old + more for old, more in zip(self._kernels, new, strict=True)))
+            compiled, loaded, seconds = self._kernels
+            if event["cache_hit"]:
+                self._kernels = Kernels(compiled, loaded + 1, seconds)
+            else:
+                self._kernels = Kernels(compiled + 1, loaded, seconds + event["times"].total / MICROSECONDS)
             self._dots.add(dots_in(event["metadata_group"]))
             if before is not None:
                 before(**event)

@@ -394,9 +394,8 @@ class Campaign:
 
     def _judged(self, order: Order, phase: Phase, answer: Answer, seconds: float) -> CaseJudged:
         verdicts = (answer.verdict, *answer.others)
-        return CaseJudged(
-            self.plan.shard, phase, order, verdicts, seconds, answer.masks, answer.compiled, answer.loaded
-        )
+        kernels = answer.compiled, answer.loaded, answer.compiling
+        return CaseJudged(self.plan.shard, phase, order, verdicts, seconds, answer.masks, *kernels)
 
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a counterexample of an order, with its relation only where that may have caused the failure."""

@@ -130,6 +130,7 @@ class CaseJudge:
             masks=masks,
             compiled=kernels.compiled,
             loaded=kernels.loaded,
+            compiling=kernels.seconds,
             notes=notes,
         )
 

@@ -59,7 +59,10 @@ class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
 
 
 class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
-    """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass."""
+    """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass.
+
+    Of the ``seconds``, ``compiling`` were the compiler's.
+    """
 
     shard: int
     phase: Phase
@@ -69,6 +72,7 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     masks: tuple[Mask, ...] = ()
     compiled: int = 0
     loaded: int = 0
+    compiling: float = 0.0
 
 
 class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):

@@ -88,7 +88,8 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``unsupported`` is the operation that the backend cannot run, with its source line; ``instead`` names the backend
     that judged the case in its place, and without one there is no verdict.
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
-    empty. ``compiled`` counts kernels compiled for this case, ``loaded`` those found compiled by an earlier process.
+    empty. ``compiled`` counts kernels compiled for this case, which took ``compiling`` seconds, and ``loaded`` those
+    found compiled by another process.
     ``notes`` are sentences for the summary: what the worker has learned of the target.
     ``explanation`` is what an order with ``forensics`` asks for.
     ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
@@ -105,6 +106,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     masks: tuple[Mask, ...] = ()
     compiled: int = 0
     loaded: int = 0
+    compiling: float = 0.0
     missing: bool = False
     killed: bool = False
     notes: tuple[str, ...] = ()

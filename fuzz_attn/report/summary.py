@@ -143,10 +143,13 @@ def _kernels_ahead(statistics: Statistics) -> str:
 
 
 def _waits(statistics: Statistics) -> str:
-    """Return how long shards waited for the compile stage, and how many cases were dropped for it."""
-    share = statistics.waited / max(1e-9, statistics.seconds * statistics.shards)
+    """Return what the compiler cost workers: parts of their time, and cases dropped because they needed a kernel."""
+    time = max(1e-9, statistics.seconds * statistics.shards)
+    waited, compiling = f"{statistics.waited / time:.1%}", f"{statistics.compiling / time:.1%}"
     dropped = count(statistics.not_compiled, "case")
-    return f"workers waited {share:.1%} of their time; {dropped} dropped that needed another kernel"
+    return (
+        f"workers waited {waited} of their time and compiled {compiling}; {dropped} dropped that needed another kernel"
+    )
 
 
 def _unfinished(statistics: Statistics) -> str:

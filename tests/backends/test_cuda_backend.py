@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,10 +86,11 @@ def test_kernels_are_counted_while_a_target_runs_beside_another_listener(monkeyp
     before, backend = knobs.compilation.listener, cuda.CudaBackend()
     with backend.running():
         for hit in (False, False, True):
-            knobs.compilation.listener(cache_hit=hit, metadata_group={})
+            times = SimpleNamespace(total=500_000)
+            knobs.compilation.listener(cache_hit=hit, metadata_group={}, times=times)
     assert knobs.compilation.listener is before
     assert heard == [False, False, True]
-    assert [backend.new_kernels() for _ in range(2)] == [(2, 1), (0, 0)]
+    assert [backend.new_kernels() for _ in range(2)] == [(2, 1, 1.0), (0, 0, 0.0)]
 
 
 def test_scratch_is_poisoned_and_guarded(monkeypatch: pytest.MonkeyPatch) -> None:

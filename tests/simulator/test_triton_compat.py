@@ -171,3 +171,4 @@ def test_a_reinterpreted_tensor_has_its_tensor_and_type() -> None:
 
 def test_a_listener_of_compilations_can_be_set() -> None:
     assert hasattr(triton.knobs.compilation, "listener")
+    assert triton.knobs.CompileTimes(1, [("ttir", 2)], 3).total == 6

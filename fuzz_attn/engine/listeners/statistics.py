@@ -57,7 +57,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
       process, shrinking included; workers do not share their counts.
     - ``kernels_ahead`` counts the kernels that were compiled ahead of their cases, ``kernels_kept`` those that an
       earlier run had compiled. ``not_compiled`` cases were dropped, because they needed another kernel. The shards
-      waited for ``waited`` seconds in sum.
+      waited for ``waited`` seconds in sum, and ``compiling`` seconds for their own compiler.
     - ``shrinking_now`` failures are being confirmed or shrunk.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included; ``outcomes`` is their
       number.
@@ -80,6 +80,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     kernels_kept: int = 0
     not_compiled: int = 0
     waited: float = 0.0
+    compiling: float = 0.0
     features: dict[str, int] = msgspec.field(default_factory=dict)
     relations: dict[str, int] = msgspec.field(default_factory=dict)
     ratios: dict[str, float] = msgspec.field(default_factory=dict)
@@ -129,6 +130,7 @@ class Tally:
     kernels_kept: int = 0
     not_compiled: int = 0
     waited: float = 0.0
+    compiling: float = 0.0
     features: Counter[str] = field(default_factory=Counter)
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
@@ -189,6 +191,7 @@ class Tally:
     def _add_case(self, event: CaseJudged) -> None:
         self.kernels_compiled += event.compiled
         self.kernels_loaded += event.loaded
+        self.compiling += event.compiling
         if event.masks:  # nearly always there are no new ones
             self.masks = mask_coverage.merged((*self.masks, *event.masks))
             self.outcomes = mask_coverage.outcomes(self.masks)
@@ -260,6 +263,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         kernels_kept=sum(shard.kernels_kept for shard in shards),
         not_compiled=sum(shard.not_compiled for shard in shards),
         waited=sum(shard.waited for shard in shards),
+        compiling=sum(shard.compiling for shard in shards),
         features=_sums(shard.features for shard in shards),
         relations=_sums(shard.relations for shard in shards),
         ratios=_maxima(shard.ratios for shard in shards),
