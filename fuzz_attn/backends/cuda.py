@@ -159,11 +159,11 @@ class CudaBackend:
         before = knobs.compilation.listener
 
         def listen(**event: Any) -> None:
-            loaded = event["cache_hit"]
-            new = Kernels(not loaded, loaded, 0.0 if loaded else event["times"].total / MICROSECONDS)
-            old = self._kernels
-            seconds = old.seconds + new.seconds
-            self._kernels = Kernels(old.compiled + new.compiled, old.loaded + new.loaded, seconds)
+            compiled, loaded, seconds = self._kernels
+            if event["cache_hit"]:
+                self._kernels = Kernels(compiled, loaded + 1, seconds)
+            else:
+                self._kernels = Kernels(compiled + 1, loaded, seconds + event["times"].total / MICROSECONDS)
             self._dots.add(dots_in(event["metadata_group"]))
             if before is not None:
                 before(**event)

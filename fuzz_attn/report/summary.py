@@ -143,13 +143,13 @@ def _kernels_ahead(statistics: Statistics) -> str:
 
 
 def _waits(statistics: Statistics) -> str:
-    """Return how long shards waited for the compiler, at the start and later, and how many cases they dropped."""
+    """Return what the compiler cost workers: parts of their time, and cases dropped because they needed a kernel."""
     time = max(1e-9, statistics.seconds * statistics.shards)
-    waits = (
-        f"workers waited {statistics.waited / time:.1%} of their time and compiled {statistics.compiling / time:.1%}"
-    )
+    waited, compiling = f"{statistics.waited / time:.1%}", f"{statistics.compiling / time:.1%}"
     dropped = count(statistics.not_compiled, "case")
-    return f"{waits}; {dropped} dropped that needed another kernel"
+    return (
+        f"workers waited {waited} of their time and compiled {compiling}; {dropped} dropped that needed another kernel"
+    )
 
 
 def _unfinished(statistics: Statistics) -> str:
