@@ -15,7 +15,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
-from fuzz_attn.case.parts import CallForm, Sequence, Strides, near_strides
+from fuzz_attn.case.parts import CallForm, FarAxis, Sequence, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
@@ -28,7 +28,7 @@ from fuzz_attn.strategies.features.sinks import sinks
 from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
-from fuzz_attn.strategies.memory_layouts import far_paddings, memory_layouts, with_far_rows
+from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
@@ -49,8 +49,7 @@ _SEEDS = sampled_from(range(2**12))
 _DENSE = Strides()
 _USUAL = CallForm()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
-_FAR = {family: sampled_from(("",) * 36 + far_paddings(family)) for family in FAMILIES}
-"""No rows far apart, or those after which this padding lies."""
+_FAR = {(family, inner): far_axes(family, inner_strides=inner) for family in FAMILIES for inner in (False, True)}
 
 
 class FeaturesLeft:
@@ -125,11 +124,13 @@ def _cases(
     softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
     one_byte = one_byte_operands(key.dtypes)
     layout = _splittable(draw(strides), heads.head_size) if left.allows("strides") else _DENSE
-    far = draw(_FAR[key.family]) if left.allows("far_rows") and left.allows("strides") else ""
-    layout = _far(layout, far, sequences) if far else layout
-    left.note("far_rows", layout != near_strides(layout))
-    left.note("strides", layout != _DENSE)
-    offset = draw(_OFFSETS) if left.allows("large_offsets") else 0
+    far: tuple[FarAxis, ...] = ()
+    if left.allows("far_axes") and left.allows("strides"):
+        far = draw(_FAR[key.family, left.allows("inner_strides")])
+    left.note("far_axes", bool(far))
+    left.note("strides", bool(far) or layout != _DENSE)
+    near = not any(name.startswith("cache_") for name in far)
+    offset = draw(_OFFSETS) if near and left.allows("large_offsets") else 0
     left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
@@ -145,7 +146,7 @@ def _cases(
     stale_cache = left.allows("stale_cache") and draw(_STALE)
     left.note("stale_cache", stale_cache)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
-    return AttentionCase(
+    case = AttentionCase(
         sequences=sequences,
         family=key.family,
         heads=heads,
@@ -176,17 +177,12 @@ def _cases(
         overrides=draw(overrides(sequences=sequences, heads=heads)),
         form=draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL,
     )
+    return with_far_axes(case, far) if far else case
 
 
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:
     """Return a bias that leaves equal weights equal: zeros instead of random numbers."""
     return msgspec.structs.replace(bias, kind="zero") if bias.kind == "dense" else bias
-
-
-def _far(strides: Strides, name: str, sequences: tuple[Sequence, ...]) -> Strides:
-    """Return the strides with one padding so long that its rows lie far apart, where there are a few rows."""
-    rows = len(sequences) if name == "block_table" else sum(sequence.query_len for sequence in sequences)
-    return with_far_rows(strides, name=name, rows=rows)
 
 
 def _splittable(strides: Strides, head_size: int) -> Strides:

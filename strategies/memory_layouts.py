@@ -10,8 +10,10 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.checks import far_length, why_not_far
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_STRIDES, INNER_STRIDES, CacheArrangement, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, CacheArrangement, FarAxis, Strides
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
@@ -23,14 +25,19 @@ _ARRANGEMENTS: dict[Family, st.SearchStrategy[CacheArrangement]] = {
 }
 _DENSE = Strides()
 
-FEWEST_FAR_ROWS: Final = 4
-MOST_FAR_ROWS: Final = 64
-STRIDE_STEP: Final = 16
-"""A padding that is a multiple of 16 leaves a stride as divisible as it was, so that no other code is compiled."""
+FEWEST_FAR: Final = 3
+MOST_FAR: Final = 64
+KV_HEADS: Final[dict[FarAxis, FarAxis]] = {
+    "cache_slot": "cache_head",
+    "cache_dim": "cache_head",
+    "new_token": "new_head",
+}
+"""The axes that give way to KV heads where there are enough of them."""
+_FAR: Final = sampled_from((False,) * 11 + (True,))
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
-    field for field in Strides.__struct_fields__ if field not in ("cache", "key_piece", *INNER_STRIDES)
+    field for field in Strides.__struct_fields__ if field not in ("cache", "key_piece", "far", *INNER_STRIDES)
 )
 _INSIDE = sampled_from((False, False, True))
 _PIECES = sampled_from((0, 0, 0, 0, 0, 1, 2, 4))
@@ -51,10 +58,10 @@ def layout_pool(*, family: Family = "unified", inner_strides: bool = False) -> t
     fields = tuple(name for name in (*_FIELDS, *INNER_STRIDES * inner_strides) if _applies(name, family))
     caches = interface.cache.arrangements
     rows = pairwise([*([1] * len(_PADDINGS) for _ in fields), [1] * len(caches)])
-    layouts = (
-        Strides(cache=caches[row[-1]], **{name: _PADDINGS[value] for name, value in zip(fields, row, strict=False)})
-        for row in rows
-    )
+    paddings: list[dict[str, Any]] = [
+        {name: _PADDINGS[value] for name, value in zip(fields, row, strict=False)} for row in rows
+    ]
+    layouts = (Strides(cache=caches[row[-1]], **padding) for row, padding in zip(rows, paddings, strict=True))
     return tuple(layout for layout in layouts if layout != _DENSE)
 
 
@@ -117,21 +124,52 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
     )
 
 
-def with_far_rows(strides: Strides, *, name: str, rows: int) -> Strides:
-    """Return strides with one padding so long that the last of ``rows`` rows lies 2^31 elements from the first.
+def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[FarAxis, ...]]:
+    """Return a strategy of axes of a family that may be far, at most one of each tensor; shrinks towards none.
 
-    With few rows each would be so far from the next that the stride itself needs 64 bits, and many rows would take
-    memory: then the strides stay as they are.
+    One in 12 draws has some. Without ``inner_strides`` there are none inside split pages and not the columns of a bias.
     """
-    if not FEWEST_FAR_ROWS <= rows <= MOST_FAR_ROWS:
-        return strides
-    gap = -(-(2**31) // (rows - 1))
-    return msgspec.structs.replace(strides, **{name: gap + -gap % STRIDE_STEP})
+    split = FAMILIES[family].cache.padded == "page"
+    caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
+    groups: list[tuple[FarAxis, ...]] = [("q_token", "q_head"), ("out_token", "out_head"), ("block_table",)]
+    biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
+    groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
+    groups += [caches] * (inner_strides or not split)
+    groups += [biases] * ("qq_bias" in FAMILIES[family].features)
+    return _far_axes(tuple(sampled_from(group) for group in groups))
 
 
-def far_paddings(family: Family) -> tuple[str, ...]:
-    """Return the paddings that put the rows of a tensor of a family far apart."""
-    return tuple(name for name in FAR_STRIDES if _applies(name, family) and name != "new_value_token")
+@composite
+def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis], ...]) -> tuple[FarAxis, ...]:
+    if not draw(_FAR):
+        return ()
+    return tuple(draw(group) for group in groups)
+
+
+def with_far_axes(case: AttentionCase, names: Iterable[FarAxis]) -> AttentionCase:
+    """Return the case with those of the axes far that have enough indices, and not too many.
+
+    With two indices the stride itself would need 64 bits, and many would take memory. The few cases that have enough KV
+    heads spread these.
+    """
+    if case.heads.num_kv_heads >= FEWEST_FAR:
+        names = [KV_HEADS.get(name, name) for name in names]
+    for name in names:
+        near = case
+        if name.startswith("cache_"):
+            near = replace(case, strides=msgspec.structs.replace(case.strides, cache="separate"))
+        strides = msgspec.structs.replace(near.strides, far=(*near.strides.far, name))
+        if FEWEST_FAR <= _shortest(near, name) <= MOST_FAR and not why_not_far(near, strides, name):
+            case = replace(near, strides=strides)
+    return case
+
+
+def _shortest(case: AttentionCase, name: FarAxis) -> int:
+    """Return the indices of an axis; of the dimensions of split caches the chunks of the keys, which are fewer."""
+    length = far_length(case, name)
+    if name != "cache_dim":
+        return length
+    return length // (case.strides.key_piece or FAMILIES[case.family].cache.piece(case.dtypes.kv))
 
 
 def _applies(name: str, family: Family) -> bool:

@@ -16,7 +16,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK, check_case
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_GAP, FAR_STRIDES, Sequence, Strides, near_strides
+from fuzz_attn.case.parts import Strides, without_far
 
 
 class AttentionCase(CaseFields, frozen=True):
@@ -45,32 +45,9 @@ class AttentionCase(CaseFields, frozen=True):
 
 
 def replace(case: AttentionCase, **changes: object) -> AttentionCase:
-    """Return the case with some fields changed, checked like a new one.
-
-    With other sequences, rows that are far apart stay so: the last one lies about as many elements from the first.
-    """
-    if "sequences" in changes and "strides" not in changes:
-        changes["strides"] = _as_far(case, changes["sequences"])  # type: ignore[arg-type]  # the field's type
+    """Return the case with some fields changed, checked like a new one."""
     changed: AttentionCase = msgspec.structs.replace(case, **changes)
     return changed
-
-
-def _as_far(case: AttentionCase, sequences: tuple[Sequence, ...]) -> Strides:
-    """Return the strides with which as many rows as these sequences have reach as far as those of the case."""
-    if case.strides == near_strides(case.strides):
-        return case.strides
-    gaps = {}
-    for name in FAR_STRIDES:
-        gap = getattr(case.strides, name)
-        before, after = (_rows(name, each) - 1 for each in (case.sequences, sequences))
-        if gap >= FAR_GAP and before > 0 and 0 < after != before:
-            gaps[name] = max(FAR_GAP, -(-gap * before // (16 * after)) * 16)
-    return msgspec.structs.replace(case.strides, **gaps)
-
-
-def _rows(name: str, sequences: tuple[Sequence, ...]) -> int:
-    """Return the rows, of a tensor with far rows, that belong to the batch."""
-    return len(sequences) if name == "block_table" else sum(sequence.query_len for sequence in sequences)
 
 
 def replace_layout(
@@ -81,6 +58,8 @@ def replace_layout(
     Large offsets stay about as many elements into the caches, so page numbers change with the size of a page.
     """
     family, strides = family or case.family, strides or case.strides
+    if "cache_dim" in strides.far and FAMILIES[family].cache.padded == "row":
+        strides = without_far(strides, "cache_dim")
     if case.pages.first_block:
         sizes = case.heads, case.pages.block_size, case.dtypes.kv
         before = max(case.cache_layout.page_strides)

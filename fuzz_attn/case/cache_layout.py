@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
-from fuzz_attn.case.parts import CacheArrangement, HeadLayout, Strides
+from fuzz_attn.case.parts import CacheArrangement, FarAxis, HeadLayout, Strides
 
 
 class Page(NamedTuple):
@@ -65,6 +65,16 @@ class CacheFormat:
     def head_axis(self) -> int:
         """The axis of both caches that counts KV heads."""
         return self.key_axes[2]
+
+    @property
+    def far_axes(self) -> tuple[dict[FarAxis, int], dict[FarAxis, int]]:
+        """Which axes of the keys and of the values may be far; in split pages the slots of values are contiguous."""
+        _, slot, head, dim, *_ = self.key_axes
+        keys: dict[FarAxis, int] = {"cache_slot": slot, "cache_head": head}
+        if self.padded == "row":
+            return keys, keys
+        values: dict[FarAxis, int] = {"cache_head": self.value_axes[2], "cache_dim": self.value_axes[3]}
+        return {**keys, "cache_dim": dim}, values
 
     def piece(self, dtype: DTypeName) -> int:
         """Return ``x``, the elements of a key that lie together; a head size must be a multiple of it."""

@@ -9,14 +9,17 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.features import first_feature_beyond
-from fuzz_attn.case.parts import FAR_GAP, DTypes, Scales, near_gap, near_strides
+from fuzz_attn.case.parts import DTypes, FarAxis, Scales, Strides
 from fuzz_attn.errors import CaseError
 
 MAX_TOTAL_ELEMENTS: Final = 2**26
 """No tensor of a case may hold more elements; keeps a mistyped file from filling the memory."""
 
 MAX_OFFSET_ELEMENTS: Final = 2**33
-"""How many elements a cache, or rows far apart, may span where most of it is addresses without memory."""
+"""How many elements a cache may span where most of it is addresses without memory."""
+
+MAX_FAR_ELEMENTS: Final = 2**22
+"""How many elements of a tensor that is far along an axis may have memory, what is around them included."""
 
 LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
 """Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
@@ -92,10 +95,10 @@ def _check_sizes(case: CaseFields) -> None:
             raise CaseError(f"{name} of the case would hold {size} elements, more than {MAX_TOTAL_ELEMENTS}")
     if case.pages.first_block:
         _check_large_offsets(case)
-    for name, rows in _far_rows(case):
-        gap = getattr(case.strides, name)
-        if rows * gap > MAX_OFFSET_ELEMENTS:
-            raise CaseError(f"strides.{name}={gap} would stretch {rows} rows over more than 2**33 elements")
+    for name in case.strides.far:
+        reason = why_not_far(case, case.strides, name)
+        if reason:
+            raise CaseError(reason)
 
 
 def _check_large_offsets(case: CaseFields) -> None:
@@ -110,22 +113,58 @@ def _check_large_offsets(case: CaseFields) -> None:
         raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")
 
 
-def _far_rows(case: CaseFields) -> Iterator[tuple[str, int]]:
-    """Yield each padding that is addresses without memory, with the rows of its tensor."""
-    tokens, form = case.num_tokens + case.padded_tokens, case.form
-    rows = {
+def why_not_far(case: CaseFields, strides: Strides, name: FarAxis) -> str:
+    """Return why a case with these strides cannot be far along an axis, or an empty string where it can."""
+    tensor = name.split("_")[0]
+    others = [other for other in strides.far if other != name and other.split("_")[0] == tensor]
+    if others:
+        return f"strides.far={strides.far} must name one axis of each tensor, not both {name!r} and {others[0]!r}"
+    if tensor == "cache" and (case.pages.first_block or strides.cache not in ("separate", "heads_first")):
+        return f"strides.far={strides.far} needs two caches in memory of their own and pages.first_block=0 for {name!r}"
+    if name == "cache_dim" and FAMILIES[case.family].cache.padded != "page":
+        return f"strides.far={strides.far} must not contain {name!r} for family={case.family!r}"
+    if tensor == "bias" and case.qq_bias is not None and case.qq_bias.order in ("one_row", "one_column"):
+        return f"qq_bias.order={case.qq_bias.order!r} must be 'rows' or 'columns' where strides.far contains {name!r}"
+    elements = far_length(case, name) * dict((*_query_sizes(case), *_cache_sizes(case))).get(_SIZES[tensor], 0)
+    if elements > MAX_FAR_ELEMENTS:
+        return f"strides.far={strides.far} would need memory for {elements} elements, more than {MAX_FAR_ELEMENTS}"
+    return ""
+
+
+_SIZES: Final = {
+    "q": "query",
+    "out": "output",
+    "new": "new_values",
+    "block": "block_table",
+    "cache": "a cache",
+    "bias": "qq_bias",
+}
+"""The name in :func:`_query_sizes` or :func:`_cache_sizes` of the tensor of a far axis."""
+
+
+def far_length(case: CaseFields, name: FarAxis) -> int:
+    """Return how many indices an axis has without padded rows; of ``cache_dim`` those of the values."""
+    heads, tokens = case.heads, case.num_tokens
+    lengths: dict[FarAxis, int] = {
         "q_token": tokens,
-        "out_token": tokens + form.extra_output_rows,
-        "block_table": len(case.sequences) + form.extra_table_rows,
-        "new_token": tokens + form.extra_new_rows,
-        "new_value_token": tokens + form.extra_new_rows,
+        "q_head": heads.num_query_heads,
+        "out_token": tokens,
+        "out_head": heads.num_query_heads,
+        "new_token": tokens,
+        "new_head": heads.num_kv_heads,
+        "block_table": len(case.sequences),
+        "cache_slot": case.pages.block_size,
+        "cache_head": heads.num_kv_heads,
+        "cache_dim": heads.head_size,
+        "bias_row": case.max_query_len,
+        "bias_column": case.max_query_len,
     }
-    yield from ((name, count) for name, count in rows.items() if getattr(case.strides, name) >= FAR_GAP)
+    return lengths[name]
 
 
 def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     """Yield name and elements, padding included, of each tensor that grows with tokens and query heads."""
-    heads, strides, launch = case.heads, near_strides(case.strides), case.launch
+    heads, strides, launch = case.heads, case.strides, case.launch
     tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
     if FAMILIES[case.family].packs_new_keys:
         row = heads.num_kv_heads * (heads.head_size + strides.new_head + strides.new_value_head)
@@ -151,5 +190,5 @@ def _cache_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     longest = -(-case.max_seq_len // pages.block_size)
     yield (
         "block_table",
-        (num_seqs + case.form.extra_table_rows) * (longest + pages.extra_columns + near_gap(case.strides.block_table)),
+        (num_seqs + case.form.extra_table_rows) * (longest + pages.extra_columns + case.strides.block_table),
     )

@@ -15,7 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
 from fuzz_attn.case.features import CASE_FEATURES
-from fuzz_attn.case.parts import FAR_GAP, CallForm, Sequence, Strides
+from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import AlibiRecipe, Override, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
@@ -32,7 +32,6 @@ _ORDERS: Final = {
     "one_row": "one row for all",
     "one_column": "one column for all",
 }
-_FAR: Final = " without memory"
 _SCALES: Final = {
     "scalar": "scales as tensors without dimensions",
     "expanded": "scales expanded over sequences and heads",
@@ -210,8 +209,9 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
         "dimension of a page's values": strides.value_dim,
     }
     words = [_CACHES[strides.cache]] * (strides.cache != "separate")
-    words += [f"gap of {size}{_FAR * (size >= FAR_GAP)} after each {name}" for name, size in gaps.items() if size]
+    words += [f"gap of {size} after each {name}" for name, size in gaps.items() if size]
     words += [f"keys in pieces of {strides.key_piece}"] * bool(strides.key_piece)
+    words += [f"{FAR_AXES[name]} spread over 2^31 elements" for name in strides.far]
     yield "memory", ", ".join(words)
 
 

@@ -34,7 +34,7 @@ Feature: TypeAlias = Literal[
     "bias_dtypes",
     "inner_strides",
     "call_forms",
-    "far_rows",
+    "far_axes",
 ]
 """What a case may have beyond plain paged attention; :mod:`fuzz_attn.case.features` says when a case has it.
 
@@ -45,12 +45,13 @@ not for a target that copies or converts whole caches.
 ``scale_signs`` are scales of 0 or below. ``mixed_dtypes`` are an output of another type than q's, or two kinds of fp8.
 ``bias_dtypes`` are slopes and biases of other types than float32. ``inner_strides`` are strides that published kernels
 assume to be dense: of the columns of a query-query bias, inside the pages of a split cache, and of new values that
-differ from those of new keys. ``call_forms`` are arguments in other forms with the same meaning. ``far_rows`` put rows
-of q, the output, the new keys or the block table 2^31 elements from the first one; only the rows have memory.
+differ from those of new keys. ``call_forms`` are arguments in other forms with the same meaning.
+``far_axes`` put tokens, heads, slots or dimensions of a tensor 2^31 elements from the first one; only the elements have
+memory.
 """
 
 UNPUBLISHED_FEATURES: Final[frozenset[Feature]] = frozenset(
-    ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms", "far_rows")
+    ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms", "far_axes")
 )
 """Features that no published signature promises: a target must declare them."""
 

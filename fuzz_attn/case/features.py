@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family, Feature
-from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Strides, near_strides
+from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Strides
 
 
 class CaseFeature(NamedTuple):
@@ -55,12 +55,14 @@ def has_inner_strides(case: CaseFields) -> bool:
     bias, strides = case.qq_bias, case.strides
     if bias is not None and (bias.order != "rows" or bias.step != 1):
         return True
+    if "bias_column" in strides.far or (FAMILIES[case.family].cache.padded == "page" and has_far_caches(strides)):
+        return True
     return strides.key_piece > 0 or any(getattr(strides, name) for name in INNER_STRIDES)
 
 
-def has_far_rows(case: CaseFields) -> bool:
-    """Return whether the rows of some tensor are so far apart that only the rows have memory."""
-    return case.strides != near_strides(case.strides)
+def has_far_caches(strides: Strides) -> bool:
+    """Return whether elements of the caches are far apart along an axis."""
+    return any(name.startswith("cache_") for name in strides.far)
 
 
 @cache
@@ -89,7 +91,7 @@ CASE_FEATURES: Final = (
     CaseFeature("uint8_cache", "fp8 cache passed as bytes", lambda case: case.uint8_cache),
     CaseFeature("stale_cache", "cache without the new tokens", lambda case: case.stale_cache),
     CaseFeature("large_offsets", "pages far into the caches", lambda case: case.pages.first_block > 0),
-    CaseFeature("far_rows", "rows far apart", has_far_rows),
+    CaseFeature("far_axes", "elements far apart", lambda case: bool(case.strides.far)),
     CaseFeature("strides", "strided tensors", lambda case: case.strides != Strides(), identifies=False),
     CaseFeature(
         "empty_sequences",

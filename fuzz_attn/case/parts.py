@@ -12,7 +12,26 @@ LaunchPath = Literal["auto", "2d", "3d"]
 CacheArrangement = Literal["separate", "kv_first", "blocks_first", "heads_first"]
 HeadSize: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
-Gap: TypeAlias = Annotated[int, Meta(ge=0, lt=2**33)]
+FarAxis = Literal[
+    "q_token",
+    "q_head",
+    "out_token",
+    "out_head",
+    "new_token",
+    "new_head",
+    "block_table",
+    "cache_slot",
+    "cache_head",
+    "cache_dim",
+    "bias_row",
+    "bias_column",
+]
+"""An axis along which the last index of a tensor lies at least 2^31 elements from the first one.
+
+``new_token`` and ``new_head`` are axes of the packed new keys and values, those of ``cache_`` of both caches, and
+``block_table`` is a row of it. ``cache_dim`` is only in split caches: a chunk of the keys, a dimension of the values;
+there ``cache_slot`` is an axis of the keys only.
+"""
 
 
 class Sequence(Plain, frozen=True):
@@ -91,47 +110,53 @@ class Strides(Plain, frozen=True):
     the keys, ``key_slot`` each slot, and ``value_dim`` each dimension of the values. ``key_piece`` is the number of
     elements of a key that are contiguous; 0 means 16 bytes.
 
-    A padding of at least ``FAR_GAP`` after rows of q, out, the new keys, the new values or the block table is addresses
-    without memory: a case of kilobytes reaches beyond 2^31 elements.
+    Along the axes ``far``, at most one of each tensor, only the elements and what is around them have memory: a case of
+    kilobytes reaches beyond 2^31 elements. An axis of one index is not far.
     """
 
-    q_token: Gap = 0
+    q_token: Count = 0
     q_head: Count = 0
-    out_token: Gap = 0
+    out_token: Count = 0
     out_head: Count = 0
     cache: CacheArrangement = "separate"
     cache_slot: Count = 0
-    block_table: Gap = 0
-    new_token: Gap = 0
+    block_table: Count = 0
+    new_token: Count = 0
     new_head: Count = 0
     value_slot: Count = 0
-    new_value_token: Gap = 0
+    new_value_token: Count = 0
     new_value_head: Count = 0
     page_head: Count = 0
     key_chunk: Count = 0
     key_slot: Count = 0
     value_dim: Count = 0
     key_piece: Annotated[int, Meta(ge=0, le=256)] = 0
+    far: tuple[FarAxis, ...] = ()
 
 
 INNER_STRIDES: Final = ("new_value_token", "new_value_head", "page_head", "key_chunk", "key_slot", "value_dim")
 """The paddings of :class:`Strides` inside pages, and of new values in addition to new keys."""
 
-FAR_GAP: Final = 2**24
-"""The least padding, in elements, that is addresses without memory; longer than any padding that has memory."""
+FAR_AXES: Final[dict[FarAxis, str]] = {
+    "q_token": "tokens of q",
+    "q_head": "heads of q",
+    "out_token": "tokens of the output",
+    "out_head": "heads of the output",
+    "new_token": "tokens of the new keys and values",
+    "new_head": "heads of the new keys and values",
+    "block_table": "rows of the block table",
+    "cache_slot": "slots of the caches",
+    "cache_head": "heads of the caches",
+    "cache_dim": "dimensions of the caches",
+    "bias_row": "rows of the bias",
+    "bias_column": "columns of the bias",
+}
+"""The axes of :class:`Strides` that may be far, in words."""
 
-FAR_STRIDES: Final = ("q_token", "out_token", "block_table", "new_token", "new_value_token")
-"""The paddings of :class:`Strides` that may be as long as ``FAR_GAP``."""
 
-
-def near_gap(gap: int) -> int:
-    """Return the elements of a padding that have memory: all, or none if it is far."""
-    return gap if gap < FAR_GAP else 0
-
-
-def near_strides(strides: Strides) -> Strides:
-    """Return the strides without paddings that are addresses without memory."""
-    return msgspec.structs.replace(strides, **{name: near_gap(getattr(strides, name)) for name in FAR_STRIDES})
+def without_far(strides: Strides, *names: FarAxis) -> Strides:
+    """Return the strides with these axes near."""
+    return msgspec.structs.replace(strides, far=tuple(name for name in strides.far if name not in names))
 
 
 class CallForm(Plain, frozen=True):

@@ -16,7 +16,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Feature
 from fuzz_attn.case.features import CASE_FEATURES
-from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Scales, Sequence, Strides, near_strides
+from fuzz_attn.case.parts import INNER_STRIDES, CallForm, DTypes, Scales, Sequence, Strides, without_far
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, NormalValues, PoisonRecipe, QQBiasRecipe, SinkRecipe
 
 FP8_OUTPUT: Final = "fp8 output"
@@ -149,7 +149,8 @@ def _with_float32_biases(case: AttentionCase) -> AttentionCase:
 
 
 def _with_dense_rows_and_pages(case: AttentionCase) -> AttentionCase:
-    dense = msgspec.structs.replace(case.strides, key_piece=0, **dict.fromkeys(INNER_STRIDES, 0))
+    near = without_far(case.strides, "bias_column", "cache_slot", "cache_head", "cache_dim")
+    dense = msgspec.structs.replace(near, key_piece=0, **dict.fromkeys(INNER_STRIDES, 0))
     bias = case.qq_bias and msgspec.structs.replace(case.qq_bias, order="rows", step=1)
     return replace_layout(replace(case, qq_bias=bias), strides=dense)
 
@@ -196,7 +197,7 @@ FEATURES: Final = (
     _feature("uint8_cache", _set(uint8_cache=False)),
     _feature("stale_cache", _set(stale_cache=False)),
     _feature("large_offsets", _with("pages", first_block=0)),
-    _feature("far_rows", lambda case: replace_layout(case, strides=near_strides(case.strides))),
+    _feature("far_axes", _with("strides", far=())),
     Trait("K and V in one order of memory", *_strides("cache")),
     Trait("padding in q", *_strides("q_token", "q_head")),
     Trait("padding in the output", *_strides("out_token", "out_head")),

@@ -67,7 +67,7 @@ class CaseJudge:
         shims = backend.preflight()
         domain = target.domain
         if not backend.reaches_large_offsets():
-            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_rows"})
+            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_axes"})
         return Ready(
             target.name,
             target.slug,

@@ -18,7 +18,7 @@ from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.forensics.lab import Lab
 from fuzz_attn.forensics.words import count, factor, ranges, rows_of_case
 from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
-from fuzz_attn.inputs.far_rows import elements_in
+from fuzz_attn.inputs.far_axes import elements_in, far_axis
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.experiment import Launch
@@ -77,7 +77,7 @@ def _beside(output: torch.Tensor, launch: Launch, case: AttentionCase) -> list[F
     if not len(places):
         return []
     *row, place = places[0].tolist()
-    offset = sum(row) * output.stride(0) + place - int(output.storage_offset())
+    offset = sum(row) * output.stride(far_axis(output) or 0) + place - int(output.storage_offset())
     where = packed_words("output", offset, launch.tensors.output, case)
     much = f"{count(len(places), 'element')} of memory between or around the rows of the output"
     return [Finding("address", f"{much} {'is' if len(places) == 1 else 'are'} written, from {where}")]

@@ -18,7 +18,6 @@ import torch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
-from fuzz_attn.case.parts import near_gap
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.dtypes import INTEGERS, TORCH_DTYPES, UNSIGNED, bits_dtype
@@ -93,7 +92,7 @@ def with_large_offsets(
     The new pages are addresses without memory: they read as zeros on the CPU and as anything elsewhere. The memory that
     existed, guards included, ends the new storage.
     """
-    existing = torch.empty(0, dtype=torch.uint8).set_(near[0].untyped_storage())
+    existing = storage_of(near[0])
     whole = reserved(first_block * page * near[0].element_size() + existing.numel(), device)
     whole[-existing.numel() :] = existing
     flat = whole.view(near[0].dtype)
@@ -103,6 +102,11 @@ def with_large_offsets(
         )
         for view in near
     )
+
+
+def storage_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all addresses of the storage of a tensor as uint8, without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def reserved(size: int, device: str) -> torch.Tensor:
@@ -155,8 +159,8 @@ def strided(memory: Bits, shape: tuple[int, ...], strides: tuple[int, ...]) -> B
 def packed_memory(
     case: AttentionCase, num_heads: int, dtype: DTypeName, bits: int, gaps: tuple[int, int], extra_rows: int = 0
 ) -> Bits:
-    """Return poisoned memory for packed tokens; ``gaps`` are the padding of a token, 0 if far, and of a head."""
-    width = num_heads * (case.heads.head_size + gaps[1]) + near_gap(gaps[0])
+    """Return poisoned memory for packed tokens; ``gaps`` are the padding of a token and of a head."""
+    width = num_heads * (case.heads.head_size + gaps[1]) + gaps[0]
     return poisoned((case.num_tokens + case.padded_tokens + extra_rows, width), bits_dtype(dtype), bits)
 
 

@@ -15,14 +15,15 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.cache_layout import CacheFormat
+from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import CallForm, LaunchHints, near_gap
+from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.cache_memory import cache_memory
 from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of
-from fuzz_attn.inputs.far_rows import has_far_rows, live_rows, rows_tensor, storage_of
+from fuzz_attn.inputs.far_axes import far_axis, pieces_of, spread, stride_of
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
@@ -34,6 +35,7 @@ from fuzz_attn.inputs.storage import (
     packed_memory,
     poisoned,
     rounded,
+    storage_of,
     strided,
     tensor_of,
     tensors_over,
@@ -241,7 +243,7 @@ def output_of(case: AttentionCase, device: str) -> torch.Tensor:
     poison = output_poison(dtype, case.poison.out)
     memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
     view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
-    return rows_tensor(memory, view, TORCH_DTYPES[dtype], device, gaps[0])
+    return _far(case, tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0], {"out_token": 0, "out_head": 1})
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -260,9 +262,10 @@ def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole memory that a tensor is a view of, as uint8, without a copy.
 
-    That of far rows is ``[rows, bytes]``; of all others it is flat.
+    That of a tensor with a far axis is ``[indices, bytes]``; of all others it is flat.
     """
-    return live_rows(tensor) if has_far_rows(tensor) else storage_of(tensor)
+    axis = far_axis(tensor)
+    return storage_of(tensor) if axis is None else pieces_of(tensor, axis)
 
 
 def digest_of(tensors: AttentionTensors) -> str:
@@ -277,7 +280,8 @@ def digest_of(tensors: AttentionTensors) -> str:
 
 def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
     gaps = case.strides.q_token, case.strides.q_head
-    return _packed(case, rounded(queries, case.dtypes.q, case.scales.q), gaps, device)
+    query = _packed(case, rounded(queries, case.dtypes.q, case.scales.q), gaps, device)
+    return _far(case, query, {"q_token": 0, "q_head": 1})
 
 
 def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str) -> torch.Tensor | None:
@@ -290,7 +294,8 @@ def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str)
     lengths = [(s.context_len, s.query_len) for s in case.sequences]
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
     gaps = case.strides.new_token + more[0], case.strides.new_head + more[1]
-    return _packed(case, rounded(array[new], case.dtypes.q), gaps, device, case.form.extra_new_rows)
+    packed = _packed(case, rounded(array[new], case.dtypes.q), gaps, device, case.form.extra_new_rows)
+    return _far(case, packed, {"new_token": 0, "new_head": 1})
 
 
 def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str, extra_rows: int = 0) -> torch.Tensor:
@@ -300,7 +305,16 @@ def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: st
     memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps, extra_rows)
     view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
     view[: case.num_tokens] = tokens
-    return rows_tensor(memory, view, TORCH_DTYPES[dtype], device, gaps[0])
+    return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+
+
+def _far(case: AttentionCase, near: torch.Tensor, axes: dict[FarAxis, int]) -> torch.Tensor:
+    """Return the tensor with that of its axes far which the case says, if any."""
+    for name in case.strides.far:
+        if name in axes:
+            axis = axes[name]
+            return spread(near, axis, stride_of(near, axis, min(near.shape[axis], far_length(case, name))))
+    return near
 
 
 def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
@@ -320,9 +334,9 @@ def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) 
     if len(caches.memory) == 1:
         return _over(caches.memory[0], caches.views, torch_dtype, device, page_strides[0], pages.first_block)
     triples = zip(caches.memory, caches.views, page_strides, strict=True)
-    return tuple(
-        _over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples
-    )
+    near = (_over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples)
+    cache = FAMILIES[case.family].cache
+    return tuple(_far(case, each, axes) for each, axes in zip(near, cache.far_axes, strict=True))
 
 
 def _over(
@@ -337,11 +351,11 @@ def _over(
 def _block_table(case: AttentionCase, pages: PageMap, device: str) -> torch.Tensor:
     sequences, width = pages.block_table.shape
     rows, garbage = sequences + case.form.extra_table_rows, table_poison(case.poison.table, pages.num_blocks)
-    gap = near_gap(case.strides.block_table)
+    gap = case.strides.block_table
     memory = poisoned((rows, width + gap), np.int32, garbage)
     view = strided(memory, (rows, width), (width + gap, 1))
     view[:sequences] = pages.block_table
-    return rows_tensor(memory, view, torch.int32, device, case.strides.block_table)
+    return _far(case, tensors_over(memory, (view,), torch.int32, device)[0], {"block_table": 0})
 
 
 def _integers(numbers: list[int], device: str) -> torch.Tensor:
@@ -370,7 +384,8 @@ def _qq_bias(case: AttentionCase, device: str) -> torch.Tensor | None:
     live, columns = bits.shape
     memory, view = _bias_memory(recipe, (live + recipe.extra_rows, columns), bits.dtype)
     view[:live] = bits
-    return tensors_over(memory, (view,), BIAS_DTYPES[recipe.dtype], device)[0]
+    bias = tensors_over(memory, (view,), BIAS_DTYPES[recipe.dtype], device)[0]
+    return _far(case, bias, {"bias_row": 0, "bias_column": 1})
 
 
 def _bias_memory(recipe: QQBiasRecipe, shape: tuple[int, int], dtype: npt.DTypeLike) -> tuple[Bits, Bits]:

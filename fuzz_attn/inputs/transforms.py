@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from fuzz_attn.inputs.dtypes import bits_of
-from fuzz_attn.inputs.far_rows import far_apart, has_far_rows, row_width, storage_of
+from fuzz_attn.inputs.far_axes import with_rows
 from fuzz_attn.inputs.poison import slot_poison
-from fuzz_attn.inputs.storage import GUARD_BYTES, poisoned, tensors_over
+from fuzz_attn.inputs.storage import poisoned, tensors_over
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 Change: TypeAlias = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
@@ -152,17 +152,6 @@ def in_float32(tensors: AttentionTensors) -> AttentionTensors:
         k_scale=None,
         v_scale=None,
     )
-
-
-def with_rows(like: torch.Tensor, held: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return a tensor with the strides of ``like``; its first rows are the bits ``held``, the rest is its poison."""
-    margin, width = GUARD_BYTES // like.dtype.itemsize, row_width(like)
-    poison = bits_of(storage_of(like)[: like.dtype.itemsize].view(like.dtype))
-    memory = poison.repeat(2 * margin + rows * width)
-    near = memory.as_strided((rows, *like.shape[1:]), (width, *like.stride()[1:]), margin)
-    near[: held.shape[0]] = held
-    changed = near.view(like.dtype)
-    return far_apart(changed, like.stride(0), str(like.device)) if has_far_rows(like) else changed
 
 
 def numbers_like(like: torch.Tensor, numbers: list[int]) -> torch.Tensor:

@@ -66,7 +66,7 @@ def with_other_strides(case: AttentionCase) -> AttentionCase:
     paddings = {
         name: _other_padding(getattr(case.strides, name))
         for name in Strides.__struct_fields__
-        if name not in ("cache", "key_piece")
+        if name not in ("cache", "key_piece", "far")
     }
     bias = case.qq_bias
     if bias is not None:

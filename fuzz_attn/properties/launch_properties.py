@@ -8,7 +8,7 @@ import torch
 
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.dtypes import bits_of
-from fuzz_attn.inputs.far_rows import elements_in
+from fuzz_attn.inputs.far_axes import elements_in
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import Verdict

@@ -27,6 +27,7 @@ FREEDOMS = {
     "chunk_stride": "gaps between the chunks of the keys of a page",
     "slot_stride": "gaps between the slots of the keys of a page",
     "dim_stride": "gaps between the dimensions of the values of a page",
+    "far_dims": "dimensions of the caches beyond 2^31 elements",
     "pieces": "pieces of a key of any size that divides the head",
     "cache_names": "kv_cache_dtype auto, or another name of the same type",
     "bytes": "fp8 caches passed as bytes",
@@ -38,7 +39,7 @@ FREEDOMS = {
 NEW_TOKEN_FREEDOMS = {
     "new_token_rows": "more rows of new keys and values than of q",
     "new_value_strides": "strides of the new values apart from those of the new keys",
-    "far_new_tokens": "rows of the new keys and values beyond 2^31 elements",
+    "far_new_tokens": "tokens or heads of the new keys and values beyond 2^31 elements",
     "stale_cache": "caches without the new tokens",
 }
 """The same for launchers that take the keys and values of the new tokens."""

@@ -29,6 +29,8 @@ FREEDOMS = {
     "bias_rows": "more rows in the query-query bias than the longest query",
     "bias_columns": "more or fewer columns than that",
     "bias_column_stride": "gaps between the columns of the query-query bias",
+    "far_bias_rows": "rows of the query-query bias beyond 2^31 elements",
+    "far_bias_columns": "columns of the query-query bias beyond 2^31 elements",
     "bias_by_columns": "a query-query bias stored column by column",
     "expanded_bias_rows": "a row stride of 0",
     "expanded_bias_columns": "a column stride of 0",

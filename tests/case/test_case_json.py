@@ -83,6 +83,7 @@ FULL = AttentionCase(
         key_slot=14,
         value_dim=15,
         key_piece=2,
+        far=("q_head", "block_table"),
     ),
     padded_tokens=2,
     poison=PoisonRecipe(keys="huge", values="negative_inf", table="zero", out=1),
@@ -105,7 +106,7 @@ GOLDEN = (
     '"values":{"type":"outlier","factor":32.0},'
     '"near_uniform":true,"equal_heads":true,"key_marks":true,'
     '"overrides":[{"tensor":"v","sequence":1,"position":2,"head":1,"column":4,"value":-16.0}],'
-    '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9,"new_value_token":10,"new_value_head":11,"page_head":12,"key_chunk":13,"key_slot":14,"value_dim":15,"key_piece":2},'
+    '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9,"new_value_token":10,"new_value_head":11,"page_head":12,"key_chunk":13,"key_slot":14,"value_dim":15,"key_piece":2,"far":["q_head","block_table"]},'
     '"padded_tokens":2,'
     '"poison":{"keys":"huge","values":"negative_inf","table":"zero","out":1},'
     '"launch":{"path":"3d","num_segments":5,"tile_size":32},'
@@ -173,6 +174,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "key_slot": 0,
             "value_dim": 0,
             "key_piece": 0,
+            "far": [],
         },
         "padded_tokens": 0,
         "poison": {"keys": "nan", "values": "nan", "table": "one_past", "out": 0},

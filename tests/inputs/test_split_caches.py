@@ -25,7 +25,7 @@ QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), databas
 SPLIT: tuple[Family, ...] = ("paged", "context", "chunked")
 DENSE: tuple[Family, ...] = ("context", "chunked")
 # Caches with large offsets have gigabytes of addresses and tests of their own.
-NEAR = ALL_FEATURES - {"large_offsets", "far_rows"}
+NEAR = ALL_FEATURES - {"large_offsets", "far_axes"}
 split_cases = st.sampled_from(SPLIT).flatmap(lambda family: cases(Domain(family=family, features=NEAR)))
 dense_cases = st.sampled_from(DENSE).flatmap(lambda family: cases(Domain(family=family, features=NEAR)))
 

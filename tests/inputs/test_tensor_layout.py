@@ -36,7 +36,7 @@ from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 PADDING = st.sampled_from((0, 0, 1, 3, 8))
-NEAR = Domain(features=ALL_FEATURES - {"large_offsets", "far_rows"})
+NEAR = Domain(features=ALL_FEATURES - {"large_offsets", "far_axes"})
 """Caches with large offsets have gigabytes of addresses and tests of their own."""
 STRIDES = st.builds(
     Strides,

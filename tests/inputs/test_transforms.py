@@ -9,6 +9,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.far_axes import with_rows
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.inputs.transforms import (
@@ -21,7 +22,6 @@ from fuzz_attn.inputs.transforms import (
     values_changed,
     with_heads_reversed,
     with_pages_reversed,
-    with_rows,
 )
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.bounded_relations import CANCELLED

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
@@ -20,15 +21,26 @@ from fuzz_attn.targets.loading import load_target
 
 CASES_OF_EACH_FAMILY = 6000
 
+
+def far_axes(case: AttentionCase) -> set[str]:
+    """The far axes that have more than one index."""
+    return {name for name in case.strides.far if far_length(case, name) > 1}
+
+
 SHOWS: dict[str, Callable[[AttentionCase], object]] = {
     "dense_q": lambda c: c.strides.q_token and c.strides.q_head and c.strides.out_token and c.strides.out_head,
     "out_rows": lambda c: c.form.extra_output_rows and c.num_tokens,
     "table_rows": lambda c: c.form.extra_table_rows and c.num_tokens,
     "table_stride": lambda c: c.strides.block_table,
-    "far_q": lambda c: c.strides.q_token * (c.num_tokens - 1) >= 2**31,
-    "far_out": lambda c: c.strides.out_token * (c.num_tokens - 1) >= 2**31,
-    "far_table": lambda c: c.strides.block_table * (len(c.sequences) - 1) >= 2**31,
-    "far_new_tokens": lambda c: c.strides.new_token * (c.num_tokens - 1) >= 2**31,
+    "far_q": lambda c: {"q_token", "q_head"} & far_axes(c),
+    "far_out": lambda c: {"out_token", "out_head"} & far_axes(c),
+    "far_slots": lambda c: "cache_slot" in far_axes(c),
+    "far_heads": lambda c: "cache_head" in far_axes(c),
+    "far_dims": lambda c: "cache_dim" in far_axes(c),
+    "far_table": lambda c: "block_table" in far_axes(c),
+    "far_new_tokens": lambda c: {"new_token", "new_head"} & far_axes(c),
+    "far_bias_rows": lambda c: c.qq_bias and "bias_row" in far_axes(c),
+    "far_bias_columns": lambda c: c.qq_bias and "bias_column" in far_axes(c),
     "padding_rows": lambda c: c.padded_tokens,
     "no_sequence": lambda c: not c.sequences,
     "empty_sequences": lambda c: any(not s.query_len for s in c.sequences),
@@ -117,7 +129,8 @@ def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
         "scales_of_zero", "negative_scales", "softmax_scale_of_zero", "out_dtype", "fp8_out_kind", "fp8_kinds",
         "float16_slopes", "float64_sinks", "float64_bias", "bias_column_stride", "bias_by_columns", "pieces",
         "head_stride", "new_value_strides", "table_rows", "out_rows", "expanded_scales", "no_starts", "cache_names",
-        "windows_of_all", "far_q", "far_out", "far_table", "far_new_tokens",
+        "windows_of_all", "far_q", "far_out", "far_table", "far_slots", "far_heads", "far_dims", "far_new_tokens",
+        "far_bias_rows", "far_bias_columns",
     }  # fmt: skip
     drawn = [Sample(random).draw(strategy) for _ in range(400)]
     assert {name for name in own & set(FREEDOMS[family]) for case in drawn if SHOWS[name](case)} == set()

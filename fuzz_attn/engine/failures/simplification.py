@@ -19,8 +19,8 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case import traits
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, unpromised
+from fuzz_attn.case.parts import FarAxis, Strides, without_far
 from fuzz_attn.case.parts import Sequence as Tokens
-from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.traits import FEATURES, KINDS
 from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.messages import Order
@@ -241,6 +241,15 @@ def _fields(case: AttentionCase) -> Iterator[Change]:
         yield partial(replace, softcap=1.0)
 
 
+def _far_axes(case: AttentionCase) -> Iterator[Change]:
+    """Yield the changes of each far axis to a near one."""
+    yield from (partial(_with_near, name=name) for name in case.strides.far)
+
+
+def _with_near(case: AttentionCase, name: FarAxis) -> AttentionCase:
+    return replace(case, strides=without_far(case.strides, name))
+
+
 def _padding_and_seed(case: AttentionCase) -> Iterator[Change]:
     if case.padded_tokens:
         yield partial(replace, padded_tokens=1)
@@ -255,7 +264,8 @@ _NUMBERS: Final = (
     _fields,
     _in_part("launch", "num_segments", (2, 3, 4)),
     _in_part("launch", "tile_size", (16, 32)),
-    *(_in_part("strides", field, (0, 1)) for field in Strides.__struct_fields__ if field != "cache"),
+    *(_in_part("strides", field, (0, 1)) for field in Strides.__struct_fields__ if field not in ("cache", "far")),
+    _far_axes,
     *(_in_part("pages", field, (1,)) for field in ("shared_prefix", "spare_blocks", "extra_columns")),
     *(_in_part("scales", field, (1.0,)) for field in ("q", "k", "v", "out")),
     _padding_and_seed,
