@@ -40,7 +40,7 @@ COMPILED: Final = 2
 
 on_cpu = storage._flat
 target = load_target(sys.argv[1])
-domain = msgspec.structs.replace(target.domain, features=target.domain.features - {"large_offsets", "far_rows"})
+domain = msgspec.structs.replace(target.domain, features=target.domain.features - {"large_offsets", "far_axes"})
 shared = shared_round(domain, 3, int(sys.argv[2]))
 backend = CompilerBackend(gpu_answers)
 

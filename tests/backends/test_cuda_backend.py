@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from triton import knobs
+from triton.compiler import ASTSource
 
 from fuzz_attn.backends import backend_named, cuda
-from fuzz_attn.errors import BackendError, DeviceLostError
+from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,15 @@ def test_scratch_is_poisoned_and_guarded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert bool(scratch.isnan().all())
         scratch.as_strided((4,), (1,)).fill_(0.0)
     assert [seen.kind for seen in watch.observations] == ["written_outside"]
+
+
+def test_a_launch_ends_where_it_may_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, None)
+    backend = cuda.CudaBackend()
+    original = ASTSource.make_ir
+    with backend.running():
+        assert ASTSource.make_ir is original
+    backend.compiles = False
+    with backend.running(), pytest.raises(NotCompiledInterrupt):
+        ASTSource.make_ir(None, None, None, None, None, None)
+    assert ASTSource.make_ir is original

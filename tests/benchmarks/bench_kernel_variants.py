@@ -40,7 +40,7 @@ class Counted(Rehearsal):
     def __init__(self, family: str) -> None:
         target = load_target(family)
         domain = target.domain
-        self.domain: Domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_rows"})
+        self.domain: Domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_axes"})
         self._compiler = CompilerBackend(gpu_answers)
         super().__init__(target, self._compiler, self.domain)
         self.clear()

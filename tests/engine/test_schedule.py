@@ -82,7 +82,7 @@ def cases_of(shared: SharedRound, domain: Domain, seed: int) -> list[AttentionCa
 
 
 def test_shards_draw_different_cases_of_a_shared_round() -> None:
-    near = msgspec.structs.replace(DOMAIN, features=DOMAIN.features - {"far_rows"})
+    near = msgspec.structs.replace(DOMAIN, features=DOMAIN.features - {"far_axes"})
     shared = shared_round(near, 7, 3)
     one, other = cases_of(shared, near, 1), cases_of(shared, near, 2)
     assert not any(case in other for case in one)
