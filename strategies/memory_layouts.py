@@ -136,14 +136,14 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)
     groups += [biases] * ("qq_bias" in FAMILIES[family].features)
-    return _far_axes(tuple(sampled_from(group) for group in groups))
+    return _far_axes(tuple(sampled_from((None, *group * 8)) for group in groups))
 
 
 @composite
-def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis], ...]) -> tuple[FarAxis, ...]:
+def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis | None], ...]) -> tuple[FarAxis, ...]:
     if not draw(_FAR):
         return ()
-    return tuple(draw(group) for group in groups)
+    return tuple(name for group in groups if (name := draw(group)) is not None)
 
 
 def with_far_axes(case: AttentionCase, names: Iterable[FarAxis]) -> AttentionCase:

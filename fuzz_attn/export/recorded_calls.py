@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,14 +30,15 @@ class View:
 class Block:
     """The memory of one or more tensors: its bytes, and how many bytes of addresses without memory lie before them.
 
-    ``first`` and ``last`` are the first byte and the end of the bytes that the tensors use. ``stride`` is the number of
-    bytes from row to row where only the rows have memory, one after the other in the data; else 0.
+    ``first`` and ``last`` are the first byte and the end of the bytes that the tensors use. Where only ``pieces`` of
+    the memory exist, one after the other in the data, ``stride`` is the number of bytes from one to the next; else 0.
     """
 
     data: bytes
     void: int
     first: int
     last: int
+    pieces: int
     stride: int
 
 
@@ -108,7 +109,7 @@ def _block(tensors: AttentionTensors, tensor: torch.Tensor, known: Block | None)
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     last = first + (reach + 1) * size if tensor.numel() else first
     if known is not None:
-        return Block(known.data, known.void, min(known.first, first), max(known.last, last), known.stride)
+        return replace(known, first=min(known.first, first), last=max(known.last, last))
     memory = tensors.memory_of(tensor)
-    stride = memory.stride(0) if memory.dim() > 1 else 0
-    return Block(memory.numpy().tobytes(), tensors.void_before(tensor), first, last, stride)
+    pieces, stride = (memory.shape[0], memory.stride(0)) if memory.dim() > 1 else (1, 0)
+    return Block(memory.numpy().tobytes(), tensors.void_before(tensor), first, last, pieces, stride)

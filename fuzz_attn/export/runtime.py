@@ -25,19 +25,20 @@ class Memory:
     """The memory of one call: every byte, with the poison between and around the tensors.
 
     ``blocks`` gives for each name: its key in ``data``, how many bytes of addresses without memory lie before the data,
-    the first byte and the end of the bytes that tensors use, and the bytes from row to row where only rows have memory,
-    else 0. With ``tight`` there is nothing else, so that a memory checker sees each access that leaves its tensor.
+    the first byte and the end of the bytes that tensors use, how many pieces of the memory exist, and the bytes from
+    one piece to the next, 0 if there is one. With ``tight`` there is nothing else, so that a memory checker sees each
+    access that leaves its tensor.
     """
 
     def __init__(
-        self, blocks: dict[str, tuple[str, int, int, int, int]], data: dict[str, bytes], device: str, tight: bool
+        self, blocks: dict[str, tuple[str, int, int, int, int, int]], data: dict[str, bytes], device: str, tight: bool
     ) -> None:
         self.blocks, self.starts, self.held = {}, {}, {}
-        for name, (key, void, first, last, stride) in blocks.items():
-            rows = (last - first) // stride + 1 if stride else 1
-            apart = (rows - 1) * stride
-            content = bytes_tensor(data[key]).view(rows, len(data[key]) // rows)
-            start, end = (first, last - apart) if tight else (0, void + content.shape[1])
+        for name, (key, void, first, last, pieces, stride) in blocks.items():
+            apart = (pieces - 1) * stride
+            content = bytes_tensor(data[key]).view(pieces, len(data[key]) // pieces)
+            used = (last - 1) % stride + 1 if stride else last
+            start, end = (first, used) if tight else (0, void + content.shape[1])
             near = max(start, void)
             content = content[:, near - void : end - void]
             block = self._allocated(end + apart - start, device, far=near > start or apart > 0)
@@ -141,8 +142,10 @@ def written_outside(memory: Memory, name: str, output: torch.Tensor, live: torch
     """Print and return whether bytes of the output's memory were written that belong to no row to write."""
     expected = memory.before[name].clone()
     copy = expected.view(output.dtype)
-    apart = copy.stride(0) if len(copy) > 1 else output.stride(0)
-    rows = copy.as_strided(output.shape, (apart, *output.stride()[1:]), output.storage_offset())[: len(live)]
+    strides = list(output.stride())
+    if len(copy) > 1:
+        strides[strides.index(max(strides))] = copy.stride(0)
+    rows = copy.as_strided(output.shape, strides, output.storage_offset())[: len(live)]
     rows.view(bits(output).dtype)[live] = output[: len(live)].view(bits(output).dtype)[live]
     outside = int((expected != memory.held[name]).sum())
     if outside:

@@ -134,7 +134,7 @@ def _call_lines(index: int, expected: Expected, source: Source, data: _Data) -> 
     lines += [f"def target_{number}():", *(f"    {line}".rstrip() for line in source.lines()), "", ""]
     lines += [
         f"BLOCKS_{number} = {{  # name: data, bytes of addresses before it, first byte and end of the bytes used,",
-        "    # bytes from row to row if only the rows have memory",
+        "    # pieces of memory and the bytes from one to the next, 1 and 0 if all of it exists",
     ]
     for name, block in call.blocks.items():
         lines.append(f"    {name!r}: {_block(f'{name}_{number}' if index else name, block, data)},")
@@ -144,8 +144,8 @@ def _call_lines(index: int, expected: Expected, source: Source, data: _Data) -> 
     return lines
 
 
-def _block(name: str, block: Block, data: _Data) -> tuple[str, int, int, int, int]:
-    return data.add(name, block.data), block.void, block.first, block.last, block.stride
+def _block(name: str, block: Block, data: _Data) -> tuple[str, int, int, int, int, int]:
+    return data.add(name, block.data), block.void, block.first, block.last, block.pieces, block.stride
 
 
 def _argument(name: str, value: object) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import CallForm, DTypes, FarAxis, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
@@ -189,7 +189,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
 def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts: Path, kernels: Path) -> None:
     torch_attention, misbehaving = (f"{kernels / name}.py" for name in ("torch_attention", "misbehaving"))
     far = replace(case, pages=PageLayout(block_size=4, first_block=2**20), strides=Strides())
-    far_output = replace(case, strides=Strides(out_token=2**28))
+    far_output = replace(case, strides=Strides(far=("out_token",)))
     words = {
         "last_row_unwritten": "64 never written",
         "poison_leaks": "nan",
@@ -204,8 +204,18 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     right = f"{torch_attention}:unified_attention"
     save(scripts, "right_in_another_order", right, case, "batch_order")
     save(scripts, "right_far", right, far)
-    for apart in (Strides(q_token=2**28), Strides(out_token=2**28), Strides(block_table=2**28)):
-        save(scripts, f"right_far_{apart.q_token:x}_{apart.out_token:x}", right, replace(case, strides=apart))
+    form = CallForm(extra_table_rows=2, extra_output_rows=1)
+    axes: tuple[FarAxis, ...] = (
+        "q_token",
+        "q_head",
+        "out_token",
+        "out_head",
+        "block_table",
+        "cache_slot",
+        "cache_head",
+    )
+    for name in axes:
+        save(scripts, f"right_far_{name}", right, replace(case, strides=Strides(far=(name,)), form=form))
     save(scripts, "writes_far_padding", f"{misbehaving}:writes_padded_rows", far_output)
     save(scripts, "right_range", right, case, **RANGE)
     save(scripts, "right_seen", right, case, **ONLY_SEEN)
