@@ -129,8 +129,8 @@ def _cases(
         far = draw(_FAR[key.family, left.allows("inner_strides")])
     left.note("far_axes", bool(far))
     left.note("strides", bool(far) or layout != _DENSE)
-    near = not any(name.startswith("cache_") for name in far)
-    offset = draw(_OFFSETS) if near and left.allows("large_offsets") else 0
+    offset = draw(_OFFSETS) if left.allows("large_offsets") else 0
+    offset *= not any(name.startswith("cache_") for name in far)
     left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
