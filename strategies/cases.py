@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
+from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK, MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
@@ -33,7 +33,7 @@ from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.values import LONG, overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.values import LONG, MEDIUM, overrides, score_recipes, value_recipes
 
 _SOFT_CAPS = soft_caps()
 _CALL_FORMS = call_forms()
@@ -41,8 +41,8 @@ _POISONS = poisons()
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, MOST_PADDED_TOKENS))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
-_ALWAYS_IF_LONG = sampled_from((False,) + (True,) * 63)
-"""Nearly all long cases have heads of equal weights: any other weights, or their error bound, hide most keys."""
+_EQUAL_ABOVE = sampled_from((MAX_TOTAL_ELEMENTS,) + (LONG,) * 31 + (MEDIUM,) * 96)
+"""The keys above which a case has heads of equal weights: any other weights, or their error bound, hide many keys."""
 _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
 _SEEDS = sampled_from(range(2**12))
@@ -134,7 +134,7 @@ def _cases(
     left.note("large_offsets", offset > 0)
     cache = FAMILIES[key.family].cache.layout(heads, key.block_size, key.dtypes.kv, layout)
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
-    equal = draw(_ALWAYS_IF_LONG) and max((sequence.seq_len for sequence in sequences), default=0) > LONG
+    equal = max((sequence.seq_len for sequence in sequences), default=0) > draw(_EQUAL_ABOVE)
     segments = key.launch.num_segments > 1
     cap = softcap if key.softcap else 0.0
     recipes = score_recipes(

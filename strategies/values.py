@@ -62,8 +62,8 @@ EXACT: tuple[ScoreRecipe, ...] = (
 )
 """Weights of exactly 0 and 1, for those heads of long sequences that do not give all keys the same weight."""
 
-LONG = 256
-"""Keys above which nearly all cases have heads of equal weights."""
+LONG, MEDIUM = 256, 96
+"""Keys above which nearly all cases, and three in four, have heads of equal weights."""
 
 LOW: tuple[ScoreRecipe, ...] = (
     *(LevelScores(level=-20000.0),) * 3,
