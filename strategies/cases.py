@@ -16,7 +16,7 @@ from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
 from fuzz_attn.case.parts import CallForm, FarAxis, Sequence, Strides
-from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, UniformScores
+from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, ScoreRecipe, SinkRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
@@ -33,7 +33,7 @@ from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.values import LONG, MEDIUM, overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.values import LONG, MEDIUM, is_low, overrides, score_recipes, value_recipes
 
 _SOFT_CAPS = soft_caps()
 _CALL_FORMS = call_forms()
@@ -159,7 +159,7 @@ def _cases(
         softcap=cap,
         alibi=alibi if key.alibi else None,
         qq_bias=(_exact(qq_bias) if equal else qq_bias) if key.qq_bias else None,
-        sinks=sink if key.sinks else None,
+        sinks=_as_low(sink, scores) if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
@@ -183,6 +183,15 @@ def _cases(
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:
     """Return a bias that leaves equal weights equal: zeros instead of random numbers."""
     return msgspec.structs.replace(bias, kind="zero") if bias.kind == "dense" else bias
+
+
+def _as_low(sink: SinkRecipe, scores: ScoreRecipe) -> SinkRecipe:
+    """Return a sink recipe at the level of low logits, so that both have weight; others stay as they are."""
+    return (
+        msgspec.structs.replace(sink, level=scores.level)
+        if isinstance(scores, LevelScores) and is_low(scores)
+        else sink
+    )
 
 
 def _splittable(strides: Strides, head_size: int) -> Strides:

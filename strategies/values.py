@@ -71,7 +71,7 @@ LOW: tuple[ScoreRecipe, ...] = (
     *(LevelScores(level=-110.0),) * 4,
 )
 """All logits so far below 0 that they have no weight in float32, or at least in float16, beside a wrong maximum of 0 or
-a finite stand-in for -inf. Beside a sink they would have no weight in a correct kernel either."""
+a finite stand-in for -inf. Beside a sink of another level they would have no weight in a correct kernel either."""
 
 HIDDEN: tuple[ScoreRecipe, ...] = tuple(recipe for recipe in reversed(LOW) for _ in range(2))
 """More of them where some rows see nothing of a tile or segment. In reverse order, so that equal recipes are neighbours
@@ -135,17 +135,22 @@ def score_recipes(
 
     With a window, some logits peak just outside of it. With a soft cap, some are far beyond it or at its knee. With a
     window or segments, some rows may see nothing of a tile or segment; low logits, which reveal mistakes there, are
-    frequent. ``sinks`` exclude low logits. ``one_byte`` operands exclude levels at which their coarse steps would make
-    every row ill-conditioned. ``long`` sequences often have weights of exactly 0 and 1.
+    frequent, with ``sinks`` less so, which then must be low too. ``one_byte`` operands exclude levels at which their
+    coarse steps would make every row ill-conditioned. ``long`` sequences often have weights of exactly 0 and 1.
     """
     return _score_recipes(window, softcap, sinks, segments, one_byte, long)
+
+
+def is_low(scores: ScoreRecipe) -> bool:
+    """Return whether a recipe puts all logits far below those of a usual sink."""
+    return scores in LOW
 
 
 @lru_cache(maxsize=128)
 def _score_recipes(
     window: bool, softcap: float, sinks: bool, segments: bool, one_byte: bool, long: bool
 ) -> st.SearchStrategy[ScoreRecipe]:
-    low = ((LOW, not sinks), (HIDDEN, not sinks and (window or segments)))
+    low = ((LOW, True), (HIDDEN, not sinks and (window or segments)))
     tables = (*low, (EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
     # A table that does not apply is filled with others: an index must mean the same when shrinking drops a feature.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
