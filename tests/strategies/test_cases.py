@@ -287,6 +287,16 @@ def test_few_cases_have_elements_far_apart(drawn_cases: list[AttentionCase]) -> 
     assert found == set(FAR_AXES) - {"new_token", "new_head", "cache_dim"}
 
 
+def test_sinks_beside_low_logits_are_as_low(drawn_cases: list[AttentionCase]) -> None:
+    levels = [
+        (case.sinks.level, case.scores.level)
+        for case in drawn_cases
+        if case.sinks is not None and isinstance(case.scores, LevelScores) and case.scores.level <= -20
+    ]
+    assert {low for _, low in levels} == {-20000.0, -110.0, -20.0}
+    assert all(sink == low for sink, low in levels)
+
+
 def test_keys_outside_of_the_domain_are_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"key\.sinks=True lies outside"):
         cases(Domain(features=frozenset()), keys=[CompileKey(sinks=True)])

@@ -126,7 +126,6 @@ def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: 
     ("strategy", "condition"),
     [
         (score_recipes(one_byte=True), lambda recipe: getattr(recipe, "level", 0.0) <= 30),
-        (score_recipes(sinks=True), lambda recipe: getattr(recipe, "level", 0.0) >= 0),
         (score_recipes(), lambda recipe: getattr(recipe, "place", "") != "outside_left"),
         (scales(dtypes=FP8, fp8_q_scales=False), lambda values: values == Scales()),
         (scales(dtypes=DTypes(out="float8_e4m3fn")), lambda values: values.q == values.k == values.v == 1),
