@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ from fuzz_attn.errors import NotCompiledInterrupt
 def test_an_order_may_forbid_to_wait_for_the_compiler(
     spec: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ["TRITON_INTERPRET"])  # which the backend changes
     judge, running = load(Setup(spec("unified_attention"), backend="simulator")), SimulatorBackend.running
 
     @contextmanager
