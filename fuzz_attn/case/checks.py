@@ -143,21 +143,26 @@ _SIZES: Final = {
 
 
 def far_length(case: CaseFields, name: FarAxis) -> int:
-    """Return how many indices an axis has without padded rows; of ``cache_dim`` those of the values."""
+    """Return how many indices an axis has without padded rows; of ``cache_dim`` those of the values.
+
+    It is 0 where the case does not have the tensor.
+    """
     heads, tokens = case.heads, case.num_tokens
+    packs = FAMILIES[case.family].packs_new_keys
+    bias = 0 if case.qq_bias is None else case.max_query_len
     lengths: dict[FarAxis, int] = {
         "q_token": tokens,
         "q_head": heads.num_query_heads,
         "out_token": tokens,
         "out_head": heads.num_query_heads,
-        "new_token": tokens,
-        "new_head": heads.num_kv_heads,
+        "new_token": tokens * packs,
+        "new_head": heads.num_kv_heads * packs,
         "block_table": len(case.sequences),
         "cache_slot": case.pages.block_size,
         "cache_head": heads.num_kv_heads,
         "cache_dim": heads.head_size,
-        "bias_row": case.max_query_len,
-        "bias_column": case.max_query_len,
+        "bias_row": bias,
+        "bias_column": bias,
     }
     return lengths[name]
 

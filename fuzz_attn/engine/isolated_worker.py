@@ -129,8 +129,8 @@ class IsolatedWorker:
         if not isinstance(reply, Died):
             self._end()  # this worker answers from the process that is set up, so that another has to start
 
-    def _judge(self, order: Order, deadline: float | None, *, again: bool = False, alone: bool = False) -> Answer:
-        """Return the answer to an order; ``alone`` says that another fork has lost the GPU with it, sharing it."""
+    def _judge(self, order: Order, deadline: float | None, *, again: bool = False, apart: bool = False) -> Answer:
+        """Return the answer to an order; ``apart`` if a process that shared the GPU with others has failed on it."""
         if self.process is None:
             self.ready = self._start(deadline)
         try:
@@ -138,7 +138,7 @@ class IsolatedWorker:
         except TimeoutError:
             if deadline is not None and deadline <= time.monotonic():
                 raise OutOfTimeError(f"the time was up before a launch of {self.setup.target!r} ended") from None
-            return self._timed_out(order, deadline, alone=alone)
+            return self._timed_out(order, deadline, apart=apart)
         match reply:
             case Answer():
                 return reply
@@ -150,25 +150,25 @@ class IsolatedWorker:
             case Refused():
                 raise FuzzAttnError(reply.reason)
         died = self._end_of(reply)
-        if died.code == DEVICE_LOST and self._shared and not alone:
-            return self._judge_alone(order, deadline, died)
+        if died.code == DEVICE_LOST and self._shared and not apart:
+            return self._judge_apart(order, deadline, died)
         return self._died(died)
 
-    def _timed_out(self, order: Order, deadline: float | None, *, alone: bool) -> Answer:
+    def _timed_out(self, order: Order, deadline: float | None, *, apart: bool) -> Answer:
         """Return the answer where a launch did not end: perhaps because another worker's blocks the GPU."""
         shared = self._shared
         self._end()
-        if shared and not alone:
+        if shared and not apart:
             self._apart = 1
-            return self._judge_alone(order, deadline)
+            return self._judge_apart(order, deadline)
         self._apart = ORDERS_APART
         return _failed("timeout", f"the launch did not end within {self.launch_seconds:.0f} s")
 
-    def _judge_alone(self, order: Order, deadline: float | None, died: Died | None = None) -> Answer:
+    def _judge_apart(self, order: Order, deadline: float | None, died: Died | None = None) -> Answer:
         """Judge an order again, apart from the other workers on the GPU, after one that may have been their fault."""
         if died is not None:
             self._forget(died)
-        answer = self._judge(order, deadline, alone=True)
+        answer = self._judge(order, deadline, apart=True)
         if answer.verdict.passed:
             self._notes.append(OTHERS_FAULT)
         return answer

@@ -143,13 +143,13 @@ def test_a_worker_that_the_service_goes_on_refusing_runs_apart(worker: IsolatedW
 def test_a_launch_that_another_worker_blocks_is_no_hang(
     worker: IsolatedWorker, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge_alone = worker._judge_alone
+    judge_alone = worker._judge_apart
 
     def patiently(order: Order, deadline: float | None) -> Answer:
         worker.launch_seconds = A_HANG
         return judge_alone(order, deadline)
 
-    monkeypatch.setattr(worker, "_judge_alone", patiently)
+    monkeypatch.setattr(worker, "_judge_apart", patiently)
     worker.launch_seconds = 1.0
     (events / "blocked").touch()
     answer = worker.judge(Order(SHORT))
