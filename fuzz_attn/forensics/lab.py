@@ -110,7 +110,7 @@ class Lab:
         """
         if time.process_time() > self._until:
             raise ProbeError("the time for more launches was up")
-        tensors = dataclasses.replace(tensors, output=output_of(self.case, self.experiment.backend.device))
+        tensors = dataclasses.replace(tensors, output=output_of(self.case, self.experiment.place))
         try:
             launch = self.experiment.launch_tensors(tensors)
         except UnsupportedByBackendError as error:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.inputs.tensors import AttentionTensors, taken
 
 Array: TypeAlias = np.typing.NDArray[Any]
@@ -84,6 +85,15 @@ def row_blocks(tensors: AttentionTensors) -> Iterator[RowBlock]:
     table = tensors.block_table.cpu().numpy()
     for spans in _grouped(_spans(tensors), *tensors.query.shape[1:]):
         yield _block(tensors, spans, starts, table)
+
+
+def cost_of(case: AttentionCase) -> int:
+    """Return about what the oracle costs for a case, in the unit of ``BLOCK_COST``."""
+    scores = 0
+    for sequence in case.sequences:
+        seen = min(sequence.seq_len, case.window + sequence.query_len) if case.window else sequence.seq_len
+        scores += sequence.query_len * seen
+    return scores * case.heads.num_query_heads * (case.heads.head_size + SCORE_COST)
 
 
 def _spans(tensors: AttentionTensors) -> list[Span]:

@@ -21,10 +21,11 @@ from fuzz_attn.errors import (
     NotCompiledInterrupt,
     UnsupportedByBackendError,
 )
+from fuzz_attn.inputs.copies import copied, with_output_of
 from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
-from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
+from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.properties.exceptions import refusal_by, with_other_data
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
@@ -36,9 +37,20 @@ SHOWN_CHARACTERS: Final = 4000
 """Characters of an exception's text that a verdict keeps: a compiler may print the whole kernel."""
 
 
+HOST_COST: Final = 2**21
+"""Cases up to this cost (:func:`cost_of`) are judged on the host, where they take about 2 ms of a core at most.
+
+On a GPU the oracle's 140 small operations and their waiting take 3 to 4 ms, whatever the size of the case.
+"""
+
+
 @dataclass(frozen=True)
 class Launch:
-    """The tensors after one call of the target, the output's memory before it, and what went wrong in the call."""
+    """The tensors after one call of the target, the output's memory before it, and what went wrong in the call.
+
+    ``launched`` are the tensors that the target got, where they are copies on another device; ``tensors`` has a copy of
+    their output.
+    """
 
     tensors: AttentionTensors
     output_before: torch.Tensor
@@ -52,6 +64,7 @@ class Launch:
     """The findings of the backend's sanitizers."""
     changed: tuple[str, ...] = ()
     """What the call changed of the memory that its binding made for it, such as a cache in another layout."""
+    launched: AttentionTensors | None = None
 
     @property
     def output_after(self) -> torch.Tensor:
@@ -79,7 +92,10 @@ class Experiment:
     def first(self) -> Launch:
         """The first launch of the case."""
         tensors = self.fresh()
-        self._inputs_before = {name: snapshot_of(tensors, tensor) for name, tensor in tensors.inputs()}
+        if self._is_on_backend(tensors):
+            self._inputs_before = {name: snapshot_of(tensors, tensor) for name, tensor in tensors.inputs()}
+        else:
+            self._inputs_before = {name: tensors.memory_of(tensor) for name, tensor in tensors.inputs()}
         return self.launch_tensors(tensors)
 
     @cached_property
@@ -94,19 +110,34 @@ class Experiment:
     @cached_property
     def changed_inputs(self) -> list[str]:
         """The names of the inputs that the first launch changed, in their elements or in their padding."""
-        tensors, before = self.first.tensors, self._inputs_before
+        tensors, before = self.first.launched or self.first.tensors, self._inputs_before
         own = [name for name, tensor in tensors.inputs() if not still_holds(tensors, tensor, before[name])]
         return own + [name for name in self.first.changed if name not in own]
 
     @cached_property
+    def place(self) -> str:
+        """The device of the tensors that are judged: the host for small cases, else the backend's."""
+        case = self.case
+        everywhere = case.pages.first_block == 0 and not case.strides.far
+        return "cpu" if everywhere and cost_of(case) <= HOST_COST else self.backend.device
+
+    @cached_property
+    def left(self) -> AttentionTensors:
+        """The tensors as the first launch left them, inputs included, where they are judged."""
+        first = self.first
+        if first.launched is None or not self.changed_inputs:
+            return first.tensors
+        return copied(first.launched, self.place)
+
+    @cached_property
     def reference(self) -> Reference:
         """The oracle's answer to the first launch, computed from the inputs as the launch left them."""
-        return attend(self.first.tensors, self.target.rounding_model, self.blocks)
+        return attend(self.left, self.target.rounding_model, self.blocks)
 
     @cached_property
     def blocks(self) -> tuple[RowBlock, ...]:
         """The row blocks of the inputs, as the first launch left them."""
-        return tuple(row_blocks(self.first.tensors))
+        return tuple(row_blocks(self.left))
 
     def with_target(self, case: AttentionCase, target: Target) -> Experiment:
         """Return an experiment with another case and target on the same backend."""
@@ -114,41 +145,50 @@ class Experiment:
 
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
-        return self.launch_tensors(materialise(case, self.backend.device))
+        return self.launch_tensors(materialise(case, self.place))
 
     def fresh(self) -> AttentionTensors:
         """Return new tensors of the case, which the caller may change and launch."""
-        return materialise(self.case, self.backend.device)
+        return materialise(self.case, self.place)
 
     def again(self) -> AttentionTensors:
         """Return tensors of the case for another launch: a new output, and the first launch's inputs if unchanged."""
         if self.changed_inputs:
             return self.fresh()
-        return dataclasses.replace(self.first.tensors, output=output_of(self.case, self.backend.device))
+        return dataclasses.replace(self.first.tensors, output=output_of(self.case, self.place))
 
     def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
         """Return the launch of the target on tensors, which it then owns; the target writes their output.
 
-        Where the backend has sanitizers, loads of the elements of ``dead`` are observed as ``uninitialised``.
+        It gets copies of them if they are not on the backend's device. Where the backend has sanitizers, loads of the
+        elements of ``dead`` are observed as ``uninitialised``.
         """
+        here = self._is_on_backend(tensors)
+        launched = tensors if here else copied(tensors, self.backend.device)
         output = storage_bytes(tensors.output).clone()
         error, site, refusal, watch = "", "", None, Watch()
         changed: tuple[str, ...] = ()
-        layouts = _layouts(tensors)
+        layouts = _layouts(launched)
         try:
             with self.backend.running() as watch:
                 watch.host_only, watch.dead = self.host_only, dead
-                changed = self.target.run(tensors)
+                changed = self.target.run(launched)
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt, NotCompiledInterrupt):
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error, site = _described(raised), _site_of(raised)
             if not self.strict:
-                launched = watch.launches > 0 or not output.equal(storage_bytes(tensors.output))
-                refusal = refusal_by(raised, _text(raised), launched=launched)
+                began = watch.launches > 0 or not output.equal(storage_bytes(launched.output).to(output.device))
+                refusal = refusal_by(raised, _text(raised), launched=began)
         else:
-            error = _resized(layouts, _layouts(tensors))
-        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed)
+            error = _resized(layouts, _layouts(launched))
+        if here:
+            return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed)
+        tensors = tensors if error else with_output_of(tensors, launched)
+        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched)
+
+    def _is_on_backend(self, tensors: AttentionTensors) -> bool:
+        return tensors.query.device.type == torch.device(self.backend.device).type
 
 
 def _layouts(tensors: AttentionTensors) -> dict[str, tuple[object, ...]]:

@@ -1,0 +1,37 @@
+"""Copies: the tensors of a case in memory of another device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from fuzz_attn.inputs.storage import storage_of
+from fuzz_attn.inputs.tensors import AttentionTensors
+
+
+def copied(tensors: AttentionTensors, device: str) -> AttentionTensors:
+    """Return copies of the tensors on a device, guards and padding included; what shared one memory still does.
+
+    Not for tensors with a far axis or with pages that have no memory: all of their addresses would take some.
+    """
+    memory: dict[int, torch.Tensor] = {}
+    held = {field.name: getattr(tensors, field.name) for field in dataclasses.fields(tensors)}
+    moved: dict[str, Any] = {
+        name: _copied(each, device, memory) for name, each in held.items() if isinstance(each, torch.Tensor)
+    }
+    return dataclasses.replace(tensors, **moved)
+
+
+def with_output_of(tensors: AttentionTensors, launched: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with a copy of the output of others, on their own device."""
+    return dataclasses.replace(tensors, output=_copied(launched.output, str(tensors.output.device), {}))
+
+
+def _copied(tensor: torch.Tensor, device: str, memory: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a view like a tensor of a copy of its memory, which ``memory`` keeps by the address of the first."""
+    address = tensor.untyped_storage().data_ptr()
+    if address not in memory:
+        memory[address] = storage_of(tensor).to(device, copy=True)
+    return memory[address].view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
