@@ -5,7 +5,8 @@ compares one GPU with two, each with half of the workers. The columns of a campa
 
 - cases a second: of the whole campaign, and after its first ``--warm`` seconds, when most kernels are compiled;
 - p50 and p95 of a case after these seconds, in milliseconds, as its shard sees it;
-- kernels compiled and loaded; the share of the time of cases that went to cases which compiled one;
+- kernels compiled and loaded by workers; the share of the time of cases that went to cases which compiled one, and the
+  share of the workers' time in which they waited for the compile stage;
 - the share of the time at which the GPU and the cores were busy;
 - the seconds from the start of the process to the first case.
 """
@@ -34,10 +35,12 @@ from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.engine.run.machine import system
 
 SCRIPTS: Final = Path(__file__).parent / "gpu"
-START_SECONDS: Final = 25.0
+START_SECONDS: Final = 11.0
 """What a campaign takes beside its own time, about."""
-PARTS_CASES: Final = 240
-PARTS_SECONDS: Final = 60.0
+PARTS_CASES: Final = 160
+PARTS_SECONDS: Final = 30.0
+TURNS_SHARE: Final = 0.25
+"""The share of the campaigns' time that the one without MPS gets."""
 WAYS: Final = ("turns", "mps")
 A_HANG: Final = 300.0
 WATCH_SECONDS: Final = 2.0
@@ -110,13 +113,14 @@ def child(script: str, *arguments: object, gpus: list[str], seconds: float) -> d
 
 @dataclass
 class Bench:
-    """What is measured, and the seconds of each campaign."""
+    """What is measured, and the seconds of each campaign with MPS and without."""
 
     families: list[str]
     workers: int
     warm: float
     naive: float
     campaign: float
+    turns: float
     gpus: list[str]
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -138,17 +142,18 @@ class Bench:
 
     def print_campaign(self, name: str, way: str, workers: int, gpus: list[str], label: str = "") -> None:
         """Print the row of a campaign."""
-        arguments = name, self.campaign, self.warm, workers, way
+        seconds = self.campaign if way == "mps" else self.turns
+        arguments = name, seconds, min(self.warm, seconds / 2), workers, way
         with busy(gpus) as used:
-            found = child("campaign.py", *arguments, gpus=gpus, seconds=self.campaign)
+            found = child("campaign.py", *arguments, gpus=gpus, seconds=seconds)
         if found is None:
             return
         label = label or way
         self.rates[name, label] = found["late"]
         print(
             f"{name:8} {label:10} {found['rate']:8.1f} {found['late']:8.1f} {found['p50']:8.1f} {found['p95']:8.1f} "
-            f"{found['compiled']:8} {found['loaded']:7} {found['compile share']:7.0%}  {used.shares} "
-            f"{found['start']:7.1f}",
+            f"{found['compiled']:8} {found['loaded']:7} {found['compile share']:7.0%} {found['waited']:6.1%}  "
+            f"{used.shares} {found['start']:7.1f}",
             flush=True,
         )
         for text in (*found["notes"], *found["errors"], *(f"failure: {text[:200]}" for text in found["failures"])):
@@ -182,10 +187,13 @@ def plan(options: argparse.Namespace, gpus: list[str]) -> Bench:
     families = options.families.split(",")
     left = options.seconds / len(families)
     if options.gpus == 1:
-        left -= options.naive + START_SECONDS + PARTS_SECONDS
-    campaign = max(20.0, left / 2 - START_SECONDS)
+        left -= options.naive + 3 * START_SECONDS + PARTS_SECONDS
+        campaign = max(20.0, left * (1 - TURNS_SHARE))
+    else:
+        campaign = max(20.0, left / 2 - START_SECONDS)
+    turns = max(15.0, left - campaign)
     warm = min(options.warm, campaign / 2)
-    return Bench(families, options.workers, warm, options.naive, campaign, gpus[: options.gpus])
+    return Bench(families, options.workers, warm, options.naive, campaign, turns, gpus[: options.gpus])
 
 
 def main() -> None:
@@ -205,12 +213,13 @@ def main() -> None:
     bench = plan(options, gpus)
     print(f"{system()}; {', '.join(f'{name} {number}' for name, number in environment_of('', ()).versions.items())}")
     print(
-        f"{', '.join(bench.families)}: campaigns of {bench.campaign:.0f} s, {bench.warm:.0f} s of them to warm up, "
-        f"with {bench.workers} workers on {options.gpus} GPU; about {options.seconds:.0f} s in all"
+        f"{', '.join(bench.families)}: campaigns of {bench.campaign:.0f} s, {bench.warm:.0f} s of them to warm up "
+        + f"({bench.turns:.0f} s without MPS) " * (options.gpus == 1)
+        + f"with {bench.workers} workers on {options.gpus} GPU; about {options.seconds:.0f} s in all"
     )
     print(
         f"{'family':8} {'way':10} {'cases/s':>8} {'warm':>8} {'p50 ms':>8} {'p95 ms':>8} {'compiled':>8} "
-        f"{'loaded':>7} {'share':>7}  {'GPU':>4} {'cores':>5} {'start s':>7}",
+        f"{'loaded':>7} {'share':>7} {'waited':>6}  {'GPU':>4} {'cores':>5} {'start s':>7}",
         flush=True,
     )
     began = time.monotonic()

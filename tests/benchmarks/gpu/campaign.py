@@ -6,18 +6,18 @@ It is `fuzz-attn run` with a listener that looks at the time of each case.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from fuzz_attn.engine.events import CaseJudged, Event
+from fuzz_attn.engine.events import CaseJudged, Event, Finished
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan
 
-BEGAN: Final = time.monotonic()
 SEED: Final = 20261122
 
 
@@ -28,11 +28,13 @@ class Rates:
         self._warm = warm
         self.first: float | None = None
         self.cases = self.late = self.compiled = self.loaded = 0
-        self.compiling = self.judging = 0.0
+        self.compiling = self.judging = self.waited = 0.0
         self.seconds: list[float] = []
 
     def __call__(self, event: Event) -> None:
         """Count a case."""
+        if isinstance(event, Finished):
+            self.waited += event.waited
         if not isinstance(event, CaseJudged):
             return
         now = time.monotonic()
@@ -47,6 +49,13 @@ class Rates:
                 self.seconds.append(event.seconds)
 
 
+def began() -> float:
+    """Return when this process began, as a time of ``time.monotonic``: before its imports."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age
+
+
 def main(family: str, seconds: float, warm: float, workers: int, *, mps: bool) -> None:
     """Print the figures of one campaign."""
     rates = Rates(warm)
@@ -57,7 +66,7 @@ def main(family: str, seconds: float, warm: float, workers: int, *, mps: bool) -
         report = run_and_log(plan, rates)
     most = sorted(rates.seconds) or [0.0]
     figures: dict[str, Any] = {
-        "start": (rates.first or time.monotonic()) - BEGAN,
+        "start": (rates.first or time.monotonic()) - began(),
         "cases": rates.cases,
         "rate": rates.cases / seconds,
         "late": rates.late / max(1.0, seconds - warm),
@@ -66,6 +75,7 @@ def main(family: str, seconds: float, warm: float, workers: int, *, mps: bool) -
         "compiled": rates.compiled,
         "loaded": rates.loaded,
         "compile share": rates.compiling / max(1e-9, rates.judging),
+        "waited": rates.waited / (seconds * workers),
         "failures": [failure.message for failure in report.failures],
         "notes": report.notes,
         "errors": report.errors,
