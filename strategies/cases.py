@@ -15,7 +15,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Feature
-from fuzz_attn.case.parts import CallForm, FarAxis, Sequence, Strides
+from fuzz_attn.case.parts import CallForm, FarAxis, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, ScoreRecipe, SinkRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
@@ -41,7 +41,9 @@ _POISONS = poisons()
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, MOST_PADDED_TOKENS))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
-_EQUAL_ABOVE = sampled_from((MAX_TOTAL_ELEMENTS,) + (LONG,) * 31 + (MEDIUM,) * 96)
+_MARKED = sampled_from((False,) + (True,) * 255)
+"""Of the cases with equal heads fewer have no key marks: there the marks alone show each key of a long sequence."""
+_EQUAL_ABOVE = sampled_from((MAX_TOTAL_ELEMENTS,) + (LONG,) * 63 + (MEDIUM,) * 192)
 """The keys above which a case has heads of equal weights: any other weights, or their error bound, hide many keys."""
 _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
@@ -168,12 +170,12 @@ def _cases(
         # would no longer be 0.
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
         equal_heads=equal,
-        key_marks=draw(_NEARLY_ALWAYS),
+        key_marks=draw(_MARKED if equal else _NEARLY_ALWAYS),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,
         seed=draw(_SEEDS),
         strides=layout,
-        scales=draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)),
+        scales=_showing(draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)), equal),
         overrides=draw(overrides(sequences=sequences, heads=heads)),
         form=draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL,
     )
@@ -183,6 +185,11 @@ def _cases(
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:
     """Return a bias that leaves equal weights equal: zeros instead of random numbers."""
     return msgspec.structs.replace(bias, kind="zero") if bias.kind == "dense" else bias
+
+
+def _showing(scales: Scales, equal: bool) -> Scales:
+    """Return the scales; where a case has equal heads, a scale of V that hides all its keys becomes -1."""
+    return msgspec.structs.replace(scales, v=-1.0) if equal and not scales.v else scales
 
 
 def _as_low(sink: SinkRecipe, scores: ScoreRecipe) -> SinkRecipe:

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import DTYPES
+from fuzz_attn.case.dtypes import DTYPES, is_fp8
 from fuzz_attn.case.parts import CallForm, Strides
 from fuzz_attn.inputs.equal_heads import equal_heads
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 from fuzz_attn.inputs.rows import Rows, rows_of
 
-_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY = 11, 12, 13, 14, 15, 16, 17
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY, _PAIRS = 11, 12, 13, 14, 15, 16, 17, 18
 
 LIMIT = np.float32(4096.0)
 """No number made here is larger, so products and scaled fp8 values stay finite in float16."""
@@ -33,6 +33,10 @@ NEAR_UNIFORM = np.float32(2.0**-6)
 MARK = np.float32(64.0)
 """The size of key marks in units of the output's scale: far above each type's smallest number even where one key in
 thousands has a mark, and within its range where one key has all the weight."""
+
+SHORT_MARK, LARGEST_SHIFT = 10.0, 5
+"""What a one-byte cache stores as mark, times a power of two up to 2**5, where sums must be exact. Ten times each scale
+that is drawn has few bits in every type, so that the sum of marks is exact for a hundred thousand keys too."""
 
 _SAME_POISON, _SAME_STRIDES, _SAME_FORM = recipes.PoisonRecipe(), Strides(), CallForm()
 
@@ -97,16 +101,38 @@ def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
     """Put the key marks into the odd columns. Each key has a mark in one that it shares with few keys, and 0 elsewhere.
 
     Keys that share a column alternate in sign. With equal weights the column averages to nearly 0, whichever part of
-    the sequence a row sees, and each key moves it by far more than its rounding.
+    the sequence a row sees, and each key moves it by far more than its rounding. Where equal heads have only one
+    column, it has the marks.
     """
     columns = values[..., 1::2]
+    if case.equal_heads and case.heads.head_size == 1:
+        values[...] = _pairs(case, rows) * _mark_size(case)
     if not columns.shape[-1]:
         return
     keys = rows.key_position + 5 * rows.key_sequence
     lap, column = np.divmod(keys[:, None] + 3 * np.arange(case.heads.num_kv_heads), columns.shape[-1])
-    marks = np.where(lap % 2, -MARK, MARK) * _factor(case.scales.out)
+    size = _mark_size(case)
     columns[...] = 0.0
-    columns[np.arange(len(column))[:, None], np.arange(column.shape[1]), column] = marks
+    columns[np.arange(len(column))[:, None], np.arange(column.shape[1]), column] = np.where(lap % 2, -size, size)
+
+
+def _pairs(case: AttentionCase, rows: Rows) -> Floats:
+    """Return signs ``[total_keys, num_kv_heads, 1]``: random for each even position, the opposite for the one after."""
+    odd = rows.key_position % 2
+    signs = Stream(case.seed, _PAIRS).signs(*_key_shape(case))[np.arange(case.total_keys) - odd]
+    return np.where(odd[:, None, None] > 0, -signs, signs)
+
+
+def _mark_size(case: AttentionCase) -> np.float32:
+    """Return the size of the marks, of equal heads in a one-byte cache a power of two times ``SHORT_MARK`` as stored.
+
+    That is the largest one up to ``MARK``.
+    """
+    size, scale = MARK * _factor(case.scales.out), np.float32(abs(case.scales.v))
+    if not (case.equal_heads and is_fp8(case.dtypes.kv) and scale):
+        return size
+    _, exponent = math.frexp(float(size) / (SHORT_MARK * float(scale)))
+    return np.float32(math.ldexp(SHORT_MARK, min(exponent - 1, LARGEST_SHIFT)) * float(scale))
 
 
 def _query_shape(case: AttentionCase) -> tuple[int, int, int]:
