@@ -42,6 +42,9 @@ MOST_SCORES = 2**24
 """Extreme cases may have caches so large, so many scores of one query token in all heads, and so many in all. The
 oracle's float64 copies of them then take half a gigabyte."""
 
+MOST_TILES = 2**12
+"""The most tiles of an extreme case, whose loop takes a second in the simulator: 131,072 keys in tiles of 32."""
+
 MOST_PADDED_TOKENS = 3
 """Rows of q that belong to no sequence; each has partial outputs of all segments too."""
 
@@ -127,6 +130,8 @@ def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int =
     partial = num_heads * key.launch.num_segments << (key.head_size - 1).bit_length()
     merged = MAX_TOTAL_ELEMENTS // partial - MOST_PADDED_TOKENS if partial else tokens
     tokens = min(tokens, queries, isqrt(MOST_SCORES // num_heads), merged)
+    tile = key.launch.tile_size or TYPICAL_TILE
+    most = min(most, MOST_TILES * tile * row) if extreme else most
     return Budget(
         ms=MAX_MS * times,
         share=1.0 if times > 1 else MAX_SHARE,
@@ -136,6 +141,6 @@ def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int =
         per_tile=num_kv_heads * TILE_MS,
         per_token=num_kv_heads * key.num_queries_per_kv * MERGE_MS if merges else 0,
         block_q=smallest_block_q(key.num_queries_per_kv),
-        tile=key.launch.tile_size or TYPICAL_TILE,
+        tile=tile,
         block_size=key.block_size,
     )
