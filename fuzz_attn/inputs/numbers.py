@@ -119,8 +119,9 @@ def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
 def _pairs(case: AttentionCase, rows: Rows) -> Floats:
     """Return signs ``[total_keys, num_kv_heads, 1]``: random for each even position, the opposite for the one after."""
     odd = rows.key_position % 2
-    signs = Stream(case.seed, _PAIRS).signs(*_key_shape(case))[np.arange(case.total_keys) - odd]
-    return np.where(odd[:, None, None] > 0, -signs, signs)
+    signs: Floats = Stream(case.seed, _PAIRS).signs(*_key_shape(case))[np.arange(case.total_keys) - odd]
+    signs *= (1 - 2 * odd)[:, None, None].astype(np.float32)
+    return signs
 
 
 def _mark_size(case: AttentionCase) -> np.float32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.dtypes import FP8_DTYPES, DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     ConstantValues,
@@ -28,6 +29,7 @@ from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 from fuzz_attn.inputs.numbers import LIMIT, MARK, numbers_of
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import rounded
+from fuzz_attn.strategies.features.scales import FP8_SCALES, OTHER_SIGNS
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 BATCH = (Sequence(4, 46), Sequence(0, 6), Sequence(3), Sequence(1, 130))
@@ -219,3 +221,26 @@ def test_marks_in_one_column_cancel_over_any_range_of_keys(head_size: int) -> No
 def test_heads_of_one_column_have_no_marks() -> None:
     changes = {"heads": HeadLayout(2, 3, 1)}
     assert np.array_equal(values_of(NormalValues(), key_marks=True, **changes), values_of(NormalValues(), **changes))
+
+
+def test_the_only_column_of_equal_heads_has_marks_that_cancel_in_pairs() -> None:
+    changes = {"heads": HeadLayout(2, 3, 1), "equal_heads": True, "key_marks": True}
+    values = values_of(NormalValues(), **changes)[-131:, :, 0]
+    sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
+    assert np.ptp(sums, axis=0).max() <= 2 * MARK
+    assert set(np.abs(values).flat) == {MARK}
+    assert {tuple(pair) for pair in values[:130].reshape(65, 2, 2)[..., 0]} == {(MARK, -MARK), (-MARK, MARK)}
+
+
+@pytest.mark.parametrize("q", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kv", FP8_DTYPES)
+@pytest.mark.parametrize("scale", [*FP8_SCALES, *OTHER_SIGNS])
+def test_marks_of_equal_heads_have_few_bits_once_dequantised(scale: float, kv: DTypeName, q: DTypeName) -> None:
+    changes = {"dtypes": DTypes(q=q, kv=kv, out=q), "scales": Scales(v=scale), "equal_heads": True}
+    values = values_of(NormalValues(), key_marks=True, **changes)[..., 1::2]
+    dequantised = (stored(values, kv, scale).float() * scale).to(TORCH_DTYPES[q]).double()
+    if scale:
+        zero, size = sorted(set(dequantised.abs().tolist()))
+        fraction, _ = math.frexp(size)
+        assert (zero, fraction * 2**6 % 1) == (0.0, 0.0)
+        assert size >= MARK / 64

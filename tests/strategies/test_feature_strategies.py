@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Family
@@ -34,7 +35,8 @@ from fuzz_attn.strategies.heads import head_layouts, head_sizes
 from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
 from fuzz_attn.strategies.poisons import poisons
-from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices
+from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices, with_choices
+from fuzz_attn.strategies.sampling.draws import sampled_from
 from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
@@ -145,6 +147,14 @@ def test_two_in_five_choices_are_relations_and_evenly_spread(sample: Any) -> Non
     asked = [choice for choice in drawn if choice is not None]
     assert 300 < len(asked) < 500
     assert 0.4 < sum(choice < NUM_CHOICES // 2 for choice in asked) / len(asked) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("sequence", "least", "most"), [(Sequence(1, 8_000), 0.3, 0.5), (Sequence(1, 2**14), 0.05, 0.15)]
+)
+def test_costly_cases_have_fewer_relations(sample: Any, sequence: Sequence, least: float, most: float) -> None:
+    drawn = sample(with_choices(sampled_from((AttentionCase((sequence,)),))), 2000)
+    assert least < sum(choice is not None for _, choice in drawn) / len(drawn) < most
 
 
 def test_half_of_the_windows_hide_keys(sample: Any) -> None:

@@ -18,14 +18,20 @@ from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.built_in import built_in
 
 COUNT = 25
+TYPES = (
+    DTypes(),
+    DTypes("float16", "float16", "float16"),
+    DTypes("bfloat16", "bfloat16", "bfloat16"),
+    DTypes("bfloat16", "float8_e4m3fn", "bfloat16"),
+)
 
 
 @pytest.mark.parametrize("num_keys", [400, 3000])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_lost_key_is_found(dtype: str, num_keys: int, faults: ModuleType) -> None:
+@pytest.mark.parametrize("dtypes", TYPES, ids=lambda dtypes: dtypes.kv)
+def test_a_lost_key_is_found(dtypes: DTypes, num_keys: int, faults: ModuleType) -> None:
     target, random, found = built_in("unified"), Random(3), 0
     assert target is not None
-    pool = [key for key in key_pool(target.domain) if key.dtypes == DTypes(dtype, dtype, dtype)]  # type: ignore[arg-type]  # parametrized
+    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes]
     strategy = cases(target.domain, keys=pool, sequences=(Sequence(1, num_keys - 1),))
     for _ in range(COUNT):
         tensors = materialise(Sample(random).draw(strategy))
