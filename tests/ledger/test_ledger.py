@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import pytest
@@ -16,7 +18,9 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.errors import LedgerError
+from fuzz_attn.ledger import replaying
 from fuzz_attn.ledger.pages import page_name
 from fuzz_attn.ledger.rows import OWN, TABLE, load_table
 from fuzz_attn.ledger.summaries import counts_in_markdown, word_of, words_in_markdown
@@ -95,6 +99,23 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[st
     return put
 
 
+class WorkerHere(InProcess):
+    """A worker in this process, which imports its version anew and needs no other process for the next order."""
+
+    def __enter__(self) -> Self:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "published_sample"]:
+            del sys.modules[name]
+        return super().__enter__()
+
+    def renew(self) -> None: ...
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge each version in this process: a worker process takes seconds to start, and the outcome is the same."""
+    monkeypatch.setattr(replaying, "IsolatedWorker", WorkerHere)
+
+
 def ledger(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["ledger", *map(str, arguments)])
 
@@ -106,6 +127,7 @@ def test_the_matrix_of_stated_outcomes(write: Write, wheels: Callable[[dict[str,
     assert result.stdout.splitlines()[-1].split() == ["a-row", "FAILED", "FIXED"]
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("targets", "words", "message"),
     [
@@ -135,6 +157,7 @@ def test_an_outcome_that_is_not_stated(
 EXPLAINED = {'why = "A reason."': 'why = "A reason."\nexplained = { reason = "unwritten", part = "never written" }'}
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("part", "code"), [("never written", 0), ("key 12", 1)])
 def test_a_failure_that_is_explained_in_other_words(
     part: str, code: int, write: Write, wheels: Callable[[dict[str, str]], None]
@@ -147,6 +170,7 @@ def test_a_failure_that_is_explained_in_other_words(
     assert ("a-row on 1.0: explained as unwritten: " in result.stderr) == bool(code)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_failure_of_another_kind_is_not_the_row(write: Write, wheels: Callable[[dict[str, str]], None]) -> None:
     wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
     result = ledger("--replay", "--backend", "interpreter", "--ledger", write(kind="written_outside"))
@@ -155,6 +179,7 @@ def test_a_failure_of_another_kind_is_not_the_row(write: Write, wheels: Callable
     assert "fails in another way" in result.stderr
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_version_whose_signature_lacks_a_feature_of_the_case(
     write: Write, wheels: Callable[[dict[str, str]], None], case: AttentionCase
 ) -> None:
