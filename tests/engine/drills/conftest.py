@@ -22,6 +22,7 @@ import pytest
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.replay import replay
 
 TARGETS = Path(__file__).with_name("drill_targets.py")
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
@@ -129,6 +130,10 @@ class Run:
             command, env=_environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         return done.stdout + done.stderr
+
+    def replay_here(self) -> list[str]:
+        """Return the status of each saved file in a replay in this process, for targets that do it no harm."""
+        return [entry.status for entry in replay(tuple(self.files), backend="interpreter", in_process=True)]
 
     def close(self) -> None:
         """Kill whatever is left."""

@@ -42,7 +42,7 @@ def test_a_killed_engine_leaves_the_failure_that_it_had_found(start: Start) -> N
     run.wait_until(lambda: run.files)
     run.kill(SHARD)
     run.end(1, 2)
-    assert "FAILED" in run.replay()
+    assert "FAILED" in run.replay_here()
 
 
 def test_a_killed_parent_leaves_no_process_and_the_failure(start: Start) -> None:
@@ -51,7 +51,7 @@ def test_a_killed_parent_leaves_no_process_and_the_failure(start: Start) -> None
     run.process.kill()
     run.process.wait()
     run.assert_nothing_left()
-    assert "FAILED" in run.replay()
+    assert "FAILED" in run.replay_here()
 
 
 @pytest.mark.parametrize("number", INTERRUPTED)
@@ -69,7 +69,7 @@ def test_a_signal_while_shrinking_keeps_the_failure(number: signal.Signals, star
     run.wait_until(lambda: run.files)
     run.process.send_signal(number)
     run.end(1)
-    assert "FAILED" in run.replay()
+    assert "FAILED" in run.replay_here()
 
 
 def test_an_interrupt_while_the_workers_start(start: Start) -> None:

@@ -78,7 +78,7 @@ def test_a_disk_that_fills_while_a_failure_is_shrunk(start: Start, disk: Path) -
     run.end(1, 2)
     assert "FAILED" in run.output
     (disk / "ballast").unlink()
-    assert "FAILED" in run.replay(), "the file that was saved first is kept"
+    assert "FAILED" in run.replay_here(), "the file that was saved first is kept"
 
 
 def test_files_that_cannot_grow(start: Start) -> None:
@@ -143,4 +143,4 @@ def test_three_runs_at_once(start: Start) -> None:
     for run in runs:
         run.end(1)
     assert runs[0].found, "every file loads"
-    assert "FAILED" in runs[0].replay()
+    assert "FAILED" in runs[0].replay_here()
