@@ -21,11 +21,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.runs.campaign import Request, parts
+from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.targets import loading
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
@@ -208,8 +211,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("nonsense", "target='nonsense' must be module:function, path.py:function or one of: unified"),
-        ("gone.py:attend", "target file 'gone.py' does not exist"),
         ("broken_import.py:attend", "target='broken_import.py:attend' does not import: RuntimeError: no GPU here"),
         (
             "misbehaving:fits_no_family",
@@ -312,30 +313,30 @@ def test_missing_file_is_reported_in_one_line(command: str, call: Call) -> None:
     )
 
 
-def test_replay_of_files_and_folders(call: Call, save: Save) -> None:
+def test_replay_of_files_and_folders(call: Call, save: Save, in_process: tuple[str, ...]) -> None:
     paths = [save(), save(kind="nan"), save(where="b")]
     expected = {"a file": (str(paths[0]), 1), "a folder": ("tests/counterexamples/a", 2), "by default": (None, 3)}
     for place, number in expected.values():
-        result = call("replay", "--trust", *([place] if place else []))
+        result = call("replay", "--trust", *([place, *in_process] if place else []))
         assert result.exit_code == 1, result.stderr
         failed = re.findall(r"^FAILED  .*\.json\n        64 of 128 elements wrong", result.stdout, re.MULTILINE)
         assert len(failed) == number
         assert result.stdout.endswith(f"{number} replayed, {number} failed\n")
 
 
-def test_replay_on_another_target(call: Call, save: Save) -> None:
+def test_replay_on_another_target(call: Call, save: Save, in_process: tuple[str, ...]) -> None:
     path = save("torch_attention.py:that_is_gone")
-    result = call("replay", "--target", "torch_attention.py:unified_attention", str(path))
+    result = call("replay", "--target", "torch_attention.py:unified_attention", str(path), *in_process)
     assert (result.exit_code, result.stdout) == (0, f"FIXED   {path}\n1 replayed, 0 failed\n")
     result = call("replay", "--trust", str(path))
     assert result.exit_code == 2
     assert one_line(result).endswith("torch_attention has no 'that_is_gone'")
 
 
-def test_replay_reports_changed_tensors(call: Call, save: Save) -> None:
+def test_replay_reports_changed_tensors(call: Call, save: Save, in_process: tuple[str, ...]) -> None:
     path = save("torch_attention.py:unified_attention")
     path.write_text(path.read_text().replace('"digest": ""', '"digest": "0123456789abcdef"'))
-    result = call("replay", "--trust", str(path))
+    result = call("replay", "--trust", str(path), *in_process)
     assert result.exit_code == 0
     assert "the tensors differ from those that the case was saved with" in result.stdout
 
@@ -371,7 +372,8 @@ def test_show_saves_a_picture(call: Call, save: Save, folder: Path) -> None:
     assert "url(http" not in (folder / "failure.svg").read_text().replace('"', ""), "a font from a network"
 
 
-def test_targets_lists_names_and_domains(call: Call) -> None:
+def test_targets_lists_names_and_domains(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "target_names", lambda: ("unified",))  # each name needs a worker process
     result = call("targets")
     assert result.exit_code == 0
     assert result.stdout.startswith("unified (family unified)\n")
@@ -384,6 +386,15 @@ def test_targets_lists_names_and_domains(call: Call) -> None:
     ):
         assert words in result.stdout
     assert "Other targets: module:function and path.py:function" in result.stdout
+
+
+@pytest.mark.parametrize("name", get_args(Family))
+def test_what_a_family_promises_is_listed(name: Family) -> None:
+    target = loading.load_target(name)
+    words = text_of(domain_table(name, target.family, target.domain))
+    assert words.startswith(f"{name} (family {name})\n")
+    assert all(re.search(rf"\b{feature}\b", words) for feature in FAMILIES[name].features)
+    assert words.endswith(f"launch paths  {', '.join(target.domain.paths)}")
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in main.commands)], ids=str)

@@ -29,6 +29,7 @@ from fuzz_attn.targets import loading
 TARGETS = Path(__file__).parents[1] / "sample_targets"
 
 Save = Callable[..., Path]
+Options = tuple[str, ...]
 
 
 @pytest.fixture
@@ -110,13 +111,13 @@ limited = Target("limited", last_row_unwritten, domain=Domain(features=frozenset
     ],
 )
 def test_a_case_that_the_target_does_not_promise_is_no_failure(
-    changes: dict[str, Any], limits: str, lacking: str, save: Save, folder: Path
+    changes: dict[str, Any], limits: str, lacking: str, save: Save, folder: Path, in_process: Options
 ) -> None:
     (folder / "limited.py").write_text(LIMITED.replace("{limits}", limits))
     path = save("a.json", "limited.py:limited")
     case = AttentionCase(**({"sequences": (Sequence(3, 9),)} | changes))
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), case=case)))
-    result = replay("--trust", path)
+    result = replay("--trust", path, *in_process)
     if lacking:
         assert result.exit_code == 0, result.output
         assert result.stdout.startswith("REFUSED")
@@ -142,7 +143,9 @@ def test_a_default_folder_without_files_is_no_error(folder: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["marked.py:attend", "marked:attend", "./marked.py:attend", "{folder}/marked.py:attend"]
 )
-def test_the_code_of_a_foreign_target_runs_only_with_trust(target: str, save: Save, folder: Path) -> None:
+def test_the_code_of_a_foreign_target_runs_only_with_trust(
+    target: str, save: Save, folder: Path, in_process: Options
+) -> None:
     (folder / "marked.py").write_text(
         "from pathlib import Path\nPath('imported').touch()\nfrom torch_attention import unified_attention as attend\n"
     )
@@ -153,9 +156,9 @@ def test_the_code_of_a_foreign_target_runs_only_with_trust(target: str, save: Sa
     reason = "which is no installed package: replay it with --target T, or with --trust to run the code of that target"
     assert result.stderr == f"fuzz-attn: {path}: names target={target!r}, {reason}\n"
     assert not (folder / "imported").exists()
-    assert replay(path, "--target", "unified").exit_code == 0
+    assert replay(path, "--target", "unified", *in_process).exit_code == 0
     assert not (folder / "imported").exists()
-    assert replay(path, "--trust").exit_code == 0
+    assert replay(path, "--trust", *in_process).exit_code == 0
     assert (folder / "imported").exists()
 
 

@@ -28,7 +28,7 @@ def debugged(**given):
 """
 
 
-@pytest.mark.parametrize("backend", ["auto", "simulator", "interpreter"])
+@pytest.mark.parametrize("backend", ["auto", "interpreter"])
 def test_prints_and_breakpoints_work(backend: str, tmp_path: Path, case: AttentionCase) -> None:
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     wrong = msgspec.convert({"property_name": "oracle", "kind": "unwritten", "message": ""}, Verdict)
