@@ -173,7 +173,7 @@ def test_counterexample_replays_with_the_binding_that_found_it(campaign: Callabl
     assert saved is not None
     assert saved.whole
     assert saved.roles["asks"] == "query"
-    assert [each.status for each in replay((path,), backend="interpreter")] == ["FAILED"]
+    assert [each.status for each in replay((path,), backend="interpreter", in_process=True)] == ["FAILED"]
 
 
 DOUBLED = """

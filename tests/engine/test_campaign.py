@@ -31,6 +31,8 @@ Run = Callable[..., Results]
 SpecOf = Callable[[str], str]
 
 ENOUGH_CASES = 150
+IN_PROCESS: dict[str, Any] = {"backend": "interpreter", "in_process": True}
+"""How to replay on a target that does this process no harm: a worker process takes seconds to start."""
 
 WRONG = {
     "window_one_too_long": "oracle",
@@ -87,7 +89,7 @@ def test_a_saved_counterexample_still_fails(name: str, found: Callable[[str], Re
 
 def test_a_saved_counterexample_is_fixed_by_a_correct_target(found: Callable[[str], Results], spec: SpecOf) -> None:
     paths = tuple(path for path in (found(name).path for name in WRONG) if path is not None)
-    replayed = tuple(replay(paths, target=spec("unified_attention")))
+    replayed = tuple(replay(paths, target=spec("unified_attention"), **IN_PROCESS))
     assert [entry.status for entry in replayed] == ["FIXED"] * len(WRONG)
     assert not any(entry.drifted for entry in replayed)
 
@@ -288,8 +290,8 @@ def test_the_time_limit_holds_on_a_target_that_hangs(campaign: Run, ready: Ready
     assert counterexample.load(journal).case.max_seq_len > 8, "a case without a verdict stays"
 
 
-def test_a_finished_campaign_deletes_its_journal(campaign: Run, tmp_path: Path) -> None:
-    campaign("unified_attention", max_cases=3)
+def test_a_finished_campaign_deletes_its_journal(fake: Fake, tmp_path: Path) -> None:
+    fake(healthy, max_cases=3)
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -341,7 +343,7 @@ def test_a_killed_campaign_leaves_its_case_in_the_journal(spec: SpecOf, tmp_path
     left = counterexample.load(journal)
     assert left.verdict.message == "the campaign itself ended while this case was running"
     assert left.target == spec("hangs")
-    (replayed,) = replay((journal,), target=spec("unified_attention"))
+    (replayed,) = replay((journal,), target=spec("unified_attention"), **IN_PROCESS)
     assert replayed.status == "FIXED"
 
 
