@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replaced
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
@@ -109,3 +110,17 @@ def test_only_answered_rows_are_judged(case: AttentionCase) -> None:
     tensors.output[first] += 1.0
     verdict = judge(tensors, reference)
     assert (verdict.kind, verdict.wrong) == ("mismatch", tensors.output.shape[2])
+
+
+def test_far_axes_that_need_too_much_memory_in_another_family_are_left_out() -> None:
+    heads, halves = HeadLayout(head_size=8), DTypes("bfloat16", "bfloat16", "bfloat16")
+    strides = Strides(cache_slot=16, value_slot=3, far=("q_token", "cache_slot"))
+    sequences, pages = (Sequence(3, 4093), Sequence(1, 2047)), PageLayout(block_size=33)
+    case = AttentionCase(sequences, family="chunked", heads=heads, dtypes=halves, pages=pages, strides=strides)
+    other = translated(case, "unified")
+    assert other is not None
+    assert other.strides == replaced(strides, far=())
+    shorter = replace(case, sequences=(Sequence(3, 93),))
+    other = translated(shorter, "unified")
+    assert other is not None
+    assert other.strides == strides
