@@ -143,12 +143,17 @@ def _kernels_ahead(statistics: Statistics) -> str:
 
 
 def _waits(statistics: Statistics) -> str:
-    """Return what the compiler cost workers: parts of their time, and cases dropped because they needed a kernel."""
+    """Return where the time of a run with a compile stage went, and the cases dropped because they needed a kernel.
+
+    What is left of the time went to drawing and reporting.
+    """
     time = max(1e-9, statistics.seconds * statistics.shards)
-    waited, compiling = f"{statistics.waited / time:.1%}", f"{statistics.compiling / time:.1%}"
+    judging = statistics.judging - statistics.compiling
+    judged, waited, compiling = (f"{part / time:.1%}" for part in (judging, statistics.waited, statistics.compiling))
     dropped = count(statistics.not_compiled, "case")
     return (
-        f"workers waited {waited} of their time and compiled {compiling}; {dropped} dropped that needed another kernel"
+        f"workers judged {judged} of the time, waited {waited} for kernels and compiled {compiling}; "
+        f"{dropped} dropped that needed another kernel"
     )
 
 

@@ -190,7 +190,7 @@ def test_the_summary_of_a_second_night_says_how_few_kernels_it_compiled() -> Non
     tally = Tally()
     for number, (compiled, loaded) in enumerate(((2, 0), (0, 30), (1, 7))):
         tally(RoundCompiled(WHOLE_RUN, number, compiled, loaded, failed=0, complete=True, seconds=1.0))
-    tally(CaseJudged(0, "search", Order(SMALL), (Verdict("oracle"),), 0.1, compiled=1, loaded=39, compiling=1.0))
+    tally(CaseJudged(0, "search", Order(SMALL), (Verdict("oracle"),), 7.0, compiled=1, loaded=39, compiling=1.0))
     tally(CaseNotCompiled(0))
     tally(Finished(0, 10.0, waited=2.5))
     both = merged([msgspec.structs.replace(tally.statistics(), seconds=10.0), shard(cases=40)])
@@ -199,7 +199,10 @@ def test_the_summary_of_a_second_night_says_how_few_kernels_it_compiled() -> Non
     assert (
         "kernels 41: 4 compiled (3 ahead of their cases, 1 while judging), 37 by earlier runs; 1.0 cases each" in text
     )
-    assert "workers waited 12.5% of their time and compiled 5.0%; 1 case dropped that needed another kernel" in text
+    assert (
+        "workers judged 30.0% of the time, waited 12.5% for kernels and compiled 5.0%; "
+        "1 case dropped that needed another kernel"
+    ) in text
 
 
 def test_statistics_of_shards_merge() -> None:

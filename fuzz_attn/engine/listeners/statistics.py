@@ -57,7 +57,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
       process, shrinking included; workers do not share their counts.
     - ``kernels_ahead`` counts the kernels that were compiled ahead of their cases, ``kernels_kept`` those that an
       earlier run had compiled. ``not_compiled`` cases were dropped, because they needed another kernel. The shards
-      waited for ``waited`` seconds in sum, and ``compiling`` seconds for their own compiler.
+      waited for ``waited`` seconds in sum for that, and ``judging`` seconds for their workers, of these ``compiling``
+      for the compiler of a worker.
     - ``shrinking_now`` failures are being confirmed or shrunk.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included; ``outcomes`` is their
       number.
@@ -80,6 +81,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     kernels_kept: int = 0
     not_compiled: int = 0
     waited: float = 0.0
+    judging: float = 0.0
     compiling: float = 0.0
     features: dict[str, int] = msgspec.field(default_factory=dict)
     relations: dict[str, int] = msgspec.field(default_factory=dict)
@@ -130,6 +132,7 @@ class Tally:
     kernels_kept: int = 0
     not_compiled: int = 0
     waited: float = 0.0
+    judging: float = 0.0
     compiling: float = 0.0
     features: Counter[str] = field(default_factory=Counter)
     relations: Counter[str] = field(default_factory=Counter)
@@ -191,6 +194,7 @@ class Tally:
     def _add_case(self, event: CaseJudged) -> None:
         self.kernels_compiled += event.compiled
         self.kernels_loaded += event.loaded
+        self.judging += event.seconds
         self.compiling += event.compiling
         if event.masks:  # nearly always there are no new ones
             self.masks = mask_coverage.merged((*self.masks, *event.masks))
@@ -263,6 +267,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         kernels_kept=sum(shard.kernels_kept for shard in shards),
         not_compiled=sum(shard.not_compiled for shard in shards),
         waited=sum(shard.waited for shard in shards),
+        judging=sum(shard.judging for shard in shards),
         compiling=sum(shard.compiling for shard in shards),
         features=_sums(shard.features for shard in shards),
         relations=_sums(shard.relations for shard in shards),
