@@ -160,7 +160,8 @@ def searched(events: Iterable[Event]) -> list[CaseJudged]:
 
 @pytest.mark.parametrize("target", ["faults_with_sinks", "exits_with_sinks"])
 def test_a_campaign_finds_a_crash_once_and_goes_on(target: str, tmp_path: Path) -> None:
-    report, events = campaign(target, 50.0, tmp_path)
+    """A failing launch costs a start of the GPU, and shrinking repeats it."""
+    report, events = campaign(target, 150.0, tmp_path)
     (failure,) = report.failures
     assert failure.counterexample.verdict.kind == "crash"
     assert failure.counterexample.case.sinks is not None
