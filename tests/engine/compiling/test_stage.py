@@ -75,7 +75,7 @@ def test_a_compiler_that_dies_is_reported_and_shards_go_on(tmp_path: Path, monke
 
 
 def statistics_of(plan: RunPlan) -> Statistics:
-    return msgspec.structs.replace(FuzzRun(plan).run().statistics, seconds=0.0)
+    return msgspec.structs.replace(FuzzRun(plan).run().statistics, seconds=0.0, judging=0.0)
 
 
 def test_a_run_on_a_cpu_is_the_same_where_a_gpu_might_be(
