@@ -42,7 +42,7 @@ _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, MOST_PADDED_TOKENS))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
 _MARKED = sampled_from((False,) + (True,) * 255)
-"""Of the cases with equal heads fewer have no key marks: there the marks alone show each key of a long sequence."""
+"""Nearly all cases with equal heads have key marks, because there only the marks show each key of a long sequence."""
 _EQUAL_ABOVE = sampled_from((MAX_TOTAL_ELEMENTS,) + (LONG,) * 63 + (MEDIUM,) * 192)
 """The keys above which a case has heads of equal weights: any other weights, or their error bound, hide many keys."""
 _BYTES = sampled_from((False, False, True))

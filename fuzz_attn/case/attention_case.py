@@ -17,6 +17,7 @@ from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK, check_case
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Strides, without_far
+from fuzz_attn.errors import CaseError
 
 
 class AttentionCase(CaseFields, frozen=True):
@@ -55,7 +56,8 @@ def replace_layout(
 ) -> AttentionCase:
     """Return the case with another family or other strides, and other fields changed.
 
-    Large offsets stay about as many elements into the caches, so page numbers change with the size of a page.
+    Large offsets stay about as many elements into the caches, so page numbers change with the size of a page. Far axes
+    are left out where they would need too much memory.
     """
     family, strides = family or case.family, strides or case.strides
     if "cache_dim" in strides.far and FAMILIES[family].cache.padded == "row":
@@ -66,4 +68,9 @@ def replace_layout(
         after = max(FAMILIES[family].cache.layout(*sizes, strides).page_strides)
         first_block = min(-(-case.pages.first_block * before // after), LARGEST_FIRST_BLOCK)
         changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
-    return replace(case, family=family, strides=strides, **changes)
+    try:
+        return replace(case, family=family, strides=strides, **changes)
+    except CaseError:
+        if not strides.far:
+            raise
+        return replace(case, family=family, strides=msgspec.structs.replace(strides, far=()), **changes)

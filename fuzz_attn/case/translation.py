@@ -8,8 +8,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace_layout
 from fuzz_attn.case.checks import inexpressible
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import LaunchHints, Strides
-from fuzz_attn.errors import CaseError
+from fuzz_attn.case.parts import LaunchHints
 
 
 def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
@@ -27,22 +26,11 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     if (moved and is_fp8(case.dtypes.kv)) or ((moved or case.stale_cache) and not own_slots):
         return None
     cache = case.strides.cache if case.strides.cache in interface.cache.arrangements else "separate"
-    strides = msgspec.structs.replace(case.strides, cache=cache)
-    try:
-        return _in_family(case, family, strides)
-    except CaseError:  # padding may take more memory in the other family's caches, too much for far axes
-        return _in_family(case, family, msgspec.structs.replace(strides, far=()))
-
-
-def _in_family(case: AttentionCase, family: Family, strides: Strides) -> AttentionCase | None:
-    """Return the case with these strides in another family, without what only says how the problem is passed.
-
-    The unified family can express everything else.
-    """
+    # Drops what only says how the problem reaches the kernel. The unified family can express everything else.
     bare = replace_layout(
         case,
         family="unified",
-        strides=strides,
+        strides=msgspec.structs.replace(case.strides, cache=cache),
         filter_by_query_len=False,
         uint8_cache=False,
         stale_cache=False,

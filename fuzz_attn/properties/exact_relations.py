@@ -11,7 +11,6 @@ import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase, replace_layout
 from fuzz_attn.case.parts import Strides
-from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment
@@ -63,10 +62,7 @@ def empty_sequences(experiment: Experiment) -> Comparison:
 
 
 def with_other_strides(case: AttentionCase) -> AttentionCase:
-    """Return the case with every padding of at least 16 elements shortened by 16, every other lengthened by 16.
-
-    Where longer ones would take too much memory beside far axes, paddings are only shortened.
-    """
+    """Return the case with every padding of at least 16 elements shortened by 16, every other lengthened by 16."""
     paddings = {
         name: _other_padding(getattr(case.strides, name))
         for name in Strides.__struct_fields__
@@ -75,11 +71,7 @@ def with_other_strides(case: AttentionCase) -> AttentionCase:
     bias = case.qq_bias
     if bias is not None:
         bias = msgspec.structs.replace(bias, row_padding=_other_padding(bias.row_padding))
-    try:
-        return replace_layout(case, strides=msgspec.structs.replace(case.strides, **paddings), qq_bias=bias)
-    except CaseError:
-        shorter = {name: padding for name, padding in paddings.items() if padding < getattr(case.strides, name)}
-        return replace_layout(case, strides=msgspec.structs.replace(case.strides, **shorter))
+    return replace_layout(case, strides=msgspec.structs.replace(case.strides, **paddings), qq_bias=bias)
 
 
 def _other_padding(size: int) -> int:
