@@ -44,6 +44,8 @@ class CaseJudge:
     """The limit of a process's memory in bytes, 0 for none."""
     learned: tuple[str, ...] = ()
     """What the calibration has learned, in sentences."""
+    checks_device: bool = True
+    """Whether this process checks the arithmetic of its GPU. That of a CPU is checked anyway: it needs no compiler."""
     _reader: ArithmeticReader | None = None
 
     @property
@@ -64,7 +66,7 @@ class CaseJudge:
         reasons = self.target.match.reasons
         self.start()
         target, backend = self.target, self.backend
-        shims = backend.preflight()
+        shims = backend.preflight() if self.checks_device or not backend.forks_first else ()
         domain = target.domain
         if not backend.reaches_large_offsets():
             domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_axes"})
@@ -205,7 +207,7 @@ def load(setup: Setup) -> CaseJudge:
     target = _target(setup.target, setup.family, setup.binding, backend)
     strict = setup.strict or setup.target in BUILT_IN_NAMES
     learned = (KNOWN,) if is_known(setup.target, setup.binding) else ()
-    return CaseJudge(target, backend, strict, setup.memory, learned)
+    return CaseJudge(target, backend, strict, setup.memory, learned, setup.checks_device)
 
 
 def _target(name: str, family: Family | None, binding: Binding | None, backend: Backend) -> Target:

@@ -26,6 +26,7 @@ class Setup(Plain, frozen=True):
     """The target and the backend of a worker; ``memory`` is its limit in bytes, 0 for none.
 
     With ``strict``, what the target refuses is a failure. ``binding`` is what the user states of how it is called.
+    Without ``checks_device`` another worker of the run checks the arithmetic of the same device.
     """
 
     target: str
@@ -34,6 +35,7 @@ class Setup(Plain, frozen=True):
     strict: bool = False
     memory: int = 0
     binding: Binding | None = None
+    checks_device: bool = True
 
 
 class Ready(Plain, frozen=True, tag="ready"):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz_attn.backends.gpus import gpu_environment, visible_gpus
@@ -94,6 +95,13 @@ def test_an_unusable_device_is_reported_before_the_first_case(
     worker = on_device(defect)
     with pytest.raises(error, match=message):
         worker.__enter__()
+
+
+def test_a_device_that_another_worker_checks_is_not_checked_again(on_device: Devices) -> None:
+    worker = on_device("cannot add")
+    worker.setup = msgspec.structs.replace(worker.setup, checks_device=False)
+    with worker:
+        assert worker.ready.shims == ()
 
 
 def test_a_device_that_does_not_start_again_is_no_failure_of_the_target(on_device: Devices) -> None:

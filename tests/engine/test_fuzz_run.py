@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, FailureFound, Finished, Started, WorkerReady
+from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, FailureFound, Finished, Part, Started, WorkerReady
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.messages import Setup
@@ -81,6 +81,28 @@ Run = Callable[..., FuzzRun]
 
 SLEEP_SECONDS = 600
 """How long a shard sleeps that must be ended before."""
+
+
+def test_each_gpu_is_checked_by_the_first_of_its_workers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a large run, too, uses all GPUs of its machine, although its shards have every other number."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    script = """ready()
+send(Note(number, f"{plan.worker} {os.environ['CUDA_VISIBLE_DEVICES']} {plan.setup.checks_device}"))
+send(Finished(number, 1.0))"""
+    results = run(script, workers=5, part=Part(2, 2), mps=False, compiles_ahead=False).run()
+    assert sorted(results.report().notes) == ["0 4 True", "1 6 True", "2 4 False", "3 6 False", "4 4 False"]
+
+
+@pytest.mark.parametrize("visible", [None, "", "3"])
+def test_one_worker_checks_a_machine_with_one_gpu_or_none(
+    visible: str | None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    script = "ready(); send(Note(number, f'{number} {plan.setup.checks_device}')); send(Finished(number, 1.0))"
+    results = run(script, mps=False, compiles_ahead=False).run()
+    assert sorted(results.report().notes) == ["0 True", "1 False"]
 
 
 def test_events_of_all_shards_reach_listeners(run: Run, tmp_path: Path) -> None:
