@@ -43,7 +43,7 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @click.option("--max-time", type=Seconds(), metavar="SECONDS", help="Time limit, shrinking included.")
 @click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
 @click.option(
-    "--until-flat", type=Seconds(), metavar="SECONDS", help="End a target's run when nothing was new so long."
+    "--until-flat", type=Seconds(), metavar="SECONDS", help="End a target's run when nothing was new for so long."
 )
 @click.option(
     "--continue", "continued", is_flag=True, help="First draw what no earlier run in the output directory has."
@@ -107,8 +107,9 @@ def run(
     With --ray, the workers are actors of a Ray cluster, as many as it has room for. What they find comes back as
     messages.
 
-    Exit status: 0 no case fails but known failures and a launch that was slow once at the end, 1 a case fails, 2 no
-    case was judged or something is wrong, 128 and the number of a signal that ended the run before it found a failure.
+    Exit status: 0 no case fails, 1 a case fails, 2 no case was judged or something is wrong, 128 and the number of a
+    signal that ended the run before it found a failure. Known failures do not count, nor does a launch that was too
+    slow once, when no time was left to try it again.
     """
     if binding is not None and len(targets) != 1:
         raise BindingError("--binding needs exactly one --target")

@@ -63,7 +63,8 @@ _WORSE: Final = {
 
 def needs(found: Counterexample) -> str:
     """Return the traits that a failing case needs, as a list in words; the worst poison stands for milder ones."""
-    return ", ".join(name for name in found.trigger if _WORSE.get(name) not in found.trigger)
+    names = (name for name in found.trigger if _WORSE.get(name) not in found.trigger)
+    return ", ".join(name.replace("more than 1 ", "at least 2 ") for name in names)
 
 
 def certainty(found: Counterexample) -> str:

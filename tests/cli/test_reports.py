@@ -88,6 +88,10 @@ def test_failure_report(found: Counterexample) -> None:
             ["Confirmed in a fresh process", "Needs: window, more than 2 keys"],
         ),
         (
+            {"confirmation": "confirmed", "shrunk": True, "trigger": ("more than 1 keys", "more than 16 keys")},
+            ["Confirmed in a fresh process", "Needs: at least 2 keys, more than 16 keys"],
+        ),
+        (
             {
                 "confirmation": "confirmed",
                 "shrunk": True,
