@@ -46,7 +46,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
-from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
+from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
@@ -81,6 +81,8 @@ AVOIDED: Final = 0.75
 
 A larger part finds bugs later that need the same features, a smaller one those that need others.
 """
+AVOIDED_HANGS: Final = 0.98
+"""The part of those with the trigger of a known hang, each of which takes as long as hundreds of other cases."""
 MOST_MISSING: Final = 0.5
 """Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
 cases may wait."""
@@ -149,6 +151,11 @@ class Campaign:
         self._own_rounds = 0
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
         self._lives = FailureLives(self, plan.shard, self.folder, plan.max_time, self.elapsed)
+
+    @property
+    def launch_seconds(self) -> float:
+        """After how many seconds a launch counts as a hang."""
+        return self.worker.launch_seconds
 
     @property
     def ready(self) -> Ready:
@@ -306,7 +313,9 @@ class Campaign:
 
         Not those that harmless poison takes around it.
         """
-        return self._lives.known.around(Order(case, relation)) is None and self._random.random() < AVOIDED
+        order = Order(case, relation)
+        avoided = AVOIDED_HANGS if self._lives.known.hangs(order) else AVOIDED
+        return self._lives.known.around(order) is None and self._random.random() < avoided
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
@@ -344,7 +353,7 @@ class Campaign:
         deaths, started = self.worker.deaths, time.monotonic()
         try:
             asked = msgspec.structs.replace(order, compiled=self._compiled and phase == "search")
-            answer = self.worker.judge(asked, deadline=deadline)
+            answer = self.worker.judge(asked, deadline=deadline, wait=self._wait(order, phase))
         except OutOfTimeError:
             self._unfinished = time.monotonic() - started >= POSSIBLE_HANG
             self.emit(CaseUnfinished(self.plan.shard, order, time.monotonic() - started))
@@ -370,6 +379,12 @@ class Campaign:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer
+
+    def _wait(self, order: Order, phase: Phase) -> Wait:
+        """Return how long an order may take: only what makes a new failure, or confirms one, needs the full limit."""
+        if phase == "shrink" or (phase == "search" and self._lives.known.hangs(order)):
+            return "short"
+        return "short, then full" if phase == "search" else "full"
 
     def _refuse(self, order: Order, phase: Phase, refusal: Refusal) -> None:
         """Emit that a case is refused; a case of the search also shows what else is."""

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Self, TypeAlias, get_args
+from typing import Final, Literal, Self, TypeAlias, get_args
 
 import msgspec
 
@@ -28,7 +28,7 @@ from fuzz_attn.engine.messages import (
     Setup,
     Unsupported,
 )
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.engine.worker_process import END_SECONDS, WorkerProcess
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
@@ -38,6 +38,9 @@ RENEW_SECONDS: Final = 10.0
 """A process that is to be replaced has to end within this time."""
 LAUNCH_SECONDS: Final = 120.0
 """A launch that takes longer counts as a hang."""
+LEAST_PATIENCE: Final = 3.0
+PATIENCE: Final = 10
+"""An order that takes so many times as long as any before it, and so many seconds, may be a hang."""
 COMPILE_SECONDS: Final = 120.0
 """A kernel has to compile, or a device to start, within this time, which does not count as part of the launch."""
 
@@ -45,6 +48,9 @@ COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
 
 Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died | HarnessFailed
 Word: TypeAlias = Reply | Compiling | DeviceStarted
+Wait: TypeAlias = Literal["full", "short", "short, then full"]
+"""How long an order may take: the full limit, or :attr:`IsolatedWorker.patience`, after which it is a hang, or after
+which it is judged again with the full limit, in a new process."""
 DECODER: Final = msgspec.json.Decoder[Word](Word)
 
 OTHERS_FAULT: Final = (
@@ -59,9 +65,10 @@ class IsolatedWorker:
     A case that the simulator cannot run is judged in the interpreter, by a second child that is started for the first
     such case, unless the set-up names the backend.
 
-    ``index`` spreads workers over the GPUs. Where they share one through MPS, a lost GPU or a hang is a verdict only if
-    it recurs apart from the others (:mod:`fuzz_attn.engine.child.sharing`). Raises :class:`FuzzAttnError` on
-    entering where the target or the backend cannot be set up.
+    A launch that has not ended after ``launch_seconds`` is a hang. ``index`` spreads workers over the GPUs. Where they
+    share one through MPS, a lost GPU or a hang is a verdict only if it recurs apart from the others
+    (:mod:`fuzz_attn.engine.child.sharing`). Raises :class:`FuzzAttnError` on entering where the target or the backend
+    cannot be set up.
     """
 
     ready: Ready
@@ -90,6 +97,8 @@ class IsolatedWorker:
         self._apart = 0
         """How many orders the next process judges apart from the others on its GPU."""
         self._notes: list[str] = []
+        self._took = self._longest = 0.0
+        """How many seconds the last request took, and the longest order that was answered."""
 
     def __enter__(self) -> Self:
         """Start the child and wait until it is set up."""
@@ -104,14 +113,20 @@ class IsolatedWorker:
         """End the child."""
         self._end()
 
-    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+    @property
+    def patience(self) -> float:
+        """After how many seconds an order may be a hang, from what others took; time to compile does not count."""
+        return min(self.launch_seconds, max(LEAST_PATIENCE, PATIENCE * self._longest))
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
         """Return the answer to an order; a death or a hang of the child is a verdict of that kind.
 
         So is a failure of the harness itself, if it recurs in a fresh process and the target is not built in.
-        ``deadline`` is a time of ``time.monotonic``; raises :class:`OutOfTimeError` when it passes first.
+        ``deadline`` is a time of ``time.monotonic``; raises :class:`OutOfTimeError` when it passes first. Orders that
+        ask for more than a verdict may take the full limit, whatever ``wait`` says.
         """
         try:
-            answer = self._judge(order, deadline)
+            answer = self._judge(order, deadline, wait if order.only_judges else "full")
         except BaseException:
             self._end()  # a late reply must not be taken for the answer to the next order
             raise
@@ -129,47 +144,65 @@ class IsolatedWorker:
         if not isinstance(reply, Died):
             self._end()  # this worker answers from the process that is set up, so that another has to start
 
-    def _judge(self, order: Order, deadline: float | None, *, again: bool = False, apart: bool = False) -> Answer:
-        """Return the answer to an order; ``apart`` if a process that shared the GPU with others has failed on it."""
+    def _judge(
+        self, order: Order, deadline: float | None, wait: Wait, *, again: bool = False, apart: bool = False
+    ) -> Answer:
+        """Return the answer to an order; ``apart`` in a new process, after one whose failure may not be the order's."""
         if self.process is None:
             self.ready = self._start(deadline)
         try:
-            reply = self._request(order, self.launch_seconds, deadline)
+            reply = self._request(order, self._limit(wait), deadline)
         except TimeoutError:
             if deadline is not None and deadline <= time.monotonic():
                 raise OutOfTimeError(f"the time was up before a launch of {self.setup.target!r} ended") from None
-            return self._timed_out(order, deadline, apart=apart)
+            return self._timed_out(order, deadline, wait, apart=apart)
         match reply:
             case Answer():
+                self._longest = max(self._longest, self._took) if order.only_judges else self._longest
                 return reply
             case Unsupported():
                 self.unsupported[reply.reason] += 1
-                return msgspec.structs.replace(self._judge_instead(order, deadline), unsupported=reply.reason)
+                return msgspec.structs.replace(self._judge_instead(order, deadline, wait), unsupported=reply.reason)
             case HarnessFailed():
-                return self._after_harness_failure(order, deadline, reply, again=again)
+                return self._after_harness_failure(order, deadline, wait, reply, again=again)
             case Refused():
                 raise FuzzAttnError(reply.reason)
         died = self._end_of(reply)
         if died.code == DEVICE_LOST and self._shared and not apart:
-            return self._judge_apart(order, deadline, died)
+            self._forget(died)
+            return self._judge_apart(order, deadline, wait, shared=True)
         return self._died(died)
 
-    def _timed_out(self, order: Order, deadline: float | None, *, apart: bool) -> Answer:
-        """Return the answer where a launch did not end: perhaps because another worker's blocks the GPU."""
-        shared = self._shared
-        self._end()
-        if shared and not apart:
-            self._apart = 1
-            return self._judge_apart(order, deadline)
-        self._apart = ORDERS_APART
-        return _failed("timeout", f"the launch did not end within {self.launch_seconds:.0f} s")
+    def _limit(self, wait: Wait) -> float:
+        return self.launch_seconds if wait == "full" else self.patience
 
-    def _judge_apart(self, order: Order, deadline: float | None, died: Died | None = None) -> Answer:
-        """Judge an order again, apart from the other workers on the GPU, after one that may have been their fault."""
-        if died is not None:
-            self._forget(died)
-        answer = self._judge(order, deadline, apart=True)
-        if answer.verdict.passed:
+    def _timed_out(self, order: Order, deadline: float | None, wait: Wait, *, apart: bool) -> Answer:
+        """Return the answer where a launch did not end: perhaps it is slow, or another worker's blocks the GPU."""
+        seconds, shared = self._limit(wait), self._shared
+        again = not apart and (shared or wait == "short, then full")
+        if shared or wait == "full" or not self._end_fork():
+            self._end()
+            self._apart = 1 if again else ORDERS_APART
+        if again:
+            return self._judge_apart(order, deadline, wait, shared=shared)
+        failed = _failed("timeout", f"the launch did not end within {seconds:.0f} s")
+        return msgspec.structs.replace(failed, fresh=apart and wait == "full")
+
+    def _end_fork(self) -> bool:
+        """End the fork that answers, and return whether the process that is set up goes on with another one."""
+        assert self.process is not None
+        try:
+            reply = self.process.receive(time.monotonic() + END_SECONDS) if self.process.kill_forks() else None
+        except TimeoutError:
+            return False
+        if isinstance(reply, Died):
+            self._forget(reply)
+        return isinstance(reply, Died)
+
+    def _judge_apart(self, order: Order, deadline: float | None, wait: Wait, *, shared: bool) -> Answer:
+        """Judge an order again, apart from the other workers on the GPU: what failed while ``shared`` may be theirs."""
+        answer = self._judge(order, deadline, "short" if wait == "short" else "full", apart=True)
+        if shared and answer.verdict.passed:
             self._notes.append(OTHERS_FAULT)
         return answer
 
@@ -179,7 +212,7 @@ class IsolatedWorker:
         return msgspec.structs.replace(_failed("crash", self._death(died)), killed=killed)
 
     def _after_harness_failure(
-        self, order: Order, deadline: float | None, failed: HarnessFailed, *, again: bool
+        self, order: Order, deadline: float | None, wait: Wait, failed: HarnessFailed, *, again: bool
     ) -> Answer:
         """Try again in a fresh process: an earlier case may have patched torch or corrupted memory.
 
@@ -189,12 +222,12 @@ class IsolatedWorker:
         if failed.worker_ended:
             self._end()
         if not again:
-            return self._judge(order, deadline, again=True)
+            return self._judge(order, deadline, wait, again=True)
         if self.setup.target in get_args(Family):
             raise FuzzAttnError(f"fuzz_attn itself failed on a case:\n{failed.traceback}")
         return _failed("crash", f"broke the harness, in a fresh process too: {failed.error}")
 
-    def _judge_instead(self, order: Order, deadline: float | None) -> Answer:
+    def _judge_instead(self, order: Order, deadline: float | None, wait: Wait) -> Answer:
         """Return the interpreter's answer to an order, or one without a verdict if the user named a backend."""
         if self.setup.backend != "auto":
             return Answer()
@@ -202,7 +235,7 @@ class IsolatedWorker:
         worker.launch_seconds = self.launch_seconds
         deaths = worker.deaths
         try:
-            answer = worker.judge(order, deadline=deadline)
+            answer = worker.judge(order, deadline=deadline, wait=wait)
         finally:
             self.deaths += worker.deaths - deaths
         return msgspec.structs.replace(answer, instead="interpreter")
@@ -249,17 +282,17 @@ class IsolatedWorker:
         assert self.process is not None
         self.process.send(message)
         self._busy = True
-        allowed = seconds
+        allowed, started = seconds, time.monotonic()
         while True:
             reply = self.process.receive(_earlier(time.monotonic() + allowed, deadline))
             match reply:
                 case Compiling():
-                    allowed = seconds if reply.ended else COMPILE_SECONDS
+                    allowed, started = seconds if reply.ended else COMPILE_SECONDS, time.monotonic()
                 case DeviceStarted():
                     self._shared = reply.shared
                     self._notes += [reply.note] * bool(reply.note)
                 case _:
-                    self._busy = False
+                    self._busy, self._took = False, time.monotonic() - started
                     return reply
 
     def _end_of(self, reply: Reply | None) -> Died:

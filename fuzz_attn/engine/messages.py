@@ -83,6 +83,11 @@ class Order(Plain, frozen=True):
     healthy: str = ""
     compiled: bool = False
 
+    @property
+    def only_judges(self) -> bool:
+        """Whether the order asks for the verdict and nothing else, which takes few launches."""
+        return not (self.digest or self.probes or self.explain or self.forensics)
+
 
 class Answer(Plain, frozen=True, tag="answer"):
     """The verdict on an order, or the digest of its tensors.
@@ -98,6 +103,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``explanation`` is what an order with ``forensics`` asks for.
     ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
+    ``fresh`` is true for a hang that lasted for the full limit in a process that had judged no other case.
     """
 
     verdict: Verdict = Verdict("oracle")
@@ -113,6 +119,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     compiling: float = 0.0
     missing: bool = False
     killed: bool = False
+    fresh: bool = False
     notes: tuple[str, ...] = ()
     explanation: Explanation | None = None
 

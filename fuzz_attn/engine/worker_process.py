@@ -124,6 +124,17 @@ class WorkerProcess(Generic[Reply]):
         """Let the Multi-Process Service end the process's work on the GPU, which it shares with others."""
         control_of(self._environment).end_work_of(self.pid)
 
+    def kill_forks(self) -> bool:
+        """Kill the forks of the process; return whether there are any, and the system names them, as Linux does."""
+        try:
+            forks = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        except OSError:
+            return False
+        for fork in map(int, forks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork, signal.SIGKILL)
+        return bool(forks)
+
     def kill(self) -> None:
         """Kill the process with its forks; messages that it has sent can still be received."""
         with contextlib.suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine import campaign as campaign_module
 from fuzz_attn.engine.campaign import GRACE_SECONDS, Campaign, Plan, launch_limit
 from fuzz_attn.engine.failures import life
-from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
@@ -133,7 +133,7 @@ class FakeWorker(IsolatedWorker):
     def __enter__(self) -> Self:
         return self
 
-    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
         if order.digest:
             return Answer(digest="0" * 16)
         self.orders.append(order)
@@ -272,7 +272,7 @@ class HangingWorker(FakeWorker):
         super().__init__(ready, healthy)
         self.clock = clock
 
-    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
         assert deadline is not None
         self.clock.now += 0.1
         if order.case.max_seq_len > 8:

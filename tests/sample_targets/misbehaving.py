@@ -75,6 +75,11 @@ def _sleep_always(**_: Any) -> None:
     time.sleep(3600)
 
 
+def _sleep_with_sinks(sinks: torch.Tensor | None, **_: Any) -> None:
+    if sinks is not None:
+        time.sleep(3600)
+
+
 def _sleep_briefly(**_: Any) -> None:
     time.sleep(0.2)
 
@@ -295,6 +300,7 @@ leaves_well = _around(before=_exit_with_zero)
 quits = _around(before=_raise_system_exit)
 hangs = _around(before=_sleep)
 hangs_always = _around(before=_sleep_always)
+hangs_with_sinks = _around(before=_sleep_with_sinks)
 prints = _around(before=_print_a_message, after=_print_a_message)
 floods = _around(before=_print_much)
 raises = _around(before=_raise)

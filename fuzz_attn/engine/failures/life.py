@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,9 +20,11 @@ from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, FailureSeenAgain, Note
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches
+from fuzz_attn.engine.failures.share import Share
 from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.failures.simplification import allowed, second_order, simplify
 from fuzz_attn.engine.failures.triage import (
+    HANG,
     OUTPUT,
     UNWRITTEN,
     KnownFailure,
@@ -40,10 +41,6 @@ from fuzz_attn.engine.messages import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
-SHARE: Final = 0.08
-"""The part of a campaign's time that the shrinking of one failure may take."""
-LEAST_SECONDS: Final = 3.0
-MOST_LAUNCHES: Final = 1000
 MOST_FAILURES: Final = 40
 """A shard follows this many failures; a target with more of them fails in every case."""
 
@@ -52,6 +49,10 @@ class Shard(Launches, Protocol):
     """What a failure's life needs of the campaign."""
 
     emit: Emit
+
+    @property
+    def launch_seconds(self) -> float:
+        """After how many seconds a launch counts as a hang."""
 
     @property
     def ready(self) -> Ready:
@@ -65,20 +66,6 @@ class Shard(Launches, Protocol):
 
     def learn(self) -> None:
         """Learn what other shards have found."""
-
-
-@dataclass
-class Share:
-    """What the shrinking of one failure may still take; raises :class:`ShareSpentInterrupt` when it is used up."""
-
-    until: float
-    launches: int = MOST_LAUNCHES
-
-    def spend(self) -> None:
-        """Count one launch."""
-        self.launches -= 1
-        if self.launches < 0 or time.monotonic() > self.until:
-            raise ShareSpentInterrupt
 
 
 class FailureLives:
@@ -97,7 +84,7 @@ class FailureLives:
         self.shard = number
         self.emit = shard.emit
         self._folder = folder
-        self._seconds = None if max_time is None else max(LEAST_SECONDS, SHARE * max_time)
+        self._max_time = float("inf") if max_time is None else max_time
         self._elapsed = elapsed
         self._count = 0
         self._open: list[KnownFailure] = []
@@ -129,7 +116,7 @@ class FailureLives:
         for failure in [self._started(order, verdict) for verdict in new]:
             explained = self._explanation(order, failures, failure)
             if explained is None:
-                self._live(failure, before)
+                self._live(failure, answer, before)
             else:
                 self._end_as(failure, explained)
 
@@ -206,21 +193,32 @@ class FailureLives:
         for failure in tuple(self._open):
             self._end(failure)
 
-    def _live(self, failure: KnownFailure, before: Sequence[Order]) -> None:
-        """Confirm, shrink and classify one failure."""
-        seconds = float("inf") if self._seconds is None else self._seconds
-        share = Share(time.monotonic() + seconds)
+    def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
+        """Confirm, shrink and classify one failure; a hang in a fresh process is confirmed by that."""
+        share = Share.of_time(self._max_time, hang=failure.failure_class == HANG)
         order = order_of(failure.found)
-        answer = confirmation.in_fresh_process(order, self._shard)
+        if not answer.fresh:
+            answer = confirmation.in_fresh_process(order, self._shard)
         if not confirmation.shows(answer, failure.failure_class):
             self._classify_dependent(failure, before, share)
             return
         self._change(failure, confirmation="confirmed", also=self._also(failure, order, answer), shrunk=False)
-        first = failure.found
-        with contextlib.suppress(ShareSpentInterrupt):
-            self._shrink(failure, share)
-        self._check(failure, first)
+        self._reduce(failure, share)
         self._settle(failure)
+
+    def _reduce(self, failure: KnownFailure, share: Share) -> None:
+        """Shrink and check a failure. A hang that the end of the campaign leaves without a check is not shrunk."""
+        first, hang = failure.found, failure.failure_class == HANG
+        if hang:
+            share.leave(self._max_time - self._elapsed(), self._shard.launch_seconds)
+        try:
+            with contextlib.suppress(ShareSpentInterrupt):
+                self._shrink(failure, share)
+            self._check(failure, first)
+        except BaseException:
+            if hang:
+                self._restore(failure, first)
+            raise
 
     def _settle(self, failure: KnownFailure) -> None:
         """End a failure as itself, or as the known failure that it is."""
@@ -253,10 +251,8 @@ class FailureLives:
         self._resumed = True
         waiting = [known for known in self.known if known.shard == self.shard and not known.complete]
         for failure in waiting:
-            first, failure.complete = failure.found, True
-            with contextlib.suppress(ShareSpentInterrupt):
-                self._shrink(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
-            self._check(failure, first)
+            failure.complete = True
+            self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
             self._explain(failure)
             earlier = self.known.same_as(failure)
@@ -349,23 +345,34 @@ class FailureLives:
         return self.known.matching(order, verdict) not in (None, failure)
 
     def _check(self, failure: KnownFailure, first: Counterexample) -> None:
-        """Run the shrunk case in fresh processes.
+        """Run the shrunk case in fresh processes, a hang with the full limit.
 
         A case that fails only sometimes is flaky. Where it never fails, shrinking has followed what earlier cases left
-        in the process; then the case stays as it was first.
+        in the process, or the case is only slow; then it stays as it was first.
         """
-        order = order_of(failure.found)
-        checks = 1 if failure.failure_class in ("crash", "timeout") else confirmation.CHECKS
+        order, hang = order_of(failure.found), failure.failure_class == HANG
+        if hang and order == order_of(first):
+            return
+        checks = 1 if failure.failure_class in ("crash", HANG) else confirmation.CHECKS
         answers = [confirmation.in_fresh_process(order, self._shard) for _ in range(checks)]
         failed = sum(confirmation.shows(answer, failure.failure_class) for answer in answers)
         if failed == checks:
+            if hang:
+                (verdict,) = (verdict for verdict in failures_of(answers[0]) if class_of(verdict) == HANG)
+                self._change(failure, verdict=verdict)
             return
         if not failed:
-            self._change(failure, **{name: getattr(first, name) for name in _SHRUNK})
+            self._restore(failure, first)
+            if hang:
+                return
             failed = confirmation.repeated(order_of(first), failure.failure_class, self._shard)
             checks = confirmation.TRIES
         if failed < checks:
             self._change(failure, confirmation="flaky", failed=failed + 1, tries=checks + 1)
+
+    def _restore(self, failure: KnownFailure, first: Counterexample) -> None:
+        """Give a failure the case back that it had before it was shrunk."""
+        self._change(failure, **{name: getattr(first, name) for name in _SHRUNK})
 
     def _explain(self, failure: KnownFailure) -> None:
         """Let the failure name poison that reaches the output, or a rounding, if there is time left."""

@@ -24,6 +24,7 @@ from fuzz_attn.properties.relations import RELATIONS
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
 UNWRITTEN: Final = "unwritten"
+HANG: Final = "timeout"
 _OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))
 _SANITIZER_KINDS: Final = frozenset(("out_of_bounds", "uninitialised", "race", "overflow"))
 _WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
@@ -139,6 +140,12 @@ class KnownFailures:
                 return known
         return None
 
+    def hangs(self, order: Order) -> bool:
+        """Return whether an order has the trigger of a known hang."""
+        hanging = [known for known in self._known if known.failure_class == HANG]
+        traits = _traits(order) if hanging else frozenset()
+        return any(known.shown_by(HANG, traits) for known in hanging)
+
     def avoids(self, order: Order) -> bool:
         """Return whether an order has the trigger of a failure whose cases show little else."""
         return bool(self._avoided_in(order))
@@ -224,10 +231,11 @@ def _traits(shown: Order | Counterexample) -> frozenset[str]:
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:
     """Return for each file of a failure that is the same bug as another one the file of that one.
 
-    For shards that could not tell each other what they found. Of two, the one that was shrunk completely is kept.
+    For shards that could not tell each other what they found. Of two, the one that was shrunk further is kept.
     """
     kept, same = KnownFailures(), {}
-    for number, (path, counterexample) in enumerate(sorted(found, key=lambda pair: not pair[1].shrunk)):
+    by_needs = sorted(found, key=lambda pair: (not pair[1].shrunk, len(pair[1].trigger)))
+    for number, (path, counterexample) in enumerate(by_needs):
         trigger = trigger_in(counterexample)
         new = KnownFailure(0, number, counterexample, path, trigger, complete=counterexample.shrunk)
         earlier = kept.same_as(new)

@@ -12,7 +12,7 @@ import pytest
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.compiling.rounds import CASES, Rounds, StagePlan
-from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
@@ -34,7 +34,7 @@ class FakeWorker(IsolatedWorker):
     def __enter__(self) -> Self:
         return self
 
-    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
         self.orders.append(order)
         return self.answer(order)
 

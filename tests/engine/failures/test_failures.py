@@ -17,7 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSeenAgain, Note, SavedPassed
-from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
@@ -62,7 +62,7 @@ class FakeWorker(IsolatedWorker):
     def renew(self) -> None:
         self.judged.clear()
 
-    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
         if order.digest:
             return Answer(digest="0" * 16)
         answer = self.answer(order)

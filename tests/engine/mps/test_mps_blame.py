@@ -15,7 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine.child import sharing
 from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, NOTE, ORDERS_APART, Sharing
-from fuzz_attn.engine.isolated_worker import OTHERS_FAULT, IsolatedWorker
+from fuzz_attn.engine.isolated_worker import OTHERS_FAULT, IsolatedWorker, Wait
 from fuzz_attn.engine.messages import DEVICE_LOST, HARNESS_FAILED, RENEWED, SHARES_AGAIN, Answer, Order, Setup
 
 SHORT, SEGFAULT, HANGS, BREAKS = (
@@ -145,9 +145,9 @@ def test_a_launch_that_another_worker_blocks_is_no_hang(
 ) -> None:
     judge_alone = worker._judge_apart
 
-    def patiently(order: Order, deadline: float | None) -> Answer:
+    def patiently(order: Order, deadline: float | None, wait: Wait, *, shared: bool) -> Answer:
         worker.launch_seconds = A_HANG
-        return judge_alone(order, deadline)
+        return judge_alone(order, deadline, wait, shared=shared)
 
     monkeypatch.setattr(worker, "_judge_apart", patiently)
     worker.launch_seconds = 1.0
