@@ -180,7 +180,7 @@ class IsolatedWorker:
         """Return the answer where a launch did not end: perhaps it is slow, or another worker's blocks the GPU."""
         seconds, shared = self._limit(wait), self._shared
         again = not apart and (shared or wait == "short, then full")
-        if shared or wait == "full" or not self._end_fork():
+        if shared or not self._end_fork():
             self._end()
             self._apart = 1 if again else ORDERS_APART
         if again:

@@ -10,6 +10,7 @@ fault, and each time it would take all other workers along.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Final
 
@@ -21,7 +22,7 @@ CANNOT_START: Final = 112
 NOT_READY: Final = 111
 """Exit status of a fork that the service refuses, as it does until all clients of a broken GPU have ended."""
 ORDERS_APART: Final = 200
-"""Orders that are judged apart from the service after an order has broken its device."""
+"""Orders that are judged apart from the service after an order has broken its device or did not end there."""
 TRIES: Final = 40
 """How often a fork tries to share the GPU before it runs apart."""
 PAUSE_SECONDS: Final = 0.25
@@ -71,6 +72,8 @@ class Sharing:
         self._tries, self._turned = 0, False
         if code == DEVICE_LOST:
             self._orders = 1 if self.shared else ORDERS_APART
+        elif code == -signal.SIGKILL and not self.shared:
+            self._orders = ORDERS_APART  # it was killed because its launch did not end
         elif code == HARNESS_FAILED and self.shared:
             self._orders = 1  # a lost device makes the harness fail, too, if it computes with it
         elif code == SHARES_AGAIN:
