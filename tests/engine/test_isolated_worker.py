@@ -14,8 +14,9 @@ import pytest
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine import isolated_worker
+from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
+from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.printed_output import KEPT_BYTES
 from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
@@ -36,7 +37,7 @@ def of_length(seq_len: int) -> AttentionCase:
 KILLED, SEGFAULT, LEAVES, LEAVES_WELL, QUITS, RAISES, HANGS, PRINTS, FLOODS = (of_length(n) for n in range(11, 20))
 ASKS, SIGNALS, SPEECHLESS, NO_TEXT, BOOK, INTERRUPTS = (of_length(n) for n in range(20, 26))
 LOWERS, RESIZES, PATCHES, CLOSES, REPLACES, WRITES, MOVES, FORKS = (of_length(n) for n in range(26, 34))
-EXHAUSTS, PRINTS_ON, RAISES_LATER, CORRUPTS, SWAPS, RESIZES_QUERY = (of_length(n) for n in range(34, 40))
+EXHAUSTS, PRINTS_ON, RAISES_LATER, CORRUPTS, SWAPS, RESIZES_QUERY, SLOW = (of_length(n) for n in range(34, 41))
 """The target ``misbehaves_by_length`` chooses what to do by the length of the longest sequence."""
 
 
@@ -237,6 +238,72 @@ def test_a_hang_is_a_verdict_and_the_next_case_is_judged(worker: IsolatedWorker)
     assert worker.judge(Order(HANGS)).verdict.message == "the launch did not end within 1 s"
     worker.launch_seconds = 120.0
     assert worker.judge(Order(SHORT)).verdict.passed
+
+
+@pytest.fixture
+def impatient(worker: IsolatedWorker, monkeypatch: pytest.MonkeyPatch) -> IsolatedWorker:
+    """Return a worker that suspects a launch after half a second: the slow one takes one and a half."""
+    monkeypatch.setattr(isolated_worker, "LEAST_PATIENCE", 0.5)
+    monkeypatch.setattr(isolated_worker, "PATIENCE", 0)
+    assert worker.judge(Order(SHORT)).verdict.passed
+    return worker
+
+
+def test_a_slow_case_is_no_hang(impatient: IsolatedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspected: list[Order] = []
+    judge_again = impatient._judge_apart
+
+    def noted(order: Order, deadline: float | None, wait: Wait, *, shared: bool) -> Answer:
+        suspected.append(order)
+        return judge_again(order, deadline, wait, shared=shared)
+
+    monkeypatch.setattr(impatient, "_judge_apart", noted)
+    answer = impatient.judge(Order(SLOW), wait="short, then full")
+    assert (answer.verdict.passed, answer.notes, suspected) == (True, (), [Order(SLOW)])
+    monkeypatch.setattr(isolated_worker, "PATIENCE", 2)
+    assert impatient.patience >= 3.0, "it has learned how long an order may take"
+    impatient.launch_seconds = 2.5
+    assert impatient.patience == 2.5
+
+
+def test_a_hang_lasts_for_the_full_limit_in_a_new_process(impatient: IsolatedWorker) -> None:
+    impatient.launch_seconds = 1.0
+    started, set_up = time.monotonic(), impatient.process
+    answer = impatient.judge(Order(HANGS), wait="short, then full")
+    assert time.monotonic() - started >= 1.5
+    assert (answer.verdict.kind, answer.verdict.message) == ("timeout", "the launch did not end within 1 s")
+    assert answer.fresh
+    assert impatient.process is set_up, "torch and the target would be imported anew"
+    impatient.launch_seconds = 120.0
+    assert impatient.judge(Order(SHORT)).verdict.passed
+
+
+def test_a_short_wait_says_how_short_it_was(impatient: IsolatedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_worker, "LEAST_PATIENCE", 1.0)
+    for _ in range(2):
+        answer = impatient.judge(Order(HANGS), wait="short")
+        assert (answer.verdict.message, answer.fresh) == ("the launch did not end within 1 s", False)
+
+
+def test_an_order_for_more_than_a_verdict_may_take_the_full_limit(impatient: IsolatedWorker) -> None:
+    assert impatient.judge(Order(SLOW), wait="short").verdict.kind == "timeout"
+    assert impatient.judge(Order(SHORT, probes=(SLOW,)), wait="short").refusals == (None,)
+
+
+def test_where_no_fork_answers_the_process_ends_with_its_launch(
+    impatient: IsolatedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerProcess, "kill_forks", lambda process: False)
+    set_up = impatient.process
+    assert impatient.judge(Order(HANGS), wait="short").verdict.kind == "timeout"
+    assert impatient.judge(Order(SHORT)).verdict.passed
+    assert impatient.process is not set_up
+
+
+def test_a_deadline_ends_a_suspected_launch_without_a_verdict(impatient: IsolatedWorker) -> None:
+    with pytest.raises(OutOfTimeError):
+        impatient.judge(Order(HANGS), deadline=time.monotonic() + 1.5, wait="short, then full")
+    assert impatient.judge(Order(SHORT)).verdict.passed
 
 
 def test_a_deadline_ends_a_launch_without_a_verdict(worker: IsolatedWorker) -> None:

@@ -338,6 +338,7 @@ _BY_LENGTH |= {
     31: _write_to_files,
     34: _exhaust_memory,
     35: _print_for_ever,
+    40: _sleep_longer,
 }
 _AFTERWARDS_BY_LENGTH |= {
     26: _lower_recursion_limit,

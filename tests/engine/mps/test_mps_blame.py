@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,16 +14,17 @@ from fuzz_attn.backends.mps.service import multi_process_service
 from fuzz_attn.backends.mps.sharing import FOLDER, pipes_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.child import sharing
 from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, NOTE, ORDERS_APART, Sharing
 from fuzz_attn.engine.isolated_worker import OTHERS_FAULT, IsolatedWorker, Wait
 from fuzz_attn.engine.messages import DEVICE_LOST, HARNESS_FAILED, RENEWED, SHARES_AGAIN, Answer, Order, Setup
 
-SHORT, SEGFAULT, HANGS, BREAKS = (
-    AttentionCase(sequences=(Sequence(1, length - 1),), heads=HeadLayout(head_size=4)) for length in (1, 12, 17, 16)
+SHORT, SEGFAULT, HANGS, BREAKS, SLOW = (
+    AttentionCase(sequences=(Sequence(1, length - 1),), heads=HeadLayout(head_size=4)) for length in (1, 12, 17, 16, 40)
 )
 """The target ``misbehaves_by_length`` passes the first, dies on the second, does not end the third and loses the device
-on the last."""
+on the fourth. It passes the last after one and a half seconds."""
 
 
 A_HANG = 1800.0
@@ -163,10 +165,22 @@ def test_an_own_hang_is_a_timeout(folder: Path, running: IsolatedWorker) -> None
     (folder / "starts").write_text("")
     with IsolatedWorker(running.setup, command=running.command, launch_seconds=1.0) as worker:
         assert worker.judge(Order(HANGS)).verdict.message == "the launch did not end within 1 s"
-        assert starts(folder) == "ss" + "aa", "a new process starts the device twice: to see whether it can"
+        assert starts(folder).startswith("ss" + "aa"), "a new process starts the device twice: to see whether it can"
         worker.launch_seconds = A_HANG
         assert worker.judge(Order(SHORT)).verdict.passed
-        assert starts(folder) == "ss" + "aa" + "aa"
+        assert starts(folder) == "ss" + "aa" + "a", "the next fork stays apart: shrinking repeats the hang"
+        assert worker.judge(Order(SHORT)).verdict.passed
+        assert starts(folder) == "ss" + "aa" + "a"
+
+
+def test_a_slow_case_is_judged_again_apart_and_blamed_on_nobody(
+    worker: IsolatedWorker, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_worker, "LEAST_PATIENCE", 0.5)
+    monkeypatch.setattr(isolated_worker, "PATIENCE", 0)
+    answer = worker.judge(Order(SLOW), wait="short, then full")
+    assert (answer.verdict.passed, answer.notes) == (True, (OTHERS_FAULT,))
+    assert starts(events) == "aa"
 
 
 @pytest.fixture
@@ -179,6 +193,12 @@ def test_forks_share_again_when_enough_orders_passed_apart(way: Sharing, monkeyp
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     assert way.shared
+    way.after(-signal.SIGKILL)
+    assert way.shared
+    for code, orders in ((DEVICE_LOST, 1), (-signal.SIGKILL, ORDERS_APART), (RENEWED, ORDERS_APART)):
+        way.after(code)
+        assert (way.shared, way._orders) == (False, orders)
+    way.after(SHARES_AGAIN)
     for code, orders in ((DEVICE_LOST, 1), (DEVICE_LOST, ORDERS_APART), (RENEWED, ORDERS_APART)):
         way.after(code)
         assert (way.shared, way._orders) == (False, orders)
