@@ -15,8 +15,9 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine import campaign as campaign_module
+from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.campaign import GRACE_SECONDS, Campaign, Plan, launch_limit
-from fuzz_attn.engine.failures import life
+from fuzz_attn.engine.failures import life, share
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
@@ -247,7 +248,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock of the campaigns of a test."""
     clock = Clock()
-    for module in (campaign_module, life):
+    for module in (campaign_module, life, share):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     return clock
 
@@ -288,6 +289,49 @@ def test_the_time_limit_holds_on_a_target_that_hangs(campaign: Run, ready: Ready
     assert 1.0 < outcome.statistics.unfinished_seconds <= outcome.statistics.seconds == 30.0
     (journal,) = (tmp_path / "run").glob("journal-*.json")
     assert counterexample.load(journal).case.max_seq_len > 8, "a case without a verdict stays"
+
+
+class HangingWithSinks(FakeWorker):
+    """A worker on which a launch with sinks does not end; the others take a tenth of a second."""
+
+    def __init__(self, ready: Ready, clock: Clock, launch_seconds: float) -> None:
+        super().__init__(ready, healthy)
+        self.clock, self.launch_seconds = clock, launch_seconds
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
+        if order.digest or order.case.sinks is None:
+            self.clock.now += 0.1
+            return super().judge(order, deadline=deadline)
+        seconds = {"short": 3.0, "full": self.launch_seconds, "short, then full": 3.0 + self.launch_seconds}[wait]
+        if deadline is not None and self.clock.now + seconds > deadline:
+            self.clock.now = deadline
+            raise OutOfTimeError
+        self.clock.now += seconds
+        return Answer(Verdict("oracle", "timeout", f"after {seconds:.0f} s"), fresh=wait == "short, then full")
+
+
+@pytest.mark.parametrize("max_time", [90.0, 120.0, 300.0])
+def test_a_hang_is_shrunk_and_checked_in_time(max_time: float, campaign: Run, ready: Ready, clock: Clock) -> None:
+    worker = HangingWithSinks(ready, clock, launch_limit(max_time))
+    outcome = campaign("unified_attention", worker=worker, max_time=max_time)
+    assert len(outcome.statistics.counterexamples) == 1
+    assert outcome.failure is not None
+    assert outcome.failure.trigger == ("sinks",)
+    assert outcome.failure.verdict.message == f"after {launch_limit(max_time):.0f} s"
+    assert outcome.statistics.cases > 50, "the search goes on"
+    assert outcome.statistics.seconds <= max_time + GRACE_SECONDS
+
+
+def test_a_hang_is_found_once_and_shrunk(campaign: Run, spec: SpecOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_worker, "LEAST_PATIENCE", 0.5)
+    worker = IsolatedWorker(Setup(spec("hangs_with_sinks")), launch_seconds=4.0)
+    outcome = campaign("hangs_with_sinks", worker=worker, max_cases=40, until_failure=True)
+    assert len(outcome.statistics.counterexamples) == 1
+    assert outcome.failure is not None
+    assert outcome.failure.trigger == ("sinks",)
+    assert outcome.failure.confirmation == "confirmed"
+    assert outcome.failure.verdict.message == "the launch did not end within 4 s"
+    assert outcome.failure.case.total_keys == 1
 
 
 def test_a_finished_campaign_deletes_its_journal(fake: Fake, tmp_path: Path) -> None:

@@ -289,6 +289,72 @@ def test_a_flaky_failure_says_how_often_it_failed(tmp_path: Path) -> None:
     assert len(run.files) == 1
 
 
+class Hanging(FakeWorker):
+    """A target that hangs with sinks. ``slow`` is true of orders that take longer than a short wait."""
+
+    def __init__(self, slow: Callable[[Order], bool] = lambda order: False) -> None:
+        super().__init__()
+        self.slow = slow
+        self.waits: list[tuple[Wait, Order]] = []
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
+        if not order.digest:
+            self.waits.append((wait, order))
+        if order.digest or (order.case.sinks is None and not (wait == "short" and self.slow(order))):
+            return super().judge(order, deadline=deadline)
+        verdict = Verdict("oracle", "timeout", f"the launch did not end within {3 if wait == 'short' else 30} s")
+        return Answer(verdict, fresh=wait == "short, then full")
+
+    def hung(self, wait: Wait) -> list[Order]:
+        """Return the orders with sinks that were to wait so."""
+        return [order for each, order in self.waits if each == wait and order.case.sinks is not None]
+
+
+def test_only_a_new_hang_and_its_shrunk_case_take_the_full_limit(tmp_path: Path) -> None:
+    worker = Hanging()
+    run = Run(tmp_path, worker, cases=300)
+    (found,) = run.failures
+    assert (found.trigger, found.confirmation, found.shrunk) == (("sinks",), "confirmed", True)
+    assert found.verdict.message == "the launch did not end within 30 s"
+    assert len(worker.hung("short, then full")) == 1
+    assert worker.hung("full") == [Order(found.case)], "it is checked, and nothing else confirmed"
+
+
+def test_most_cases_of_a_known_hang_are_not_drawn(tmp_path: Path) -> None:
+    run = Run(tmp_path, Hanging(), cases=600)
+    found = next(index for index, event in enumerate(run.events) if isinstance(event, FailureChanged) and event.done)
+    later = [event.order.case for event in run.events[found:] if isinstance(event, CaseJudged)]
+    assert len(later) > 500
+    assert sum(case.sinks is not None for case in later) <= 12, "a quarter of all drawn cases has sinks"
+
+
+def test_a_slow_case_does_not_become_a_shrunk_hang(tmp_path: Path) -> None:
+    run = Run(tmp_path, Hanging(slow=lambda order: True), cases=60)
+    assert run.failures
+    for found in run.failures:
+        assert found.case.sinks is not None
+        assert (found.confirmation, found.shrunk) == ("confirmed", False)
+        assert found.verdict.message == "the launch did not end within 30 s"
+
+
+def test_a_hang_that_could_not_be_checked_stays_as_it_was_found(tmp_path: Path) -> None:
+    class Interrupted(Hanging):
+        def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
+            if wait == "full" and not order.digest:
+                raise KeyboardInterrupt
+            return super().judge(order, deadline=deadline, wait=wait)
+
+    worker = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, worker, cases=300)
+    (path,) = tmp_path.rglob("saved/*/*.json")
+    found = counterexample.load(path)
+    assert [Order(found.case, found.relation)] == worker.hung("short, then full")
+    assert len(worker.hung("short")) > 5
+    assert (found.confirmation, found.shrunk) == ("confirmed", False)
+    assert found.verdict.message == "the launch did not end within 30 s"
+
+
 class KilledOnce(FakeWorker):
     """A worker that something outside ends once."""
 

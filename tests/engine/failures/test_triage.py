@@ -132,3 +132,19 @@ def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:
     files = [("cut_off", cut_off, False), ("shrunk", shrunk, True)]
     found = [(path, msgspec.structs.replace(one, shrunk=complete, **fields)) for path, one, complete in files]
     assert merged(found) == {"cut_off": "shrunk"}
+
+
+def test_what_the_end_cut_off_is_the_bug_that_needs_least() -> None:
+    """The first two have a feature each that the other lacks."""
+    needs = {
+        "sinks and window": ("sinks", "sliding window"),
+        "sinks and softcap": ("sinks", "softcap"),
+        "sinks": ("sinks",),
+    }
+    sinks = replace(PLAIN, sinks=SinkRecipe())
+    cases = (replace(sinks, window=4), replace(sinks, softcap=1.0), sinks)
+    found = [
+        (path, msgspec.structs.replace(failure(case, "timeout", ()).found, confirmation="confirmed", trigger=trigger))
+        for (path, trigger), case in zip(needs.items(), cases, strict=True)
+    ]
+    assert merged(found) == {"sinks and window": "sinks", "sinks and softcap": "sinks"}
