@@ -28,7 +28,7 @@ from fuzz_attn.engine.messages import (
     Setup,
     Unsupported,
 )
-from fuzz_attn.engine.worker_process import END_SECONDS, WorkerProcess
+from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
@@ -192,7 +192,7 @@ class IsolatedWorker:
         """End the fork that answers, and return whether the process that is set up goes on with another one."""
         assert self.process is not None
         try:
-            reply = self.process.receive(time.monotonic() + END_SECONDS) if self.process.kill_forks() else None
+            reply = self.process.receive(time.monotonic() + RENEW_SECONDS) if self.process.kill_forks() else None
         except TimeoutError:
             return False
         if isinstance(reply, Died):

@@ -4,7 +4,7 @@ A fatal fault of one client, such as an illegal address, reaches all clients of 
 whose it was. So the fork after a lost device runs apart from the service, where no other worker's fault reaches it: if
 the order passes there, it was another worker's fault, and the forks after that one share the GPU again. If the device
 is lost there too, it is the order's own fault. The next ones then run apart for a while, because shrinking repeats the
-fault, and each time it would take all other workers along.
+fault, and each time it would take all other workers along. A launch that does not end is treated alike.
 """
 
 from __future__ import annotations

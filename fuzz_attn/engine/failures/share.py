@@ -10,7 +10,7 @@ from fuzz_attn.errors import ShareSpentInterrupt
 
 PART: Final = 0.08
 """The part of a campaign's time that the shrinking of one failure may take."""
-PART_OF_A_HANG: Final = 0.3
+PART_OF_A_HANG: Final = 0.25
 """That part for a hang, each step of which takes seconds."""
 CHECK_OF_A_HANG: Final = 1.5
 """The time left to check a shrunk hang, in limits of a launch: it waits for one, in a new process."""

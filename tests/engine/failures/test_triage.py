@@ -136,15 +136,14 @@ def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:
 
 def test_what_the_end_cut_off_is_the_bug_that_needs_least() -> None:
     """The first two have a feature each that the other lacks."""
-    needs = {
-        "sinks and window": ("sinks", "sliding window"),
-        "sinks and softcap": ("sinks", "softcap"),
-        "sinks": ("sinks",),
-    }
     sinks = replace(PLAIN, sinks=SinkRecipe())
-    cases = (replace(sinks, window=4), replace(sinks, softcap=1.0), sinks)
+    files = [
+        ("window", replace(sinks, window=4), ("sinks", "sliding window")),
+        ("softcap", replace(sinks, softcap=1.0), ("sinks", "softcap")),
+        ("neither", sinks, ("sinks",)),
+    ]
     found = [
         (path, msgspec.structs.replace(failure(case, "timeout", ()).found, confirmation="confirmed", trigger=trigger))
-        for (path, trigger), case in zip(needs.items(), cases, strict=True)
+        for path, case, trigger in files
     ]
-    assert merged(found) == {"sinks and window": "sinks", "sinks and softcap": "sinks"}
+    assert merged(found) == {"window": "neither", "softcap": "neither"}
