@@ -27,6 +27,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.events import Event, FailureChanged
+from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
@@ -61,6 +62,13 @@ def same_terminal() -> Iterator[None]:
         for name in TERMINAL:
             environment.delenv(name, raising=False)
         environment.setenv("TERM", "xterm")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """Let the workers that tests start be forks of one process that imports torch once."""
+    with fork_server():
         yield
 
 

@@ -17,7 +17,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Pipe
@@ -26,8 +25,9 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from fuzz_attn.backends.gpus import gpu_environment
 from fuzz_attn.backends.mps.sharing import APART, control_of
+from fuzz_attn.engine.fork_server.fork import forked
+from fuzz_attn.engine.fork_server.request import worker_environment
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
 
@@ -59,23 +59,31 @@ class WorkerProcess(Generic[Reply]):
     """
 
     def __init__(
-        self, command: Sequence[str], decoder: msgspec.json.Decoder[Reply], index: int = 0, apart: int = 0
+        self,
+        command: Sequence[str],
+        decoder: msgspec.json.Decoder[Reply],
+        index: int = 0,
+        apart: int = 0,
+        end_signal: int = signal.SIGKILL,
     ) -> None:
         self._decoder = decoder
         self.printed = PrintedOutput()
-        own = {"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", APART: str(apart), **gpu_environment(index)}
-        self._environment = {**os.environ, **own}
+        self._environment = {**worker_environment(index), APART: str(apart)}
         self.connection, others = Pipe()
-        with others, self.printed.writer:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [*command, str(others.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self.printed.writer,
-                stderr=self.printed.writer,
-                pass_fds=[others.fileno()],
-                env=self._environment,
-                process_group=0,  # the parent handles an interrupt from the keyboard
-            )
+        with others, self.printed.writer as output:
+            files = others.fileno(), output.fileno()
+            self._process = forked(command, self._environment, *files, end_signal) or self._started(command, *files)
+
+    def _started(self, command: Sequence[str], connection: int, output: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [*command, str(connection)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[connection],
+            env=self._environment,
+            process_group=0,  # the parent handles an interrupt from the keyboard
+        )
 
     @property
     def pid(self) -> int:
@@ -162,8 +170,3 @@ def _without_noise(printed: str) -> str:
         printed, _, _ = printed.partition(f'  File "{caller}')
     lines = printed.splitlines()
     return "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()
-
-
-def _search_path() -> str:
-    """Return this process's import path, so that the worker finds the same targets."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)

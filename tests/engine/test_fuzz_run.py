@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, FailureFound, Finished, Part, Started, WorkerReady
+from fuzz_attn.engine.fork_server.request import VARIABLE
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.messages import Setup
@@ -277,11 +278,12 @@ fuzz_attn.verify(sys.argv[1], max_time=300, workers=2, out=sys.argv[2])
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_of_the_parent_ends_everything_and_keeps_the_failure(
-    number: signal.Signals, spec: Callable[[str], str], tmp_path: Path
+    number: signal.Signals, spec: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     process = subprocess.Popen([sys.executable, "-c", VERIFYING, spec("slower_and_wrong"), str(tmp_path)])
     wait_for(lambda: any("failure_found" in path.read_text() for path in tmp_path.rglob(LOG_NAME)))
-    wait_for(lambda: len(descendants(process.pid)) >= 4)  # two shards with a worker each
+    wait_for(lambda: len(descendants(process.pid)) >= 5)  # the fork server, and two shards with a worker each
     below = descendants(process.pid)
     process.send_signal(number)
     assert process.wait(A_HANG) == -number

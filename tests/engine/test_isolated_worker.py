@@ -15,6 +15,7 @@ from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker
+from fuzz_attn.engine.fork_server.request import VARIABLE
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.printed_output import KEPT_BYTES
@@ -380,7 +381,12 @@ with IsolatedWorker(Setup(sys.argv[1])) as worker:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot end a process with its parent")
-def test_a_hanging_worker_dies_with_its_parent(spec: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_hanging_worker_dies_with_its_parent(
+    forked: bool, spec: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not forked:
+        monkeypatch.delenv(VARIABLE)
     parent = subprocess.Popen([sys.executable, "-c", ORPHANING, spec("hangs")], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     group = int(parent.stdout.readline())

@@ -33,6 +33,7 @@ from fuzz_attn.engine.events import (
     WorkerReady,
     all_of,
 )
+from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
@@ -107,6 +108,8 @@ class FuzzRun:
             stack.enter_context(self._signals_noted())
             backend = self.plan.setup.backend if self.plan.mps else ""
             sharing = stack.enter_context(multi_process_service(backend))  # which ends after the shards
+            if isinstance(self._shards, LocalShards):
+                stack.enter_context(fork_server())
             stack.callback(self._end)
             plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))

@@ -32,7 +32,7 @@ class LocalShards:
 
     def start(self, plan: ShardPlan) -> None:
         """Start the process of a shard."""
-        process = self._processes[plan.shard] = WorkerProcess(COMMAND, DECODER, plan.worker)
+        process = self._processes[plan.shard] = WorkerProcess(COMMAND, DECODER, plan.worker, end_signal=signal.SIGTERM)
         process.send(plan if plan.worker < max(1, len(visible_gpus(os.environ))) else _without_check(plan))
 
     def events(self, seconds: float) -> Iterator[tuple[int, Event | None]]:

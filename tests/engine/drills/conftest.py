@@ -22,6 +22,7 @@ import pytest
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.fork_server.request import VARIABLE
 from fuzz_attn.engine.replay import replay
 
 TARGETS = Path(__file__).with_name("drill_targets.py")
@@ -145,7 +146,8 @@ class Run:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    """Return the environment of a user: a run starts a fork server of its own."""
+    return {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", VARIABLE)}
 
 
 @pytest.fixture

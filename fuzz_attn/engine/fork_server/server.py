@@ -1,0 +1,204 @@
+"""The process of a fork server: ``python -P -m fuzz_attn.engine.fork_server.server NUMBER``, of a listening socket.
+
+It forks for each request, tells the requester the number of the process and later how it ended, and kills the process
+when the requester ends. It ends when its standard input is closed and its last fork has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import runpy
+import select
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fuzz_attn.engine.fork_server.new_process import become
+from fuzz_attn.engine.fork_server.request import Request
+
+IMPORTED: Final = (
+    "torch",
+    "remotezip",
+    "fuzz_attn.engine.campaign",
+    "fuzz_attn.engine.child.worker",
+    "fuzz_attn.engine.compiling.pool",
+    "fuzz_attn.engine.run.run_plan",
+    "fuzz_attn.inputs.tensors",
+    "fuzz_attn.oracle.comparison",
+    "fuzz_attn.oracle.reference",
+    "fuzz_attn.targets.built_in",
+)
+"""What the processes of a run import. None of it imports Triton, for which a worker chooses a backend first.
+
+Names only, because the engine itself imports this folder.
+"""
+LONGEST_REQUEST: Final = 2**20
+REQUEST_SECONDS: Final = 5.0
+"""A request has to follow its connection within this time."""
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class _Order(NamedTuple):
+    """A request, the descriptors that came with it, and one that tells when the requester ends."""
+
+    request: Request
+    connection: int
+    output: int
+    requester: int
+
+
+@dataclass
+class _Fork:
+    """A process, with descriptors that tell when it ends, when its requester ends, and when it is released."""
+
+    pid: int
+    end_signal: int
+    process: int
+    requester: int
+    line: int
+    ended: bool = False
+    released: bool = False
+
+
+class ForkServer:
+    """Serves a listening socket. Each descriptor that it waits for has a handler, and is open as long as that."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._poll = select.poll()
+        self._handlers: dict[int, Callable[[], str | None]] = {}
+        self._watch(sys.stdin.fileno(), self._stop)
+        self._watch(listening.fileno(), self._accept)
+
+    def serve(self) -> str | None:
+        """Serve until the end. Returns in each fork as well, with the name of the module that it is to run."""
+        while self._handlers:
+            descriptor, _ = self._poll.poll()[0]  # one at a time: a handler may close the others, and open new ones
+            module = self._handlers[descriptor]()
+            if module is not None:
+                return module
+        return None
+
+    def _watch(self, descriptor: int, handler: Callable[[], str | None]) -> None:
+        self._handlers[descriptor] = handler
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _forget(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        del self._handlers[descriptor]
+        os.close(descriptor)
+
+    def _stop(self) -> None:
+        """Take no more requests."""
+        path = Path(self._listening.getsockname())
+        with contextlib.suppress(OSError):
+            path.unlink()
+            path.parent.rmdir()
+        self._forget(self._listening.detach())
+        self._forget(sys.stdin.fileno())
+
+    def _accept(self) -> str | None:
+        """Carry out a request. One that is not complete, or whose requester has ended, is dropped."""
+        with ExitStack() as opened:
+            line = opened.enter_context(self._listening.accept()[0])
+            try:
+                order = _received(line, opened)
+                _import_once()
+                return self._fork(order, line.fileno())
+            except (OSError, ValueError, msgspec.MsgspecError):
+                return None
+
+    def _fork(self, order: _Order, line: int) -> str | None:
+        """Start a process; returns the name of its module there."""
+        server = os.getpid()
+        pid = os.fork()
+        if not pid:
+            for descriptor in self._handlers.keys() - {sys.stdin.fileno()}:
+                os.close(descriptor)
+            become(order.request, server, os.dup(order.connection), order.output)
+            return order.request.module
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # the process does so, too: whoever is first
+        fork = _Fork(pid, order.request.end_signal, os.pidfd_open(pid), os.dup(order.requester), os.dup(line))
+        self._watch(fork.process, partial(self._note_end, fork))
+        self._watch(fork.requester, partial(self._release, fork))
+        self._watch(fork.line, partial(self._release, fork))
+        _send(line, pid)
+        return None
+
+    def _note_end(self, fork: _Fork) -> None:
+        """Tell how a process ended. Its number stays its own until the requester knows."""
+        result = os.waitid(os.P_PID, fork.pid, os.WEXITED | os.WNOWAIT)
+        assert result is not None
+        self._forget(fork.process)
+        fork.ended = True
+        _send(fork.line, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+        if fork.released:
+            os.waitpid(fork.pid, 0)
+
+    def _release(self, fork: _Fork) -> None:
+        """Forget a process that has ended, and end one whose requester has gone."""
+        self._forget(fork.requester)
+        self._forget(fork.line)
+        fork.released = True
+        if fork.ended:
+            os.waitpid(fork.pid, 0)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(fork.pid, fork.end_signal)
+
+
+def _received(line: socket.socket, opened: ExitStack) -> _Order:
+    """Return the order that a connection brings, with descriptors that are closed with the stack."""
+    line.settimeout(REQUEST_SECONDS)
+    message, descriptors, _, _ = socket.recv_fds(line, LONGEST_REQUEST, 2)
+    for descriptor in descriptors:
+        opened.callback(os.close, descriptor)
+    connection, output = descriptors
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    requester = os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])
+    opened.callback(os.close, requester)
+    return _Order(msgspec.json.decode(message, type=Request), connection, output, requester)
+
+
+def _send(line: int, number: int) -> None:
+    """Send a number, unless the requester has gone."""
+    with contextlib.suppress(OSError):
+        os.write(line, str(number).encode())
+
+
+@cache
+def _import_once() -> None:
+    """Import what the processes need; what cannot be imported raises its error in those that need it."""
+    for name in IMPORTED:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else the first collection in each fork would copy all of it
+
+
+def main() -> None:
+    """Serve, or run in a fork the module that was asked for.
+
+    The interpreter is not torn down, which takes half a second where torch is imported.
+    """
+    module = ForkServer(socket.socket(fileno=int(sys.argv[-1]))).serve()
+    if module is not None:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The service of a fork server, for as long as a run needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.engine.fork_server.fork import connected
+from fuzz_attn.engine.fork_server.request import VARIABLE, kind_of, worker_environment
+
+PARENT: Final = "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it
+"""Where the socket is: a folder of the user's choice may exceed the 108 bytes that a socket's name may have."""
+END_SECONDS: Final = 5.0
+"""The server is waited for so long; it goes on by itself while a process of somebody else still needs it."""
+_WAITING: Final = 1024
+"""So many requests can wait while torch is imported."""
+
+
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Let processes started meanwhile be forks of a server: of the one that serves this process already, or a new one.
+
+    Where the system cannot do that, they are started as usual. It needs Linux 5.3.
+    """
+    environment = worker_environment()
+    server = None if _serves(environment) else _started(environment)
+    if server is None:
+        yield
+        return
+    process, path = server
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(path)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+        _end(process, path)
+
+
+def _serves(environment: dict[str, str]) -> bool:
+    """Return whether the environment names a server that forks processes with this environment."""
+    try:
+        connected(environment.get(VARIABLE, ""), environment).close()
+    except OSError:
+        return False
+    return True
+
+
+def _started(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Path] | None:
+    """Return a new server and its socket's path; None where there can be none."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        folder = Path(tempfile.mkdtemp(prefix="fuzz-attn-forks-", dir=PARENT))
+    except (AttributeError, OSError):
+        return None
+    path = folder / kind_of(environment)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen(_WAITING)
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-P", "-m", "fuzz_attn.engine.fork_server.server", str(listening.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+            env=environment,
+            process_group=0,  # as that of the processes that it forks: this process handles an interrupt
+        )
+    return process, path
+
+
+def _end(process: subprocess.Popen[bytes], path: Path) -> None:
+    """Let a server end when its last fork has ended."""
+    assert process.stdin is not None
+    process.stdin.close()
+    waiting = threading.Thread(target=process.wait, name="end of a fork server", daemon=True)
+    waiting.start()
+    waiting.join(END_SECONDS)
+    shutil.rmtree(path.parent, ignore_errors=True)
