@@ -8,7 +8,8 @@ Why no ready-made pool: one message in each direction, a time limit on the wait 
 that is needed. ``multiprocessing.Process`` imports the parent's main module again, and a pool such as pebble's starts
 a new interpreter after each crash. Importing torch and the target takes seconds, and a target that crashes does so at
 every step of shrinking, so a worker answers from forks of the process that is set up
-(:mod:`fuzz_attn.engine.child.worker`).
+(:mod:`fuzz_attn.engine.child.worker`). Where a fork server runs (:mod:`fuzz_attn.engine.fork_server`), that process
+itself is a fork.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class WorkerProcess(Generic[Reply]):
     """A running worker process.
 
     ``command`` starts it, ``decoder`` reads its messages, and ``index`` spreads workers over the GPUs. The first
-    ``apart`` orders are judged apart from a Multi-Process Service.
+    ``apart`` orders are judged apart from a Multi-Process Service. ``end_signal`` is what a fork server sends the
+    process when this one ends; others arrange that themselves.
     """
 
     def __init__(

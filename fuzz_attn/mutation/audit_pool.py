@@ -15,6 +15,7 @@ from typing import Final, Self, TypeAlias
 
 import msgspec
 
+from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.messages import Died, Ready, Refused
 from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError
@@ -103,6 +104,7 @@ class AuditPool:
 
     def __enter__(self) -> Self:
         """Start one worker and wait until it is set up; raises :class:`FuzzAttnError` where it cannot be."""
+        self._resources.enter_context(fork_server())
         self._scratch = Path(self._resources.enter_context(TemporaryDirectory(prefix="fuzz-attn-audit-")))
         try:
             ready = self._wait_for(self._start_worker())

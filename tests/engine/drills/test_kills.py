@@ -12,6 +12,7 @@ import pytest
 Start = Callable[..., Any]
 
 SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
+SERVER = "fuzz_attn.engine.fork_server.server"
 LONG = ("--max-time", "200")
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -35,6 +36,15 @@ def test_a_killed_engine_ends_the_run_and_says_so(start: Start) -> None:
     run.kill(SHARD)
     run.end(2)
     assert "SIGKILL" in run.output
+
+
+def test_a_killed_fork_server_ends_the_run_and_says_so(start: Start) -> None:
+    run = start("slow", *LONG)
+    run.wait_until(lambda: running(run))
+    run.kill(SERVER)
+    run.end(2)
+    assert "interrupted" in run.output
+    assert run.files == []
 
 
 def test_a_killed_engine_leaves_the_failure_that_it_had_found(start: Start) -> None:
