@@ -238,7 +238,7 @@ class FailureLives:
     def _replace(self, earlier: KnownFailure, simpler: KnownFailure) -> None:
         """Let a known failure have the simpler case in which the same bug was found again."""
         earlier.found, earlier.trigger, earlier.complete = simpler.found, simpler.trigger, simpler.complete
-        self._finish(earlier)
+        self._finish(earlier, self._shard.digest(order_of(earlier.found)))
         for other in self.known:
             if other is not earlier and other.shard == self.shard and not other.saved and is_same(earlier, other):
                 self.known.remove(other)
@@ -257,7 +257,7 @@ class FailureLives:
             self._explain(failure)
             earlier = self.known.same_as(failure)
             if earlier is None:
-                self._finish(failure)
+                self._finish(failure, self._shard.digest(order_of(failure.found)))
             else:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
@@ -390,7 +390,7 @@ class FailureLives:
 
     def _change(self, failure: KnownFailure, **fields: object) -> None:
         """Change the counterexample, in its file too, and report it."""
-        found: Counterexample = msgspec.structs.replace(failure.found, **fields)
+        found: Counterexample = msgspec.structs.replace(failure.found, digest="", **fields)
         if not found.shrunk and found.confirmation == "confirmed":
             found = msgspec.structs.replace(found, trigger=needed_by(found.case, found.relation))
         failure.found = msgspec.structs.replace(found, signature=signature_of(found.case, found.verdict))
@@ -411,10 +411,10 @@ class FailureLives:
     def _end(self, failure: KnownFailure, digest: str = "") -> None:
         """Write and report a failure for the last time, its file named by its signature."""
         self._open.remove(failure)
-        failure.found = msgspec.structs.replace(failure.found, digest=digest)
-        self._finish(failure)
+        self._finish(failure, digest)
 
-    def _finish(self, failure: KnownFailure) -> None:
+    def _finish(self, failure: KnownFailure, digest: str) -> None:
+        failure.found = msgspec.structs.replace(failure.found, digest=digest)
         self._write(failure)
         with contextlib.suppress(OSError):
             failure.path = failure.path and str(counterexample.rename(Path(failure.path), failure.found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -17,6 +18,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSeenAgain, Note, SavedPassed
+from fuzz_attn.engine.failures import share
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
@@ -47,6 +49,11 @@ def unwritten(shows: Callable[[AttentionCase], object]) -> Bug:
     return lambda case: Verdict("oracle", "unwritten", "1 of 16 elements wrong") if shows(case) else None
 
 
+def digest_of(case: AttentionCase) -> str:
+    """Return what stands for the digest of the tensors of a case."""
+    return hashlib.sha256(msgspec.json.encode(case)).hexdigest()[:16]
+
+
 class FakeWorker(IsolatedWorker):
     """A worker without a process whose target has some bugs; ``judged`` are its orders since it was renewed."""
 
@@ -64,7 +71,7 @@ class FakeWorker(IsolatedWorker):
 
     def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
         if order.digest:
-            return Answer(digest="0" * 16)
+            return Answer(digest=digest_of(order.case))
         answer = self.answer(order)
         self.judged.append(order)
         return answer
@@ -81,11 +88,14 @@ class FakeWorker(IsolatedWorker):
 class Run:
     """The events of a campaign on a fake worker."""
 
-    def __init__(self, folder: Path, worker: FakeWorker, cases: int, seed: int = 1) -> None:
+    def __init__(
+        self, folder: Path, worker: FakeWorker, cases: int, seed: int = 1, seconds: float | None = None
+    ) -> None:
         self.events: list[Event] = []
         self.folder = folder / "saved" / "fake"
-        plan = Plan(Setup("fake"), 0, 1, seed, None, cases, folder / "run", folder / "saved")
-        Campaign(plan, self.events.append, worker).run()
+        plan = Plan(Setup("fake"), 0, 1, seed, seconds, cases, folder / "run", folder / "saved")
+        self.campaign = Campaign(plan, self.events.append, worker)
+        self.campaign.run()
 
     @property
     def failures(self) -> list[Counterexample]:
@@ -287,6 +297,22 @@ def test_a_flaky_failure_says_how_often_it_failed(tmp_path: Path) -> None:
     assert found.confirmation in ("flaky", "state")
     assert found.confirmation == "state" or 0 < found.failed < found.tries
     assert len(run.files) == 1
+
+
+def test_a_failure_that_is_shrunk_later_has_the_digest_of_its_last_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PART", "LEAST_SECONDS"):
+        monkeypatch.setattr(share, name, 0.0)
+    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=20, seconds=600.0)
+    first = counterexample.load(run.files[0])
+    assert (first.shrunk, first.digest) == (False, digest_of(first.case))
+    monkeypatch.undo()
+    run.campaign._lives.resume(600.0)
+    (last,) = map(counterexample.load, run.files)
+    assert last.shrunk
+    assert last.case != first.case
+    assert last.digest == digest_of(last.case)
 
 
 class Hanging(FakeWorker):
