@@ -73,7 +73,7 @@ class Sharing:
         if code == DEVICE_LOST:
             self._orders = 1 if self.shared else ORDERS_APART
         elif code == -signal.SIGKILL and not self.shared:
-            self._orders = ORDERS_APART  # it was killed because its launch did not end
+            self._orders = ORDERS_APART  # as a rule it was killed because its launch did not end
         elif code == HARNESS_FAILED and self.shared:
             self._orders = 1  # a lost device makes the harness fail, too, if it computes with it
         elif code == SHARES_AGAIN:

@@ -18,7 +18,6 @@ from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.fork_server.request import Request
 
 _SERVER_LOST: Final = 1
-_STANDARD_DESCRIPTORS: Final = 3
 _ARGUMENTS: Final = 45
 """The place of the first address of the arguments, behind the name of the process in ``/proc/PID/stat``."""
 

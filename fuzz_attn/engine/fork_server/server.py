@@ -129,7 +129,7 @@ class ForkServer:
             become(order.request, server, os.dup(order.connection), order.output)
             return order.request.module
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the process does so, too: whoever is first
+            os.setpgid(pid, pid)  # the new process does this too, because either may run first
         fork = _Fork(pid, order.request.end_signal, os.pidfd_open(pid), os.dup(order.requester), os.dup(line))
         self._watch(fork.process, partial(self._note_end, fork))
         self._watch(fork.requester, partial(self._release, fork))

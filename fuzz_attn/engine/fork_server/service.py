@@ -66,7 +66,11 @@ def _started(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Path
         return None
     path = folder / kind_of(environment)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-        listening.bind(str(path))
+        try:
+            listening.bind(str(path))
+        except OSError:  # some file systems hold no sockets
+            folder.rmdir()
+            return None
         listening.listen(_WAITING)
         process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-P", "-m", "fuzz_attn.engine.fork_server.server", str(listening.fileno())],

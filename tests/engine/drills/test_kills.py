@@ -30,20 +30,13 @@ def test_a_killed_worker_is_no_failure(start: Start) -> None:
     assert run.files == []
 
 
-def test_a_killed_engine_ends_the_run_and_says_so(start: Start) -> None:
+@pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, "interrupted")])
+def test_a_killed_engine_ends_the_run_and_says_so(process: str, words: str, start: Start) -> None:
     run = start("slow", *LONG)
     run.wait_until(lambda: running(run))
-    run.kill(SHARD)
+    run.kill(process)
     run.end(2)
-    assert "SIGKILL" in run.output
-
-
-def test_a_killed_fork_server_ends_the_run_and_says_so(start: Start) -> None:
-    run = start("slow", *LONG)
-    run.wait_until(lambda: running(run))
-    run.kill(SERVER)
-    run.end(2)
-    assert "interrupted" in run.output
+    assert words in run.output
     assert run.files == []
 
 

@@ -136,16 +136,16 @@ def test_a_fork_is_like_a_process_that_was_started_by_itself(
     fork = answers_of(started())
     monkeypatch.delenv(VARIABLE)
     process = started()
-    alone = answers_of(process)
+    usual = answers_of(process)
     assert is_fork(fork)
-    assert not is_fork(alone)
+    assert not is_fork(usual)
     assert process.last_output() == "printed\ncomplained"
     assert fork["environment"].pop(VARIABLE)
     assert (fork["environment"]["FUZZ_ATTN_TEST"], fork["folder"]) == ("changed", str(tmp_path / "folder"))
     assert "TERM" not in fork["environment"]
-    for answers in (fork, alone):
+    for answers in (fork, usual):
         del answers["parent"], answers["random"]
-    assert fork == alone
+    assert fork == usual
 
 
 def test_what_a_fork_prints_is_its_own(started: Callable[[], Probe]) -> None:
