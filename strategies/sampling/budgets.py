@@ -42,8 +42,8 @@ MOST_SCORES = 2**24
 """Extreme cases may have caches so large, so many scores of one query token in all heads, and so many in all. The
 oracle's float64 copies of them then take half a gigabyte."""
 
-MOST_TILES = 2**12
-"""The most tiles of an extreme case, whose loop takes a second in the simulator: 131,072 keys in tiles of 32."""
+MOST_TILES = 2**11
+"""The most tiles of an extreme case, whose loop takes half a second in the simulator: 131,072 keys in tiles of 64."""
 
 MOST_PADDED_TOKENS = 3
 """Rows of q that belong to no sequence; each has partial outputs of all segments too."""

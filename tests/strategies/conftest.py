@@ -24,7 +24,7 @@ SAMPLE = 1000
 
 
 def _find(strategy: st.SearchStrategy[Any], condition: Condition, phases: tuple[Phase, ...]) -> Any:
-    found = settings(max_examples=5000, database=None, phases=phases)
+    found = settings(max_examples=20_000, database=None, phases=phases)
     return find(strategy, lambda value: bool(condition(value)), settings=found, random=Random(0))
 
 

@@ -117,13 +117,13 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
 
 
 def test_very_few_batches_are_extreme(sample: Any) -> None:
-    drawn = sample(batches(), 20_000)
+    drawn = sample(batches(key=CompileKey(launch=LaunchHints(tile_size=64))), 20_000)
     longest = [max((s.seq_len for s in batch), default=0) for batch in drawn]
     most_tokens = [max((s.query_len for s in batch), default=0) for batch in drawn]
     assert max(longest) >= 100_000
     assert max(most_tokens) >= 2048
     for sizes, usual in ((longest, 8193), (most_tokens, RARE_TOKENS)):
-        assert 0.0005 < sum(size > usual for size in sizes) / len(drawn) < 0.005
+        assert 0.0002 < sum(size > usual for size in sizes) / len(drawn) < 0.002
 
 
 def test_paged_decode_without_filter_has_one_token_each(sample: Any) -> None:
