@@ -14,7 +14,6 @@ _SCALES: st.SearchStrategy[Literal["vector", "scalar", "expanded", "omitted"]] =
     ("vector", "expanded", "expanded", "scalar", "omitted")
 )
 _THREE = sampled_from((0, 1, 2))
-_STARTS = sampled_from((True, False))
 _ROWS = sampled_from((0, 0, 1, 3))
 
 
@@ -27,7 +26,6 @@ def call_forms(draw: st.DrawFn) -> CallForm:
         scales=draw(_SCALES),
         window=draw(_THREE),
         cache_name=draw(_THREE),
-        query_starts=draw(_STARTS),
         extra_table_rows=draw(_ROWS),
         extra_output_rows=draw(_ROWS),
         extra_new_rows=draw(_ROWS),

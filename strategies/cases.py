@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK, MAX_TOTAL_ELEMENTS
@@ -28,6 +28,7 @@ from fuzz_attn.strategies.features.sinks import sinks
 from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
+from fuzz_attn.strategies.kernel_variants import kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
@@ -37,6 +38,7 @@ from fuzz_attn.strategies.values import LONG, MEDIUM, is_low, overrides, score_r
 
 _SOFT_CAPS = soft_caps()
 _CALL_FORMS = call_forms()
+_VARIANTS = kernel_variants()
 _POISONS = poisons()
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, MOST_PADDED_TOKENS))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
@@ -78,31 +80,27 @@ def cases(
     keys: Iterable[CompileKey] | None = None,
     layouts: Iterable[Strides] | None = None,
     sequences: tuple[Sequence, ...] | None = None,
-    simpler: bool = True,
+    variants: int | None = None,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
     many cases of few keys. Strided cases take one of ``layouts`` where given. All have the same ``sequences`` where
-    given. A few cases have simpler keys and layouts, so that shrinking can drop features; without ``simpler`` none
-    has. Raises InvalidArgument for keys outside of the domain.
+    given. A few cases have simpler keys and layouts, so that shrinking can drop features. With ``variants``, a seed,
+    none has, and all cases of a key are of one variant that the seed chooses: for campaigns, which shrink cases as data
+    and spend most of their time on new kernels. Raises InvalidArgument for keys outside of the domain.
     """
-    inner = domain.allows("inner_strides")
+    inner, simpler = domain.allows("inner_strides"), variants is None
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner, simpler=simpler)
     chosen = compile_keys(domain=domain, keys=keys, simpler=simpler)
-    return _cases(domain, chosen, strides, _features(domain), sequences)
+    return _cases(domain, chosen, strides, _features(domain), sequences, variants)
 
 
 @lru_cache(maxsize=64)
 def _features(domain: Domain) -> tuple[st.SearchStrategy[Any], ...]:
     """Return the strategies of the soft cap, slopes, bias and sinks of a domain."""
-    other, inner = domain.allows("bias_dtypes"), domain.allows("inner_strides")
-    return (
-        _SOFT_CAPS,
-        alibi_slopes(kinds=domain.alibi_kinds, other_dtypes=other),
-        qq_biases(inner_strides=inner, other_dtypes=other),
-        sinks(other_dtypes=other),
-    )
+    inner = domain.allows("inner_strides")
+    return _SOFT_CAPS, alibi_slopes(kinds=domain.alibi_kinds), qq_biases(inner_strides=inner), sinks()
 
 
 @composite
@@ -113,9 +111,11 @@ def _cases(
     strides: st.SearchStrategy[Strides],
     features: tuple[st.SearchStrategy[Any], ...],
     batch: tuple[Sequence, ...] | None,
+    variants: int | None,
 ) -> AttentionCase:
     key = draw(keys)
     left = FeaturesLeft(domain, key.features)
+    variant = (draw(_VARIANTS) if variants is None else variant_of(key, variants)).within(left.domain)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
     drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
     sequences = draw(drawn) if batch is None else batch
@@ -125,7 +125,7 @@ def _cases(
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
     softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
     one_byte = one_byte_operands(key.dtypes)
-    layout = _splittable(draw(strides), heads.head_size) if left.allows("strides") else _DENSE
+    layout = _in_pieces(draw(strides), variant.key_piece, heads.head_size) if left.allows("strides") else _DENSE
     far: tuple[FarAxis, ...] = ()
     if left.allows("far_axes") and left.allows("strides"):
         far = draw(_FAR[key.family, left.allows("inner_strides")])
@@ -159,9 +159,9 @@ def _cases(
         stale_cache=stale_cache,
         window=window if key.window else 0,
         softcap=cap,
-        alibi=alibi if key.alibi else None,
-        qq_bias=(_exact(qq_bias) if equal else qq_bias) if key.qq_bias else None,
-        sinks=_as_low(sink, scores) if key.sinks else None,
+        alibi=replace(alibi, dtype=variant.slopes) if key.alibi else None,
+        qq_bias=replace(_exact(qq_bias) if equal else qq_bias, dtype=variant.bias) if key.qq_bias else None,
+        sinks=replace(_as_low(sink, scores), dtype=variant.sinks) if key.sinks else None,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
@@ -177,31 +177,26 @@ def _cases(
         strides=layout,
         scales=_showing(draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)), equal),
         overrides=draw(overrides(sequences=sequences, heads=heads)),
-        form=draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL,
+        form=replace(draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL, query_starts=variant.query_starts),
     )
     return with_far_axes(case, far) if far else case
 
 
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:
     """Return a bias that leaves equal weights equal: zeros instead of random numbers."""
-    return msgspec.structs.replace(bias, kind="zero") if bias.kind == "dense" else bias
+    return replace(bias, kind="zero") if bias.kind == "dense" else bias
 
 
 def _showing(scales: Scales, equal: bool) -> Scales:
     """Return the scales; where a case has equal heads, a scale of V that hides all its keys becomes -1."""
-    return msgspec.structs.replace(scales, v=-1.0) if equal and not scales.v else scales
+    return replace(scales, v=-1.0) if equal and not scales.v else scales
 
 
 def _as_low(sink: SinkRecipe, scores: ScoreRecipe) -> SinkRecipe:
     """Return a sink recipe at the level of low logits, so that both have weight; others stay as they are."""
-    return (
-        msgspec.structs.replace(sink, level=scores.level)
-        if isinstance(scores, LevelScores) and is_low(scores)
-        else sink
-    )
+    return replace(sink, level=scores.level) if isinstance(scores, LevelScores) and is_low(scores) else sink
 
 
-def _splittable(strides: Strides, head_size: int) -> Strides:
-    """Return the strides, with the usual pieces of keys where a head cannot be divided into theirs."""
-    piece = strides.key_piece
-    return msgspec.structs.replace(strides, key_piece=0) if piece and head_size % piece else strides
+def _in_pieces(strides: Strides, piece: int, head_size: int) -> Strides:
+    """Return the strides with keys in pieces of a size, or of the usual one where a head cannot be divided into it."""
+    return strides if piece == 0 or head_size % piece else replace(strides, key_piece=piece)

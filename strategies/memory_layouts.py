@@ -40,7 +40,6 @@ _FIELDS: Final = tuple(
     field for field in Strides.__struct_fields__ if field not in ("cache", "key_piece", "far", *INNER_STRIDES)
 )
 _INSIDE = sampled_from((False, False, True))
-_PIECES = sampled_from((0, 0, 0, 0, 0, 1, 2, 4))
 _DROP: Final = indices(512)
 """Only the first choice drops a padding, so that few cases leave the given layouts."""
 
@@ -108,7 +107,6 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
     applying = tuple(name for name in INNER_STRIDES if inner_strides and _applies(name, family))
     if draw(_INSIDE) and applying:
         inner = {name: draw(_PADDING) for name in applying}
-        inner["key_piece"] = draw(_PIECES) if FAMILIES[family].cache.piece_bytes else 0
     return Strides(
         **inner,
         q_token=draw(_PADDING),

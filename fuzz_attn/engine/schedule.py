@@ -122,7 +122,7 @@ def play_shared_round(
     skips: Skips | None = None,
 ) -> None:
     """Draw cases of a shared round and call ``attempt`` with each; an exception of it ends the round."""
-    strategy = with_choices(cases(domain, keys=(shared.key,), layouts=(shared.layout,), simpler=False))
+    strategy = with_choices(cases(domain, keys=(shared.key,), layouts=(shared.layout,), variants=shared.sample))
     _play(domain, seed, number_of_cases, attempt, strategy, shared.relations, skips)
 
 
@@ -146,7 +146,7 @@ def play_round(
         layouts_of_round(domain, round_seed, size.layouts),
     )
     relations = relations_of_round(round_seed, size.compiling)
-    strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
+    strategy = with_choices(cases(domain, keys=keys, layouts=layouts, variants=round_seed))
     _play(domain, round_seed, number_of_cases, attempt, strategy, relations, skips)
 
 

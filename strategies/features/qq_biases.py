@@ -7,8 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from hypothesis import strategies as st
 
-from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
-from fuzz_attn.strategies.features.alibi_slopes import BIAS_DTYPES
+from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 Order: TypeAlias = Literal["rows", "columns", "one_row", "one_column"]
@@ -45,19 +44,17 @@ _ORDERS: tuple[Order, ...] = ("rows",) * 6 + ("columns", "columns", "one_row", "
 _STEPS = (1,) * 7 + (2, 3, 16)
 
 _RECIPES = sampled_from(QQ_BIAS_RECIPES)
-_DTYPES: st.SearchStrategy[BiasDType] = sampled_from(BIAS_DTYPES)
 _STRIDES = sampled_from(tuple((order, step) for step in _STEPS for order in _ORDERS))
 
 
 @composite
-def qq_biases(draw: st.DrawFn, *, inner_strides: bool = False, other_dtypes: bool = False) -> QQBiasRecipe:
-    """Return a strategy of bias recipes; shrinks towards a dense square matrix, row by row, in float32.
+def qq_biases(draw: st.DrawFn, *, inner_strides: bool = False) -> QQBiasRecipe:
+    """Return a strategy of bias recipes; shrinks towards a dense square float32 matrix, row by row.
 
     With ``inner_strides`` some are stored column by column, with gaps, or expanded. Masks cannot be expanded: they are
     stored column by column instead.
     """
-    recipe, dtype, (order, step) = draw(_RECIPES), draw(_DTYPES), draw(_STRIDES)
+    recipe, (order, step) = draw(_RECIPES), draw(_STRIDES)
     if order != "rows" and recipe.kind not in ("dense", "zero"):
         order = "columns"
-    strides = {"order": order, "step": step} if inner_strides else {}
-    return msgspec.structs.replace(recipe, dtype=dtype if other_dtypes else "float32", **strides)
+    return msgspec.structs.replace(recipe, order=order, step=step) if inner_strides else recipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import strategies as st
 
 from fuzz_attn.case.recipes import SinkRecipe
@@ -21,22 +20,15 @@ SINK_RECIPES = (
     SinkRecipe(level=-20.0),
     SinkRecipe(level=-110.0),
     SinkRecipe(level=-1e4, spread=0.0),
-    SinkRecipe(dtype="bfloat16"),
-    SinkRecipe(dtype="float16"),
     SinkRecipe(spread=0.0),
 )
 """Among the logits, far above them, far below, and so far below that they have no effect. Sinks above 15 stand beside
 lower ones: with such a sink the weights are 0 in a half type and hide the keys."""
 
 
-_DOUBLES = tuple(msgspec.structs.replace(recipe, dtype="float64") for recipe in SINK_RECIPES)
 _RECIPES = sampled_from(SINK_RECIPES)
-_OF_ALL_DTYPES = sampled_from((*SINK_RECIPES * 15, *_DOUBLES))
 
 
-def sinks(*, other_dtypes: bool = False) -> st.SearchStrategy[SinkRecipe]:
-    """Return a strategy of sink recipes; shrinks towards float32 sinks among the logits.
-
-    With ``other_dtypes`` some are float64.
-    """
-    return _OF_ALL_DTYPES if other_dtypes else _RECIPES
+def sinks() -> st.SearchStrategy[SinkRecipe]:
+    """Return a strategy of recipes of float32 sinks; shrinks towards sinks among the logits."""
+    return _RECIPES

@@ -1,0 +1,69 @@
+"""Kernel variants: what kernels are compiled for beside the compile key of a case."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, NamedTuple
+
+from hypothesis import strategies as st
+
+from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.recipes import BiasDType
+from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
+
+
+class KernelVariant(NamedTuple):
+    """What a kernel is compiled for although it is not in a compile key.
+
+    ``slopes``, ``bias`` and ``sinks`` are the types of these tensors. ``query_starts`` and ``key_piece`` are as in
+    :class:`~fuzz_attn.case.parts.CallForm` and :class:`~fuzz_attn.case.parts.Strides`.
+    """
+
+    slopes: BiasDType
+    bias: BiasDType
+    sinks: BiasDType
+    query_starts: bool
+    key_piece: int
+
+    def within(self, domain: Domain) -> KernelVariant:
+        """Return the variant with the usual value for each that a domain does not have."""
+        others = domain.allows("bias_dtypes")
+        pieces = domain.allows("inner_strides") and FAMILIES[domain.family].cache.piece_bytes
+        return KernelVariant(
+            slopes=self.slopes if others else "float32",
+            bias=self.bias if others else "float32",
+            sinks=self.sinks if others or self.sinks != "float64" else "float32",
+            query_starts=self.query_starts or not domain.allows("call_forms"),
+            key_piece=self.key_piece if pieces else 0,
+        )
+
+
+BIAS_DTYPES: Final[tuple[BiasDType, ...]] = ("float32",) * 9 + ("float16", "bfloat16", "float64")
+SINK_DTYPES: Final[tuple[BiasDType, ...]] = ("float32",) * 13 + ("float16", "bfloat16", "float64")
+
+_BIASES: Final = sampled_from(BIAS_DTYPES)
+_SINKS: Final = sampled_from(SINK_DTYPES)
+_STARTS: Final = sampled_from((True,) * 11 + (False,))
+_PIECES: Final = sampled_from((0,) * 57 + (1, 2, 4))
+
+
+@composite
+def kernel_variants(draw: st.DrawFn) -> KernelVariant:
+    """Return a strategy of variants; shrinks towards float32, all arguments, and keys in pieces of the usual size."""
+    return KernelVariant(
+        slopes=draw(_BIASES),
+        bias=draw(_BIASES),
+        sinks=draw(_SINKS),
+        query_starts=draw(_STARTS),
+        key_piece=draw(_PIECES),
+    )
+
+
+_VARIANTS: Final = kernel_variants()
+
+
+def variant_of(key: CompileKey, seed: int) -> KernelVariant:
+    """Return the variant that a seed chooses for a compile key, so that all cases of the key share its kernels."""
+    return Sample(Random(f"{seed}/{key.number}")).draw(_VARIANTS)  # noqa: S311 - nothing secret

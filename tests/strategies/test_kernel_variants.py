@@ -1,0 +1,72 @@
+"""What kernels are compiled for beside the compile key: drawn for each case, or once for each key of a campaign."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.compile_key import CompileKey, compile_key_of
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.recipes import BiasDType
+from fuzz_attn.engine import schedule
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.kernel_variants import KernelVariant, kernel_variants, variant_of
+from fuzz_attn.targets.loading import load_target
+
+USUAL = KernelVariant("float32", "float32", "float32", True, 0)
+RICH = CompileKey(alibi=True, qq_bias=True, sinks=True)
+PAGED = CompileKey(family="paged", alibi=True, sinks=True, head_size=32)
+
+
+def seen_in(case: AttentionCase) -> KernelVariant:
+    assert case.alibi
+    assert case.sinks
+    bias = case.qq_bias.dtype if case.qq_bias else "float32"
+    return KernelVariant(case.alibi.dtype, bias, case.sinks.dtype, case.form.query_starts, case.strides.key_piece)
+
+
+def test_variants_shrink_towards_the_usual_one(minimal: Any) -> None:
+    assert minimal(kernel_variants()) == USUAL
+
+
+@pytest.mark.parametrize("name", ["slopes", "bias", "sinks"])
+def test_each_type_is_reached_by_a_draw_and_by_a_seed(sample: Any, name: str) -> None:
+    by_seed = {getattr(variant_of(RICH, seed), name) for seed in range(400)}
+    assert {getattr(each, name) for each in sample(kernel_variants(), 400)} == by_seed == set(get_args(BiasDType))
+
+
+@pytest.mark.parametrize("key", [RICH, PAGED])
+def test_all_cases_of_a_key_are_of_the_variant_that_the_seed_chooses(sample: Any, key: CompileKey) -> None:
+    domain = load_target(key.family).domain
+    variants = set()
+    for seed in range(60):
+        drawn = sample(cases(domain, keys=(key,), variants=seed), 3)
+        (shared,) = {seen_in(case) for case in drawn}
+        expected = variant_of(key, seed).within(domain)
+        assert shared == (expected if key.qq_bias else expected._replace(bias="float32"))
+        variants.add(shared)
+    assert len(variants) > 10
+
+
+def test_cases_without_a_seed_differ_in_their_variants(sample: Any) -> None:
+    drawn = sample(cases(load_target("unified").domain, keys=(RICH,)), 300)
+    assert len({seen_in(case) for case in drawn if case.alibi and case.sinks}) > 5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_has_no_other_keys_than_its_own(family: Family) -> None:
+    domain, seen = load_target(family).domain, set()
+    schedule.play_round(domain, 5, 120, lambda case, _: seen.add(compile_key_of(case)))
+    assert seen <= set(schedule.keys_of_round(domain, 5, schedule.ON_CPU.keys))
+
+
+def test_a_domain_without_freedoms_has_only_the_types_of_published_kernels() -> None:
+    drawn = KernelVariant("float64", "float16", "float64", False, 2)
+    plain = Domain(features=FAMILIES["paged"].features - UNPUBLISHED_FEATURES, family="paged")
+    assert drawn.within(plain) == USUAL
+    assert drawn._replace(sinks="bfloat16").within(plain).sinks == "bfloat16"
+    assert drawn.within(load_target("unified").domain) == drawn._replace(key_piece=0)
+    assert drawn.within(load_target("paged").domain) == drawn
