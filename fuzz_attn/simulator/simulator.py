@@ -18,6 +18,7 @@ from fuzz_attn.simulator.frontend.interpreted import Translations
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.frontend.lowering import Lowering
 from fuzz_attn.simulator.frontend.parser import parse_module
+from fuzz_attn.simulator.garbage_collection import collection_paused
 from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
 from fuzz_attn.simulator.triton_compat import python_function, source_digest, source_of
 
@@ -162,7 +163,8 @@ class Simulator:
     def _generate(self, kernel: Any, bound: Bound) -> Program:
         """Return a new program. Raises UnsupportedOperation whatever goes wrong with a kernel that compiles."""
         try:
-            return with_room(lambda: generate(self._parse(kernel, bound), self.coverage, self._extension))
+            with collection_paused():
+                return with_room(lambda: generate(self._parse(kernel, bound), self.coverage, self._extension))
         except SimulatorError:
             raise
         except Exception as error:
