@@ -50,10 +50,12 @@ def spread(near: torch.Tensor, axis: int, stride: int) -> torch.Tensor:
 
 def far_axis(tensor: torch.Tensor) -> int | None:
     """Return the axis along which only the elements of a tensor, and the guards around them, have memory."""
-    axis = max(range(tensor.dim()), key=tensor.stride, default=0)
-    if tensor.dim() < 2 or tensor.stride(axis) < FAR:
+    strides = tensor.stride()
+    longest = max(strides, default=0)
+    if len(strides) < 2 or longest < FAR:
         return None
-    span = tensor.shape[axis] * tensor.stride(axis) * tensor.element_size()
+    axis = strides.index(longest)
+    span = tensor.shape[axis] * longest * tensor.element_size()
     return axis if tensor.untyped_storage().nbytes() <= span else None
 
 

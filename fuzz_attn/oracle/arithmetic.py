@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.masks import some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, InputPrecision, RoundedTo, RoundingModel
 from fuzz_attn.oracle.roundings import (
     FLUSHED,
@@ -356,7 +357,7 @@ def row_overflows(
     found |= _reaches(dots, block.hidden, min(limits[model.scores], limits[model.softmax]))
     largest = block.queries.abs().amax(-1, keepdim=True)
     found |= ~(largest * (abs(scale) * LOG2_E) < limits[model.scaled_query]) | ~(largest < cast)
-    return found if bool(found.any()) else None
+    return found if some(found) else None
 
 
 def _reaches(sizes: torch.Tensor, hidden: torch.Tensor, limit: float) -> torch.Tensor:

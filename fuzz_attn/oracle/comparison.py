@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.masks import some
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.oracle.verdict import Element, Kind, Verdict
 from fuzz_attn.oracle.wrong_places import sequence_of_tokens, where_wrong
@@ -40,7 +41,7 @@ def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
     if answered is not None:
         unwritten &= answered[:, None, None]
     wrong = (unwritten | ~(ratio <= 1.0)) & (unwritten | bound.isfinite())
-    if not bool(wrong.any()):
+    if not some(wrong):
         return Verdict("oracle", ratio=_largest(ratio), elements=expected.numel())
     return _failure(tensors, reference, wrong, unwritten, ratio)
 
@@ -55,7 +56,7 @@ def is_unwritten(actual: torch.Tensor, poison: int) -> torch.Tensor:
 def _ratio(actual: torch.Tensor, reference: Reference) -> torch.Tensor:
     """Return ``|error| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements of ill-conditioned rows."""
     ratio = (actual - reference.expected).abs_().div_(reference.bound)
-    if bool(reference.ill_conditioned.any()):
+    if some(reference.ill_conditioned):
         ratio.masked_fill_(reference.ill_conditioned[..., None] & actual.isfinite(), 0.0)
     return ratio
 

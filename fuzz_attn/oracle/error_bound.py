@@ -20,6 +20,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
+from fuzz_attn.oracle.masks import every, some, some_between
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
     FLUSHED,
@@ -75,7 +76,7 @@ def weights_of(logits: Logits) -> Weights:
     """
     weights = _weights(logits)
     lost = weights.drift > MAX_DRIFT
-    if not bool(lost.any()):
+    if not some(lost):
         return weights
     relative = _weights(anchored(logits))
     pairs = ((getattr(relative, field.name), getattr(weights, field.name)) for field in dataclasses.fields(Weights))
@@ -125,9 +126,9 @@ def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: fl
     drift = weights.drift_by_key.flatten(2, 3)
     small = weights.drift <= NEGLIGIBLE_DRIFT * cast
     coarse = fine = None
-    if bool(small.any()):
+    if some(small):
         coarse = (drift @ block.value_sizes).view_as(output).addcmul_(output.abs(), weights.drift)
-    if coarse is None or not bool(small.all()):
+    if coarse is None or not every(small):
         own = weights.drift_by_key.addcmul(weights.exact, weights.cancelling, value=-1).flatten(2, 3)
         fine = deviation(own, block.values, output.flatten(2, 3)).view_as(output)
         fine.addcmul_(output.abs(), weights.sink_drift)
@@ -211,7 +212,7 @@ def _lost_by_small_weights(
     None if it does so nowhere, and exponentials are flushed only below the normal range of float32.
     """
     cast, least = probability_unit(tensors, model), half_denormal(probability_dtype(tensors, model))
-    rounded = cast > 0.0 and bool(((largest > 0.0) & (largest < least / cast)).any())
+    rounded = cast > 0.0 and some_between(largest, 0.0, least / cast)
     if not rounded and arithmetic.lost_exponential(tensors, model) == FLUSHED:
         return None
     if not rounded:
@@ -235,7 +236,7 @@ def rows_by_sign(summed: torch.Tensor, tensors: AttentionTensors, model: Roundin
     if arithmetic.passes(probability_dtype(tensors, model), model) > 1 or arithmetic.product_unit(tensors, model):
         return None
     large = summed > NEGLIGIBLE_DRIFT * probability_unit(tensors, model)
-    return large if bool(large.any()) else None
+    return large if some(large) else None
 
 
 def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
@@ -248,7 +249,7 @@ def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
     if unit > UNIT:
         return logits.terms
     nonzero = logits.terms - logits.rescales
-    if bool((block.values == 0.0).any()):
+    if float(block.value_sizes.amin()) == 0.0:
         seen = block.visible[:, None].double() @ (block.values != 0.0).double()
         nonzero = torch.minimum(nonzero, seen[:, :, :, None])
     return (nonzero - 1).clamp_min_(0.0)

@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.oracle.masks import every, some
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.seen_ranges import largest_seen
 
@@ -52,10 +53,10 @@ def rows_of_equal_weights(
     ``zero`` marks the keys whose logit is exactly 0 however it is computed.
     """
     possible = (top == 0.0) & ((sink == 0.0) | (sink < -NEGLIGIBLE))
-    if not bool(possible.any()):
+    if not some(possible):
         return None
     rows = possible & (zero | ~significant).all(-1, keepdim=True)
-    return rows if bool(rows.any()) else None
+    return rows if some(rows) else None
 
 
 def exact_columns(block: RowBlock, total: torch.Tensor, unit: float) -> torch.Tensor:
@@ -64,11 +65,20 @@ def exact_columns(block: RowBlock, total: torch.Tensor, unit: float) -> torch.Te
     ``total`` is the sum of the magnitudes that a row sees, of the same shape. Only the keys between the first and the
     last one that a row sees count, so its result does not depend on other rows.
     """
-    coarsest = lowest_bit(block.values)
-    if bool((coarsest.amin(-2, keepdim=True) >= total * (2 * unit)).all()):
+    needed = total * (2 * unit)
+    if _multiples(block.values, needed.amax(-2, keepdim=True)):
         return torch.ones_like(total, dtype=torch.bool)
-    grid = -largest_seen(block, -coarsest).transpose(1, 2)
-    return grid >= total * (2 * unit)
+    grid = -largest_seen(block, -lowest_bit(block.values)).transpose(1, 2)
+    return grid >= needed
+
+
+def _multiples(numbers: torch.Tensor, least: torch.Tensor) -> bool:
+    """Return whether all numbers are multiples of a power of two that is larger than ``least``.
+
+    This is cheaper than to find the lowest bit of each number: long cases nearly always have such values.
+    """
+    scaled = numbers * torch.ldexp(torch.ones_like(least), -torch.frexp(least).exponent)
+    return every(least.isfinite()) and float((scaled - scaled.round()).abs_().amax()) == 0.0
 
 
 def lowest_bit(numbers: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.arithmetic import SCORE_ROUNDINGS, Rounding
 from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
+from fuzz_attn.oracle.masks import some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
@@ -101,7 +102,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
         overflows=_either(_overflows(products, block.hidden, max(1.0, abs(scale))), narrow),
     )
     logits = _with_significant_keys(logits, exponent, rise, model.exp_units)
-    if not model.normalises_last or arithmetic.rounds_on_the_way(model) or not bool((top == 0.0).any()):
+    if not model.normalises_last or arithmetic.rounds_on_the_way(model) or not some(top == 0.0):
         return logits
     zero = (products == 0.0) if biases is None else (products + biases == 0.0)
     return _with_equal_rows(logits, zero, ~block.hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fuzz_attn.oracle.masks import some
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 
@@ -27,7 +28,7 @@ def largest_seen(block: RowBlock, numbers: torch.Tensor) -> torch.Tensor:
         rows = (length >= width) & (length < 2 * width)
         index = rows.nonzero()[:, 0]
         result[rows] = torch.maximum(remaining[index, first[rows]], remaining[index, last[rows] - width + 1])
-        if not bool((length >= 2 * width).any()):
+        if not some(length >= 2 * width):
             return result
         remaining = torch.maximum(remaining[:, :-width], remaining[:, width:])
         width *= 2

@@ -150,6 +150,7 @@ def test_sums_on_the_grid_survive_an_adder_that_truncates(slack: float) -> None:
     values = random.integers(-8, 9, size=most // 9).astype(np.float64)
     columns, total = one_row(values), torch.tensor([[[[float(np.abs(values).sum())]]]], dtype=torch.float64)
     assert bool(exact_columns(columns, total, unit).all())
+    assert not bool(exact_columns(columns, 3 * total, unit).any())
     # Start from the largest sum that the column may reach, where most bits are dropped.
     total = start = values.clip(0).sum()
     for value in random.permutation(values)[:20000]:
@@ -157,7 +158,7 @@ def test_sums_on_the_grid_survive_an_adder_that_truncates(slack: float) -> None:
         total = np.trunc(total / step) * step + np.trunc(value / step) * step
         start += value
     assert total == start
-    assert not bool(exact_columns(one_row(values + 0.25), 4 * total, unit).all())
+    assert not bool(exact_columns(one_row(values + 0.25), torch.full((1, 1, 1, 1), 4.0 * total), unit).all())
 
 
 @pytest.mark.parametrize("num_keys", [3, 7, 41])
