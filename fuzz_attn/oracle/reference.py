@@ -119,14 +119,13 @@ def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:
 
     There the bound may be far below the rounding of a weight in float64.
     """
-    output = (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
     if logits.equal_rows is None:
-        return output
+        return (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
     counted = (~block.hidden if logits.significant is None else logits.significant).double()
-    counted = counted.expand(*output.shape[:-1], counted.shape[-1])
-    count = counted.sum(-1, keepdim=True).add_((logits.sink == 0.0).double())
-    total = (counted.flatten(2, 3) @ block.values).view_as(output)
-    return torch.where(logits.equal_rows, total / count, output)
+    count = counted.sum(-1, keepdim=True) + (logits.sink == 0.0)
+    shares = torch.where(logits.equal_rows, counted, weights.exact)
+    total = (shares.flatten(2, 3) @ block.values).view_as(block.queries)
+    return total.div_(torch.where(logits.equal_rows, count, 1.0))
 
 
 def output_factor(tensors: AttentionTensors) -> float:
