@@ -1,4 +1,4 @@
-"""Everything that the contract of our kernels allows is drawn: its freedoms against 24,000 cases of campaigns."""
+"""Everything that the contract of our kernels allows is drawn: its freedoms against 10,080 cases of each family."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.loading import load_target
 
-ROUNDS_OF_EACH_FAMILY = 25
+ROUNDS_OF_EACH_FAMILY = 42
 
 
 def far_axes(case: AttentionCase) -> set[str]:
