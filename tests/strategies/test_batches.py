@@ -77,7 +77,6 @@ def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]
         pytest.param(lambda b: len(b) > 64, id="many sequences"),
         pytest.param(lambda b: any(s.query_len >= 128 for s in b), id="hundreds of tokens"),
         pytest.param(lambda b: any(s.seq_len > 4096 for s in b), id="thousands of keys"),
-        pytest.param(lambda b: any(s.query_len >= 2048 for s in b), id="thousands of tokens"),
         pytest.param(lambda b: len(b) >= 200, id="hundreds of sequences"),
         pytest.param(lambda b: not b, id="no sequence"),
         pytest.param(lambda b: b and not sum(s.query_len for s in b), id="no token"),
