@@ -33,8 +33,8 @@ Kind: TypeAlias = Literal[
 ]
 """Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
 a prompt of several tiles, each fully visible to some rows and invisible to others. Three kinds are rare: hundreds of
-sequences, a chunk of hundreds of tokens, thousands of keys. Two are very rare, as they take seconds: up to 131,072
-keys, and thousands of query tokens."""
+sequences, a chunk of hundreds of tokens, thousands of keys. Two are very rare, as they take long: up to 131,072
+keys (2,048 tiles), and thousands of query tokens."""
 
 _TIMES: Final[dict[Kind, int]] = {
     "crowd": 2,

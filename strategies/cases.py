@@ -28,7 +28,7 @@ from fuzz_attn.strategies.features.sinks import sinks
 from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
-from fuzz_attn.strategies.kernel_variants import kernel_variants, variant_of
+from fuzz_attn.strategies.kernel_variants import kernel_variants, variants_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
@@ -81,19 +81,21 @@ def cases(
     layouts: Iterable[Strides] | None = None,
     sequences: tuple[Sequence, ...] | None = None,
     variants: int | None = None,
+    usual: bool = False,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
     many cases of few keys. Strided cases take one of ``layouts`` where given. All have the same ``sequences`` where
-    given. A few cases have simpler keys and layouts, so that shrinking can drop features. With ``variants``, a seed,
-    none has, and all cases of a key are of one variant that the seed chooses: for campaigns, which shrink cases as data
-    and spend most of their time on new kernels. Raises InvalidArgument for keys outside of the domain.
+    given. A few cases have simpler keys and layouts, so that shrinking can drop features. ``variants`` is a seed for
+    campaigns, which spend most of their time on new kernels: all cases of a key have the variant that it chooses, or
+    with ``usual`` three in four, and no key or layout is simplified, because campaigns shrink cases as data. Raises
+    InvalidArgument for keys outside of the domain.
     """
     inner, simpler = domain.allows("inner_strides"), variants is None
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner, simpler=simpler)
     chosen = compile_keys(domain=domain, keys=keys, simpler=simpler)
-    return _cases(domain, chosen, strides, _features(domain), sequences, variants)
+    return _cases(domain, chosen, strides, _features(domain), sequences, variants, usual)
 
 
 @lru_cache(maxsize=64)
@@ -112,10 +114,11 @@ def _cases(
     features: tuple[st.SearchStrategy[Any], ...],
     batch: tuple[Sequence, ...] | None,
     variants: int | None,
+    usual: bool,
 ) -> AttentionCase:
     key = draw(keys)
     left = FeaturesLeft(domain, key.features)
-    variant = (draw(_VARIANTS) if variants is None else variant_of(key, variants)).within(left.domain)
+    variant = draw(_VARIANTS if variants is None else variants_of(key, variants, usual)).within(left.domain)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
     drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
     sequences = draw(drawn) if batch is None else batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from random import Random
 from typing import Final, NamedTuple
 
@@ -64,6 +65,19 @@ def kernel_variants(draw: st.DrawFn) -> KernelVariant:
 _VARIANTS: Final = kernel_variants()
 
 
+USUAL: Final = KernelVariant("float32", "float32", "float32", query_starts=True, key_piece=0)
+
+
 def variant_of(key: CompileKey, seed: int) -> KernelVariant:
-    """Return the variant that a seed chooses for a compile key, so that all cases of the key share its kernels."""
+    """Return the variant that a seed chooses for a compile key, so that the cases of the key share its kernels."""
     return Sample(Random(f"{seed}/{key.number}")).draw(_VARIANTS)  # noqa: S311 - nothing secret
+
+
+@lru_cache(maxsize=256)
+def variants_of(key: CompileKey, seed: int, usual: bool) -> st.SearchStrategy[KernelVariant]:
+    """Return a strategy of the variants of a compile key's cases: that of the seed, one in four ``USUAL`` if asked for.
+
+    A target may refuse the variant of the seed, and then the key has the others.
+    """
+    chosen = variant_of(key, seed)
+    return sampled_from((chosen, chosen, chosen, USUAL) if usual else (chosen,))

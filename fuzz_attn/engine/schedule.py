@@ -122,7 +122,8 @@ def play_shared_round(
     skips: Skips | None = None,
 ) -> None:
     """Draw cases of a shared round and call ``attempt`` with each; an exception of it ends the round."""
-    strategy = with_choices(cases(domain, keys=(shared.key,), layouts=(shared.layout,), variants=shared.sample))
+    drawn = cases(domain, keys=(shared.key,), layouts=(shared.layout,), variants=shared.sample, usual=True)
+    strategy = with_choices(drawn)
     _play(domain, seed, number_of_cases, attempt, strategy, shared.relations, skips)
 
 

@@ -163,7 +163,10 @@ def using_generator(generator: type) -> Iterator[None]:
 @functools.lru_cache(maxsize=512)
 def _parsed(source: str) -> ast.Module:
     """Return the syntax tree of a function. The front end reads it and at most notes on it that a value is unused."""
-    return ast.parse(source)
+    tree = ast.parse(source)
+    assert len(tree.body) == 1
+    assert isinstance(tree.body[0], ast.FunctionDef)
+    return tree
 
 
 def _digest_of(function: Any) -> str:

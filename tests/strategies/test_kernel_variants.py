@@ -1,4 +1,4 @@
-"""What kernels are compiled for beside the compile key: drawn for each case, or once for each key of a campaign."""
+"""What kernels are compiled for beside the compile key: drawn for each case, or once for each key of a round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.engine import schedule
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.kernel_variants import KernelVariant, kernel_variants, variant_of
+from fuzz_attn.strategies.kernel_variants import USUAL, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.targets.loading import load_target
 
-USUAL = KernelVariant("float32", "float32", "float32", True, 0)
 RICH = CompileKey(alibi=True, qq_bias=True, sinks=True)
 PAGED = CompileKey(family="paged", alibi=True, sinks=True, head_size=32)
 
@@ -54,6 +54,19 @@ def test_all_cases_of_a_key_are_of_the_variant_that_the_seed_chooses(sample: Any
 def test_cases_without_a_seed_differ_in_their_variants(sample: Any) -> None:
     drawn = sample(cases(load_target("unified").domain, keys=(RICH,)), 300)
     assert len({seen_in(case) for case in drawn if case.alibi and case.sinks}) > 5
+
+
+def test_some_cases_of_a_shared_round_are_of_the_usual_variant() -> None:
+    """They are left where a target refuses what the seed chose, or where a rule narrowed the domain since."""
+    domain = load_target("paged").domain
+    seed = next(seed for seed in range(1000) if variant_of(PAGED, seed).sinks == "float16")
+    seen: list[KernelVariant] = []
+    shared = schedule.SharedRound(PAGED, Strides(), frozenset({"determinism"}), seed)
+    schedule.play_shared_round(domain, shared, 3, 80, lambda case, _: seen.append(seen_in(case)))
+    usual = seen.count(USUAL)
+    assert 5 < usual < 40
+    chosen = variant_of(PAGED, seed).within(domain)._replace(bias="float32")
+    assert seen.count(chosen) == len(seen) - usual
 
 
 @pytest.mark.parametrize("family", FAMILIES)
