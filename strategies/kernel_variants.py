@@ -43,6 +43,7 @@ class KernelVariant(NamedTuple):
 
 BIAS_DTYPES: Final[tuple[BiasDType, ...]] = ("float32",) * 9 + ("float16", "bfloat16", "float64")
 SINK_DTYPES: Final[tuple[BiasDType, ...]] = ("float32",) * 13 + ("float16", "bfloat16", "float64")
+"""Mostly float32, which published kernels have; each other type compiles a kernel anew."""
 
 _BIASES: Final = sampled_from(BIAS_DTYPES)
 _SINKS: Final = sampled_from(SINK_DTYPES)

@@ -16,9 +16,9 @@ from fuzz_attn.case.plain import Plain, Positive
 class CompileKey(Plain, frozen=True):
     """Everything that a kernel of the family takes as a constexpr or a dtype.
 
-    It leaves out what Triton sees in the arguments themselves, such as strides of 1, and what few cases have
-    (:class:`fuzz_attn.strategies.kernel_variants.KernelVariant`). Strategies draw the key first, from a bounded set,
-    because compiling takes most of a campaign's time.
+    It leaves out what Triton sees in the arguments themselves, such as strides of 1, and what most cases have in the
+    usual form (:class:`fuzz_attn.strategies.kernel_variants.KernelVariant`). Strategies draw the key first, from a
+    bounded set, because compiling takes most of a campaign's time.
     """
 
     family: Family = "unified"

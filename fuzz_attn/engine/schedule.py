@@ -45,10 +45,10 @@ ON_GPU: Final = RoundSize(cases=480, keys=4, layouts=1, compiling=1)
 """Compilation dominates on a GPU: 0.2 to 1.6 s for each kernel, where a case of a compiled kernel takes 10 ms.
 
 One compile key leads to many Triton kernels, because Triton specialises on strides that are 1 or divisible by 16, in
-each combination. With ``ON_GPU`` a kernel has 3 to 8 cases and 1.4 with ``ON_CPU``. Few keys at a time, because a
-round that the time limit cuts off has compiled most of its kernels and judged few of its cases. A run on one machine
-has shared rounds instead (:class:`SharedRound`), in which a kernel has 80 cases and more of 16 shards.
-``tests/benchmarks/bench_kernel_variants.py`` counts them.
+each combination. With ``ON_GPU`` a kernel has 8 to 19 cases (unified, paged and context). Few keys at a time, because
+a round that the time limit cuts off has compiled most of its kernels and judged few of its cases. A run on one machine
+has shared rounds instead (:class:`SharedRound`), in which a kernel has 100 cases and more of 16 shards.
+``tests/benchmarks/bench_kernel_variants.py`` counts them (``16 1``).
 """
 
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]

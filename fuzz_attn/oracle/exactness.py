@@ -75,7 +75,7 @@ def exact_columns(block: RowBlock, total: torch.Tensor, unit: float) -> torch.Te
 def _multiples(numbers: torch.Tensor, least: torch.Tensor) -> bool:
     """Return whether all numbers are multiples of a power of two that is larger than ``least``.
 
-    This is cheaper than to find the lowest bit of each number: long cases nearly always have such values.
+    This is cheaper than to find the lowest bit of each number.
     """
     scaled = numbers * torch.ldexp(torch.ones_like(least), -torch.frexp(least).exponent)
     return every(least.isfinite()) and float((scaled - scaled.round()).abs_().amax()) == 0.0

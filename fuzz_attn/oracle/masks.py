@@ -1,7 +1,7 @@
 """Masks: whether some, or all, elements of a tensor fulfil a condition.
 
-On the host numpy compares numbers, and asks for any, in a tenth of the time of torch 2.13. The oracle asks some ten
-times for each case.
+On the host numpy compares 30,000 numbers, or asks for any of as many, in a fifth of the time of torch 2.13. The oracle
+asks some ten times for each case.
 """
 
 from __future__ import annotations

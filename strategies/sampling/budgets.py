@@ -25,7 +25,7 @@ RARE_TIMES = 12
 """The same for very rare cases."""
 
 MOST_TIMES = 2000
-"""The same for extreme cases, which take seconds in the simulator: there a tile of many programs costs a tenth."""
+"""The same for extreme cases. They take up to a second in the simulator, where a tile of many programs costs less."""
 
 MAX_SHARE = 0.6
 """The share of the remaining budget that one sequence may take, so that others can follow it."""

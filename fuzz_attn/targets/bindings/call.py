@@ -53,9 +53,8 @@ def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -
 
 def _is_implied(name: str, role: str, binding: Binding, signature: Signature, tensors: AttentionTensors) -> bool:
     """Return whether an argument is left out, because the launcher derives the same value."""
-    if role not in binding.implied:
-        return False
-    return name in signature.names and name not in signature.required and has_default_scale(tensors)
+    optional = name in signature.names and name not in signature.required
+    return role in binding.implied and optional and has_default_scale(tensors)
 
 
 def take(result: object, tensors: AttentionTensors) -> None:
