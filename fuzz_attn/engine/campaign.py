@@ -81,8 +81,9 @@ AVOIDED: Final = 0.75
 
 A larger part finds bugs later that need the same features, a smaller one those that need others.
 """
-AVOIDED_HANGS: Final = 0.98
-"""The part of those with the trigger of a known hang, each of which takes as long as hundreds of other cases."""
+AVOIDED_HANGS, MOST_HANGING = 0.98, 0.05
+"""The part of those with the trigger of a known hang, each of which takes as long as hundreds of other cases, and the
+part of the time that the rest may take: in a round of one compile key, all cases may have the trigger."""
 MOST_MISSING: Final = 0.5
 """Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
 cases may wait."""
@@ -146,7 +147,7 @@ class Campaign:
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
         self._rounds = None if plan.stage is None else Rounds(Path(plan.stage.folder))
-        self._waited = self._missing = 0.0
+        self._waited = self._missing = self._hung = 0.0
         self._compiled = False
         self._own_rounds = 0
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
@@ -309,13 +310,13 @@ class Campaign:
         play_round(domain, round_seed, number_of_cases, self._try, size, excludes, self._skips, self._covered)
 
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
-        """Return whether to draw another case: most of those with the trigger of a known failure.
-
-        Not those that harmless poison takes around it.
-        """
+        """Return whether to draw another case: as a rule with a known trigger that harmless poison cannot take away."""
         order = Order(case, relation)
-        avoided = AVOIDED_HANGS if self._lives.known.hangs(order) else AVOIDED
-        return self._lives.known.around(order) is None and self._random.random() < avoided
+        if self._lives.known.around(order) is not None:
+            return False
+        if self._lives.known.hangs(order):
+            return self._hung > MOST_HANGING * self.elapsed() or self._random.random() < AVOIDED_HANGS
+        return self._random.random() < AVOIDED
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
@@ -350,15 +351,16 @@ class Campaign:
         elif not self._has_time():
             raise BudgetSpentInterrupt
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
-        deaths, started = self.worker.deaths, time.monotonic()
+        deaths, started, wait = self.worker.deaths, time.monotonic(), self._wait(order, phase)
         try:
             asked = msgspec.structs.replace(order, compiled=self._compiled and phase == "search")
-            answer = self.worker.judge(asked, deadline=deadline, wait=self._wait(order, phase))
+            answer = self.worker.judge(asked, deadline=deadline, wait=wait)
         except OutOfTimeError:
             self._unfinished = time.monotonic() - started >= POSSIBLE_HANG
             self.emit(CaseUnfinished(self.plan.shard, order, time.monotonic() - started))
             raise BudgetSpentInterrupt from None
         self._introduce()
+        self._hung += (time.monotonic() - started) * (phase == "search" and wait == "short")
         if answer.missing:
             self._missing += 1
             self.emit(CaseNotCompiled(self.plan.shard))

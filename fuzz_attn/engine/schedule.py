@@ -56,7 +56,7 @@ Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
 Skips: TypeAlias = Callable[[AttentionCase, str | None], bool]
 """Returns whether to draw another case instead of this one."""
 MOST_DRAWS: Final = 40
-"""After so many draws the round goes on without a case: those that remain are too rare."""
+"""After so many draws without a case the round ends: those that remain are too rare."""
 
 ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 """Returns whether a campaign does not want any case of a compile key."""
@@ -168,6 +168,8 @@ def _play(
             if skips is None or not skips(case, relation):
                 attempt(case, relation)
                 break
+        else:
+            return
 
 
 def keys_of_round(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -10,13 +11,16 @@ import msgspec
 import pytest
 
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine import campaign
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.compiling.rounds import CASES, Rounds, StagePlan
+from fuzz_attn.engine.failures import life, share
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.schedule import shared_round
+from fuzz_attn.oracle.verdict import Verdict
 
 DOMAIN = Domain(features=frozenset())
 SEED = 3
@@ -110,6 +114,56 @@ def test_cases_may_wait_where_most_of_them_would_be_dropped(played: Played, stag
     statistics, _ = played(lambda order: Answer(missing=order.compiled))
     assert statistics.cases == CASES
     assert statistics.not_compiled == CASES
+
+
+class Clock:
+    """A clock that only launches move."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class HangingWorker(FakeWorker):
+    """A worker on which a launch with sinks does not end; another case takes half a second."""
+
+    def __init__(self, ready: Ready, clock: Clock) -> None:
+        super().__init__(lambda order: Answer(digest="d" if order.digest else ""), ready)
+        self.clock = clock
+        self.hung = 0.0
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
+        if order.digest or order.case.sinks is None:
+            self.clock.now += 0.0 if order.digest else 0.5
+            return super().judge(order)
+        seconds = {"short": 3.0, "full": 30.0, "short, then full": 33.0}[wait]
+        self.clock.now += seconds
+        self.hung += seconds
+        return Answer(Verdict("oracle", "timeout", f"after {seconds:.0f} s"), fresh=wait == "short, then full")
+
+
+def test_a_round_whose_cases_all_hang_takes_little_time(
+    tmp_path: Path, stage: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain, clock, results = Domain(features=frozenset({"sinks"})), Clock(), Results()
+    for module in (campaign, life, share):
+        monkeypatch.setattr(module, "time", clock)
+    seed = next(seed for seed in count() if [shared_round(domain, seed, each).key.sinks for each in (0, 1)] == [0, 1])
+    stage.set_ready(0, complete=True)
+    stage.set_ready(1, complete=True)
+    worker = HangingWorker(msgspec.structs.replace(READY, domain=domain), clock)
+    rounds = StagePlan(Setup("t"), seed, str(tmp_path / "rounds"), 1)
+    plan = Plan(Setup("t"), 0, 1, 0, 600.0, None, tmp_path / "run", tmp_path / "saved", stage=rounds)
+    plan.run_folder.mkdir()
+    Campaign(plan, results, worker).run()
+    (failure,) = results.report().failures
+    assert failure.counterexample.trigger == ("sinks",)
+    assert results.statistics.cases > 800, "most of the time goes to cases that end"
+    assert worker.hung < 150.0, "75 s to find, to shrink and to check it, and a case of each other visit to its round"
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["the stage has ended", "no GPU"])
