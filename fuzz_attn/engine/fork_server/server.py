@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -114,7 +114,6 @@ class ForkServer:
             line = opened.enter_context(self._listening.accept()[0])
             try:
                 order = _received(line, opened)
-                _import_once()
                 return self._fork(order, line.fileno())
             except (OSError, ValueError, msgspec.MsgspecError):
                 return None
@@ -178,8 +177,7 @@ def _send(line: int, number: int) -> None:
         os.write(line, str(number).encode())
 
 
-@cache
-def _import_once() -> None:
+def _import_all() -> None:
     """Import what the processes need; what cannot be imported raises its error in those that need it."""
     for name in IMPORTED:
         with contextlib.suppress(Exception):
@@ -193,7 +191,9 @@ def main() -> None:
 
     The interpreter is not torn down, which takes half a second where torch is imported.
     """
-    module = ForkServer(socket.socket(fileno=int(sys.argv[-1]))).serve()
+    server = ForkServer(socket.socket(fileno=int(sys.argv[-1])))
+    _import_all()
+    module = server.serve()
     if module is not None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.stdout.flush()

@@ -106,10 +106,10 @@ class FuzzRun:
         self._started = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._signals_noted())
+            if isinstance(self._shards, LocalShards):
+                stack.enter_context(fork_server())  # first: while it imports torch, the other service starts
             backend = self.plan.setup.backend if self.plan.mps else ""
             sharing = stack.enter_context(multi_process_service(backend))  # which ends after the shards
-            if isinstance(self._shards, LocalShards):
-                stack.enter_context(fork_server())
             stack.callback(self._end)
             plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
