@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
+from fuzz_attn.backends.gpus import GpuFacts, gpu_facts
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
@@ -88,12 +89,9 @@ class CudaBackend:
         """Return nothing: kernels run as on every GPU."""
         return ()
 
-    def gpu(self) -> tuple[int, int, int]:
+    def gpu(self) -> GpuFacts:
         """Return the compute capability and the number of multiprocessors of the GPU."""
-        import torch  # noqa: PLC0415 - as above
-
-        properties = torch.cuda.get_device_properties()
-        return properties.major, properties.minor, properties.multi_processor_count
+        return gpu_facts()
 
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` if the GPU computes wrongly or lacks a type."""

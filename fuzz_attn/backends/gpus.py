@@ -1,14 +1,22 @@
-"""GPUs: which of the GPUs that the caller may use is assigned to a worker process."""
+"""GPUs: which of the GPUs that the caller may use is assigned to a worker process, and what kind it is."""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 DEVICES: Final = Path("/dev")
+ANSWER_SECONDS: Final = 10.0
+"""A GPU has to tell its kind within this time."""
+
+GpuFacts: TypeAlias = tuple[int, int, int]
+"""The compute capability of a GPU, major and minor, and the number of its multiprocessors."""
 
 
 def gpu_environment(index: int, environment: Mapping[str, str] = os.environ, devices: Path = DEVICES) -> dict[str, str]:
@@ -29,3 +37,41 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> lis
         return [name.strip() for name in visible.split(",") if name.strip()]
     nodes = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return [str(number) for number in range(len(nodes))]
+
+
+def gpu_facts() -> GpuFacts:
+    """Return what torch says of the GPU of this process; raises :class:`RuntimeError` where it cannot be used."""
+    import torch  # noqa: PLC0415 - the command line starts without it
+
+    properties = torch.cuda.get_device_properties()
+    return properties.major, properties.minor, properties.multi_processor_count
+
+
+def ask_gpu() -> Callable[[], GpuFacts | None]:
+    """Let a fork ask the GPU, because a process that has started CUDA cannot fork. Return what waits for the answer.
+
+    The answer is None where there is none in time.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_tell_gpu, args=(sender,), daemon=True)
+    process.start()
+    sender.close()
+
+    def answer() -> GpuFacts | None:
+        try:
+            return receiver.recv() if receiver.poll(ANSWER_SECONDS) else None
+        except EOFError:
+            return None
+        finally:
+            receiver.close()
+            process.kill()
+            process.join()
+
+    return answer
+
+
+def _tell_gpu(sender: Connection) -> None:
+    """Send what the GPU is; nothing where there is none that works."""
+    with contextlib.suppress(RuntimeError, AssertionError):  # torch asserts that it was built for GPUs
+        sender.send(gpu_facts())

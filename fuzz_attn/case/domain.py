@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
-from typing import Final, get_args
+from typing import Final, Self, get_args
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -111,6 +111,10 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     def allows(self, feature: Feature) -> bool:
         """Return whether cases may have the feature."""
         return feature in self.features and feature in FAMILIES[self.family].features
+
+    def in_memory(self) -> Self:
+        """Return the domain without tensors whose addresses mostly take no memory; only the simulator has them."""
+        return replace(self, features=self.features - {"large_offsets", "far_axes"})
 
     def excludes(self, present: Collection[Feature]) -> frozenset[Feature] | None:
         """Return the first combination of features present that is not supported, None where there is none."""

@@ -53,13 +53,13 @@ from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,
-    derived_seed,
     may_play,
     play_round,
     play_shared_round,
     shared_round,
     uncovered,
 )
+from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import (
     BudgetSpentInterrupt,
     CounterexampleError,
@@ -70,6 +70,7 @@ from fuzz_attn.errors import (
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
+from fuzz_attn.strategies.compile_keys import key_pool
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 LAST_PART: Final = 0.75
@@ -270,6 +271,7 @@ class Campaign:
             self._own_round(number)
             return
         started = time.monotonic()
+        key_pool(self.ready.domain)  # takes a fifth of a second, once: while the first kernels are compiled
         ready = self._rounds.next(self._random, self._may_wait)
         self._waited += time.monotonic() - started
         if ready is None:

@@ -69,7 +69,7 @@ class CaseJudge:
         shims = backend.preflight() if self.checks_device or not backend.forks_first else ()
         domain = target.domain
         if not backend.reaches_large_offsets():
-            domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_axes"})
+            domain = domain.in_memory()
         return Ready(
             target.name,
             target.slug,

@@ -1,5 +1,6 @@
 """Messages between a worker process and its parent: plain data, sent as JSON."""
 
+from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
@@ -58,7 +59,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     binding: Binding = Binding()
     reasons: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
     published: bool = True
-    gpu: tuple[int, int, int] | None = None
+    gpu: GpuFacts | None = None
 
 
 class Order(Plain, frozen=True):

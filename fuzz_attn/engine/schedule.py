@@ -6,7 +6,6 @@ the domain and the seed, so other callers can go through the same cases as a cam
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
+from fuzz_attn.engine.seeds import ALL_SHARDS, derived_seed
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
@@ -80,8 +80,6 @@ class SharedRound(NamedTuple):
 
 SAMPLE: Final = 240
 """Cases of a shared round that show which kernels it needs."""
-ALL_SHARDS: Final = -1
-"""Stands for a shard in the seeds of what all shards share."""
 
 
 def shared_round(domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
@@ -216,9 +214,3 @@ def relations_of_round(round_seed: int, count: int | None) -> frozenset[str]:
 
 def _compiling_relations() -> list[str]:
     return [relation.name for relation in RELATIONS.values() if relation.compiles]
-
-
-def derived_seed(campaign: int, shard: int, number: int) -> int:
-    """Return the seed of one round of one shard, unrelated to the seeds of all other rounds."""
-    text = f"{campaign}/{shard}/{number}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")

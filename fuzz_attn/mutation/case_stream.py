@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.schedule import ON_CPU, derived_seed, play_round
+from fuzz_attn.engine.schedule import ON_CPU, play_round
+from fuzz_attn.engine.seeds import derived_seed
 
 
 class DrawnCase(NamedTuple):

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 os.environ.pop("TRITON_INTERPRET", None)
 
-import msgspec
 import numpy as np
 import torch
 import triton
@@ -40,7 +39,7 @@ COMPILED: Final = 2
 
 on_cpu = storage._flat
 target = load_target(sys.argv[1])
-domain = msgspec.structs.replace(target.domain, features=target.domain.features - {"large_offsets", "far_axes"})
+domain = target.domain.in_memory()
 shared = shared_round(domain, 3, int(sys.argv[2]))
 backend = CompilerBackend(gpu_answers)
 

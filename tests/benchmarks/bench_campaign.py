@@ -27,6 +27,7 @@ from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.seeds import derived_seed
 
 CASES: Final = 480
 REPEATS: Final = 3
@@ -160,7 +161,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
 
     def played(number: int) -> dict[str, float]:
         clock.start()
-        schedule.play_round(ready.domain, schedule.derived_seed(SEED, 0, number), schedule.ON_CPU.cases, attempt)
+        schedule.play_round(ready.domain, derived_seed(SEED, 0, number), schedule.ON_CPU.cases, attempt)
         return clock.stop()
 
     total: defaultdict[str, float] = defaultdict(float)

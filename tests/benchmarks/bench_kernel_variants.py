@@ -11,7 +11,6 @@ from functools import partial
 
 os.environ.pop("TRITON_INTERPRET", None)
 
-import msgspec
 import torch
 
 from fuzz_attn.backends.compiler import CompilerBackend
@@ -20,13 +19,8 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.compiling.rehearsal import Rehearsal
 from fuzz_attn.engine.compiling.rounds import CASES
-from fuzz_attn.engine.schedule import (
-    ON_GPU,
-    derived_seed,
-    play_round,
-    play_shared_round,
-    shared_round,
-)
+from fuzz_attn.engine.schedule import ON_GPU, play_round, play_shared_round, shared_round
+from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
@@ -40,7 +34,7 @@ class Counted(Rehearsal):
     def __init__(self, family: str) -> None:
         target = load_target(family)
         domain = target.domain
-        self.domain: Domain = msgspec.structs.replace(domain, features=domain.features - {"large_offsets", "far_axes"})
+        self.domain: Domain = domain.in_memory()
         self._compiler = CompilerBackend(gpu_answers)
         super().__init__(target, self._compiler, self.domain)
         self.clear()

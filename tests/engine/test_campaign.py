@@ -23,7 +23,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.run.run_plan import share_of
-from fuzz_attn.engine.schedule import derived_seed
+from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS

@@ -14,6 +14,7 @@ from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
+from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.kernels.common import contract as common
 from fuzz_attn.kernels.split import contract as split
 from fuzz_attn.kernels.unified import contract as unified
@@ -117,7 +118,7 @@ def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
         missing.difference_update([name for name in missing if SHOWS[name](case)])
 
     for number in range(ROUNDS_OF_EACH_FAMILY):
-        schedule.play_round(load_target(family).domain, schedule.derived_seed(3, 0, number), ON_CPU.cases, attempt)
+        schedule.play_round(load_target(family).domain, derived_seed(3, 0, number), ON_CPU.cases, attempt)
     assert missing == set()
 
 

@@ -1,7 +1,8 @@
 """The process of the compile stage: ``python -P -m fuzz_attn.engine.compiling.compiler`` compiles one run's kernels.
 
 It receives a :class:`StagePlan` and later what the first worker is :class:`~fuzz_attn.engine.messages.Ready` for, and
-sends a :class:`~fuzz_attn.engine.events.RoundCompiled` for each round.
+sends a :class:`~fuzz_attn.engine.events.RoundCompiled` for each round. Starting the device takes a worker more than a
+second, so the first round is compiled before that, where it can be told what the workers will say.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
@@ -18,9 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fuzz_attn.backends.gpus import ask_gpu
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import COMPILED, FAILED, FOUND, compile_all
 from fuzz_attn.engine.compiling.rounds import AHEAD, POLL_SECONDS, Rounds, StagePlan
+from fuzz_attn.engine.compiling.workers import Workers, answers_of, expected_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
 from fuzz_attn.engine.schedule import SAMPLE, shared_round
@@ -37,10 +41,10 @@ FIRST_SAMPLE: Final = 60
 class Compiler:
     """Compiles the kernels of one round after the other."""
 
-    def __init__(self, plan: StagePlan, ready: Ready) -> None:
-        self._plan, self._domain = plan, ready.domain
+    def __init__(self, plan: StagePlan, workers: Workers) -> None:
+        self._plan, self._domain = plan, workers.domain
         self._rounds = Rounds(Path(plan.folder))
-        self._rehearsal = rehearsal_of(plan.setup, ready)
+        self._rehearsal = rehearsal_of(plan.setup, workers)
 
     def compile_round(self, number: int) -> RoundCompiled:
         """Compile the kernels of a round, the first with all cores, because no worker has a case before."""
@@ -61,18 +65,33 @@ class Compiler:
             time.sleep(POLL_SECONDS)
 
 
-def rehearsal_of(setup: Setup, ready: Ready) -> Rehearsal:
-    """Return the rehearsal of a target, loaded as in a process with a GPU and called as the run's workers call it."""
+def rehearsal_of(setup: Setup, workers: Workers) -> Rehearsal:
+    """Return the rehearsal of a target, called as the run's workers call it."""
     from fuzz_attn.backends.compiler import CompilerBackend  # noqa: PLC0415 - imports torch, as below
     from fuzz_attn.engine.compiling.rehearsal import Rehearsal  # noqa: PLC0415 - as above
-    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
-    from fuzz_attn.targets.published.gpu_answers import Gpu, gpu_answers  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
-    assert ready.gpu is not None
-    gpu = Gpu(ready.gpu[:2], ready.gpu[2])
-    with gpu_answers(gpu):
-        target = load_target(setup.target, setup.family, setup.binding if ready.published else ready.binding)
-    return Rehearsal(target, CompilerBackend(partial(gpu_answers, gpu)), ready.domain)
+    target = load_for(setup, workers.binding, workers.gpu)
+    backend = CompilerBackend(partial(gpu_answers, answers_of(workers.gpu)))
+    return Rehearsal(target, backend, workers.domain)
+
+
+def rounds_compiled(plan: StagePlan, expected: Workers | None, ready: Callable[[], Ready]) -> Iterator[RoundCompiled]:
+    """Compile rounds: the first as it is ``expected`` that the workers need it, the others as they say.
+
+    It is compiled again where they say something else.
+    """
+    compiler = None
+    if expected is not None:
+        compiler = Compiler(plan, expected)
+        yield compiler.compile_round(0)
+    said = workers_of(plan.setup, ready())
+    if compiler is None or said != expected:
+        compiler = Compiler(plan, said)
+        yield compiler.compile_round(0)
+    for number in count(1):
+        compiler.wait_for(number)
+        yield compiler.compile_round(number)
 
 
 def main() -> None:
@@ -81,14 +100,14 @@ def main() -> None:
     connection = Connection(int(sys.argv[-1]))
     plan = msgspec.json.decode(connection.recv_bytes(), type=StagePlan)
     os.environ.pop("TRITON_INTERPRET", None)  # before the first import of Triton
-    importlib.import_module("fuzz_attn.engine.compiling.rehearsal")  # while the first worker starts
+    gpu = ask_gpu()
+    importlib.import_module("fuzz_attn.engine.compiling.rehearsal")  # while the GPU is asked
     import torch  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
-    compiler = Compiler(plan, msgspec.json.decode(connection.recv_bytes(), type=Ready))
-    for number in count():
-        compiler.wait_for(number)
-        connection.send_bytes(msgspec.json.encode(compiler.compile_round(number)))
+    expected = expected_workers(plan.setup, gpu())
+    for done in rounds_compiled(plan, expected, lambda: msgspec.json.decode(connection.recv_bytes(), type=Ready)):
+        connection.send_bytes(msgspec.json.encode(done))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.cores import available_cores
-from fuzz_attn.engine.schedule import ALL_SHARDS, derived_seed
+from fuzz_attn.engine.seeds import ALL_SHARDS, derived_seed
 
 
 class ShardPlan(Plain, frozen=True):

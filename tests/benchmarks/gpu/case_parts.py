@@ -18,6 +18,7 @@ from typing import Any, Final
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.seeds import derived_seed
 
 PARTS: Final = ("draw", "tensors", "launch", "oracle", "judge", "rest", "all")
 SEED: Final = 11
@@ -94,7 +95,7 @@ def main(family: str, count: int) -> None:
         for _ in range(2):
             clock.cases.clear()
             clock.switch("draw")
-            seed = schedule.derived_seed(SEED, 0, 0)
+            seed = derived_seed(SEED, 0, 0)
             schedule.play_round(ready.domain, seed, count, attempt, ROUND)
     print(json.dumps({part: _tails([case.get(part, 0.0) for case in clock.cases]) for part in PARTS}))
 

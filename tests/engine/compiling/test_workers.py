@@ -1,0 +1,115 @@
+"""What the compile stage expects of the workers before one of them is ready, and what it does if that was wrong."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fuzz_attn.backends import gpus
+from fuzz_attn.backends.gpus import GpuFacts, ask_gpu
+from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.bindings.binding_file import read
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine.compiling import compiler
+from fuzz_attn.engine.compiling.compiler import rounds_compiled
+from fuzz_attn.engine.compiling.rounds import StagePlan
+from fuzz_attn.engine.compiling.workers import Workers, expected_workers, workers_of
+from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
+from fuzz_attn.engine.messages import Ready, Setup
+
+SAMPLES = Path(__file__).parents[2] / "sample_targets"
+GPU = (9, 0, 132)
+READY = Ready("paged", "paged", "paged", "cuda", "cuda", domain=Domain(family="paged"), gpu=GPU)
+
+
+def test_a_gpu_is_asked_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "gpu_facts", lambda: GPU)
+    assert ask_gpu()() == GPU
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_without_a_gpu_there_is_no_answer(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_gpu() -> GpuFacts:
+        raise error("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(gpus, "gpu_facts", no_gpu)
+    assert ask_gpu()() is None
+
+
+def test_a_gpu_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs() -> GpuFacts:
+        while True:
+            pass
+
+    monkeypatch.setattr(gpus, "gpu_facts", hangs)
+    monkeypatch.setattr(gpus, "ANSWER_SECONDS", 0.1)
+    assert ask_gpu()() is None
+
+
+def test_the_workers_of_a_built_in_target_are_known_beforehand() -> None:
+    expected = expected_workers(Setup("chunked"), GPU)
+    assert expected is not None
+    assert (expected.gpu, expected.binding) == (GPU, None)
+    assert expected.domain.family == "chunked"
+    assert not expected.domain.features & {"large_offsets", "far_axes"}
+
+
+def test_those_of_a_target_that_is_calibrated_are_not() -> None:
+    setup = Setup(f"{SAMPLES / 'invented_names.py'}:ragged_paged", binding=read(SAMPLES / "invented_names.toml"))
+    assert expected_workers(setup, GPU) is None
+
+
+@pytest.mark.parametrize("target", ["invented_names.py:ragged_paged", "broken_import.py:anything", "missing.py:f"])
+def test_those_of_a_target_that_cannot_be_loaded_are_not(target: str) -> None:
+    assert expected_workers(Setup(str(SAMPLES / target)), GPU) is None
+
+
+def test_nothing_is_expected_without_a_gpu() -> None:
+    assert expected_workers(Setup("paged"), None) is None
+
+
+WRONG = READY.domain.in_memory()
+
+
+@pytest.mark.parametrize(
+    ("expected", "compiled"),
+    [
+        (workers_of(Setup("paged"), READY), [0, 1, 2]),
+        (None, [0, 1, 2]),
+        (Workers(GPU, WRONG, None), [0, 0, 1, 2]),
+        (Workers((8, 0, 108), READY.domain, None), [0, 0, 1, 2]),
+    ],
+    ids=["right", "nothing", "another domain", "another GPU"],
+)
+def test_the_first_round_is_compiled_again_where_workers_say_something_else(
+    expected: Workers | None, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Workers] = []
+
+    class FakeCompiler:
+        def __init__(self, plan: StagePlan, workers: Workers) -> None:
+            self.workers = workers
+
+        def compile_round(self, number: int) -> RoundCompiled:
+            used.append(self.workers)
+            return RoundCompiled(WHOLE_RUN, number, 0, 0, 0, True, 0.0)
+
+        def wait_for(self, number: int) -> None:
+            pass
+
+    monkeypatch.setattr(compiler, "Compiler", FakeCompiler)
+    plan = StagePlan(Setup("paged"), 1, str(tmp_path), cores=1)
+    done = list(islice(rounds_compiled(plan, expected, lambda: READY), len(compiled)))
+    assert [each.round for each in done] == compiled
+    assert used[-2:] == [workers_of(plan.setup, READY)] * 2
+
+
+def test_a_calibrated_binding_is_that_of_the_worker() -> None:
+    stated, found = Binding(), msgspec.structs.replace(Binding(), roles={"q": "query"})
+    setup = Setup("t", binding=stated)
+    assert workers_of(setup, READY).binding == stated
+    calibrated = msgspec.structs.replace(READY, published=False, binding=found)
+    assert workers_of(setup, calibrated).binding == found
