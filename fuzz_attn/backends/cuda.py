@@ -6,12 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.gpus import GpuFacts, gpu_facts
+from fuzz_attn.backends.mps.sharing import start_in_turn
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
@@ -77,11 +78,15 @@ class CudaBackend:
             raise BackendError("backend='cuda' needs a GPU, and torch sees none")
 
     def start(self) -> None:
-        """Initialise the GPU; raises :class:`BackendError` if that fails."""
+        """Initialise the GPU and Triton's driver; raises :class:`BackendError` if the GPU does not start."""
         import torch  # noqa: PLC0415 - as above
+        from triton.runtime import driver  # noqa: PLC0415 - as above
 
         try:
-            torch.zeros(1, device=self.device).item()
+            with start_in_turn(os.environ):
+                torch.zeros(1, device=self.device).item()
+                with suppress(Exception):  # it calls a C compiler, once for all; where that fails, each launch says why
+                    driver.active.get_current_device()
         except RuntimeError as error:
             raise BackendError(f"backend='cuda' cannot use its GPU: {error}") from error
 
