@@ -85,10 +85,10 @@ class CudaBackend:
         try:
             with start_in_turn(os.environ):
                 torch.zeros(1, device=self.device).item()
-                with suppress(Exception):  # it calls a C compiler, once for all; where that fails, each launch says why
-                    driver.active.get_current_device()
         except RuntimeError as error:
             raise BackendError(f"backend='cuda' cannot use its GPU: {error}") from error
+        with suppress(Exception):  # it needs a C compiler; where that fails, each launch says why
+            driver.active.get_current_device()
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: kernels run as on every GPU."""
