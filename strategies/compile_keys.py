@@ -240,7 +240,9 @@ def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain
 def _mixed(keys: Sequence[CompileKey], domain: Domain) -> Iterable[CompileKey]:
     """Yield ``MIXED_KEYS`` keys for each mixed combination of types: evenly spread keys with their types replaced."""
     for number, dtypes in enumerate(mixed_dtypes(domain)):
-        fitting = [k for k in keys if _splits(k.head_size, dtypes, domain) and _fits(k.launch.tile_size, dtypes)]
+        sizes = {size for size in {key.head_size for key in keys} if _splits(size, dtypes, domain)}
+        tiles = {tile for tile in {key.launch.tile_size for key in keys} if _fits(tile, dtypes)}
+        fitting = [key for key in keys if key.head_size in sizes and key.launch.tile_size in tiles]
         for step in range(MIXED_KEYS):
             place = (step * len(fitting) // MIXED_KEYS + MIXED_STEP * number) % len(fitting)
             yield msgspec.structs.replace(fitting[place], dtypes=dtypes)

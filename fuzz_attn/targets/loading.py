@@ -23,7 +23,6 @@ from fuzz_attn.targets.published.answers import answers_of
 from fuzz_attn.targets.published.importing import Folder, import_published
 from fuzz_attn.targets.published.known_bindings import known_binding, with_known
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
-from fuzz_attn.targets.published.wheel import Wheel
 from fuzz_attn.targets.target import Target
 from fuzz_attn.targets.torch_defaults import target_defaults
 
@@ -67,6 +66,8 @@ def is_known(spec: str, binding: Binding | None) -> bool:
 
 def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
     """Return a module of a package that is not installed."""
+    from fuzz_attn.targets.published.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
+
     tree = Folder(place.folder) if isinstance(place, CheckoutPlace) else Wheel(place.package, place.version)
     return import_published(tree, place.module, answers_of(place.module.partition(".")[0]))
 

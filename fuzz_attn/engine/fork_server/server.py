@@ -29,7 +29,6 @@ from fuzz_attn.engine.fork_server.request import Request
 
 IMPORTED: Final = (
     "torch",
-    "remotezip",
     "fuzz_attn.engine.campaign",
     "fuzz_attn.engine.child.worker",
     "fuzz_attn.engine.compiling.pool",
