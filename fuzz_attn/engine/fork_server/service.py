@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,21 +26,22 @@ _WAITING: Final = 1024
 
 
 @contextmanager
-def fork_server() -> Iterator[None]:
+def fork_server() -> Iterator[Callable[[], bool]]:
     """Let processes started meanwhile be forks of a server: of the one that serves this process already, or a new one.
 
-    Where the system cannot do that, they are started as usual. It needs Linux 5.3.
+    Where the system cannot do that, they are started as usual. It needs Linux 5.3. Yields what returns whether a new
+    server has ended, with all of its forks.
     """
     environment = worker_environment()
     server = None if _serves(environment) else _started(environment)
     if server is None:
-        yield
+        yield lambda: False
         return
     process, path = server
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(path)
     try:
-        yield
+        yield lambda: process.poll() is not None
     finally:
         os.environ.pop(VARIABLE)
         if before is not None:

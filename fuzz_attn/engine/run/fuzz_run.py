@@ -50,6 +50,7 @@ STOP_SECONDS: Final = 10.0
 """A shard that has not ended so long after it was asked to is killed."""
 OVERDUE_SECONDS: Final = 60.0
 """A shard that still runs so long after its time limit is asked to end."""
+SERVER_ENDED: Final = "the process that all workers are forks of was killed"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -88,6 +89,7 @@ class FuzzRun:
         self._running: dict[int, RunningShard] = {}
         self._stage: CompileStage | None = None
         self._stage_plan: StagePlan | None = None
+        self._server_ended: Callable[[], bool] = lambda: False
         self._signal = 0
         self._signals = 0
         self._started = 0.0
@@ -107,7 +109,7 @@ class FuzzRun:
         with ExitStack() as stack:
             stack.enter_context(self._signals_noted())
             if isinstance(self._shards, LocalShards):
-                stack.enter_context(fork_server())  # first: while it imports torch, the other service starts
+                self._server_ended = stack.enter_context(fork_server())  # it imports torch while the next one starts
             backend = self.plan.setup.backend if self.plan.mps else ""
             sharing = stack.enter_context(multi_process_service(backend))  # which ends after the shards
             stack.callback(self._end)
@@ -214,8 +216,14 @@ class FuzzRun:
                 self._tell_others(shard, event)
             case Finished():
                 shard.finished = True
-                event = _without_error(event) if shard.stopping else event
+                event = self._explained(event, shard)
         self._pass_on(shard, event)
+
+    def _explained(self, event: Finished, shard: RunningShard) -> Finished:
+        """Return the last event of a shard with the cause of its end; if it was asked to, its interrupt is no error."""
+        if event.error and not shard.stopping and self._server_ended():
+            return msgspec.structs.replace(event, error=SERVER_ENDED)
+        return msgspec.structs.replace(event, error="") if shard.stopping else event
 
     def _note_ready(self, shard: RunningShard) -> None:
         """Note that a shard begins to fuzz, or goes on with another worker."""
@@ -272,8 +280,3 @@ def run_and_log(
         report = one_for_each_bug(FuzzRun(plan, log, *listeners, tick=tick, shards=shards).run().report())
     prune(plan.run_folder.parent)
     return msgspec.structs.replace(report, errors=(*report.errors, log.error)) if log.error else report
-
-
-def _without_error(event: Finished) -> Finished:
-    """Return the last event of a shard that was asked to end: the interrupt is no error."""
-    return msgspec.structs.replace(event, error="")

@@ -30,7 +30,7 @@ def test_a_killed_worker_is_no_failure(start: Start) -> None:
     assert run.files == []
 
 
-@pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, "interrupted")])
+@pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, "all workers are forks of was killed")])
 def test_a_killed_engine_ends_the_run_and_says_so(process: str, words: str, start: Start) -> None:
     run = start("slow", *LONG)
     run.wait_until(lambda: running(run))
