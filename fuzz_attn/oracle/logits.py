@@ -79,16 +79,14 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1.0))
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
-    present = sink.abs().masked_fill(sink <= NO_SINK, 0.0)
-    sink_error = rounding.after(present, torch.zeros_like(top), 2)
+    sink_error = _rounded_sink_error(sink, torch.zeros_like(top), rounding)
     error, sink_error = arithmetic.softmax_errors(
         (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
     )
     exponent, rise = scores - top, _rise(exact, error, top, sink, sink_error)
     error = exp_error(exponent, rise, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
-    sink_error = (
-        exp_error(sink - top, rise, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
-    )
+    own = exp_error(sink - top, rise, rescales + 1.0, model.exp_units)
+    sink_error = own.add_(sink.abs(), alpha=UNIT).add_(sink_error)
     narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
     logits = Logits(
         exact=exact,
@@ -347,6 +345,13 @@ def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
     if tensors.sinks is None:
         return torch.full(shape, NO_SINK, dtype=torch.float64, device=block.keys.device)
     return tensors.sinks.double().view(shape).clamp_min(NO_SINK)
+
+
+def _rounded_sink_error(sink: torch.Tensor, error: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+    """Return the error of the sink with its roundings to the type of the scores; an absent sink has none."""
+    if not rounding.unit:
+        return error
+    return rounding.after(sink.abs().masked_fill(sink <= NO_SINK, 0.0), error, 2)
 
 
 def _overflows(products: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:

@@ -324,7 +324,6 @@ def launches_replaced(launch: Launch) -> Iterator[None]:
 
     An autotuner takes its first configuration instead of a benchmark. A warm-up runs nothing.
     """
-
     target = GPUTarget(*TARGET)
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Compiled:
