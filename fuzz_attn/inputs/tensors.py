@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
@@ -183,10 +184,12 @@ class AttentionTensors:
 
     def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the name and tensor of everything that an attention call must not change."""
-        for name in INPUT_NAMES:
-            value = getattr(self, name)
-            if value is not None:
-                yield name, value
+        yield from self._inputs
+
+    @cached_property
+    def _inputs(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        named = ((name, getattr(self, name)) for name in INPUT_NAMES)
+        return tuple((name, value) for name, value in named if value is not None)
 
 
 INPUT_NAMES: Final = tuple(

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.masks import some
+from fuzz_attn.oracle.masks import maximum_of, some
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.oracle.verdict import Element, Kind, Verdict
 from fuzz_attn.oracle.wrong_places import sequence_of_tokens, where_wrong
@@ -32,7 +32,7 @@ def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
     ratio, answered = _ratio(actual.double(), reference), tensors.answered_tokens
     if answered is not None:
         ratio.masked_fill_(~answered[:, None, None], 0.0)
-    worst = float(ratio.max())
+    worst = maximum_of(ratio)
     if worst <= 1.0:
         return Verdict("oracle", ratio=worst, elements=expected.numel())
     unwritten = is_unwritten(actual, tensors.output_poison)

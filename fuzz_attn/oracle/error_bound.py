@@ -20,7 +20,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
-from fuzz_attn.oracle.masks import every, some, some_between
+from fuzz_attn.oracle.masks import every, maximum_of, minimum_of, some, some_between
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
     FLUSHED,
@@ -101,6 +101,9 @@ def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor)
     """
     num_rows, (num_keys, size) = output.shape[-2], values.shape[-2:]
     room = MAX_DEVIATIONS * num_keys // max(1, values.numel())
+    if room >= num_rows * num_keys:  # most blocks: one piece
+        distance = (values[..., None, :, :] - output[..., None, :]).abs_()
+        return (weights[..., None, :] @ distance)[..., 0, :]
     keys = max(1, min(num_keys, room))
     rows = max(1, min(num_rows, room // keys))
     buffer = values.new_empty(*values.shape[:-2], rows, keys, size)
@@ -161,7 +164,7 @@ def value_term(
     summed = sum_units(logits.terms, tensors, model)
     large = rows_by_sign(summed, tensors, model)
     factors = summed if large is None else torch.where(large, sum_units(logits.rescales, tensors, model), summed)
-    rest = (1 + factors).mul_(1 + value_unit(tensors, model)).sub_(1)
+    rest = factors.add(1.0).mul_(1.0 + value_unit(tensors, model)).sub_(1.0)
     sizes, moved, flushed = _changed_terms(weights, logits, block, rest, tensors, model)
     if large is not None:
         added = gamma(additions(logits, block, unit), unit).clamp_max_(arithmetic.ENDLESS).masked_fill(~large, 0.0)
@@ -170,7 +173,7 @@ def value_term(
         total = block.visible[:, None].double() @ block.value_sizes
         exact = logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None]
         moved = torch.where(exact, flushed * total[:, :, :, None], moved)
-    return moved.add_(arithmetic.lost_products(logits.terms + 4, summed, tensors, model))
+    return moved.add_(arithmetic.lost_products(logits.terms + 4.0, summed, tensors, model))
 
 
 def _changed_terms(
@@ -192,7 +195,7 @@ def _changed_terms(
     if logits.equal_rows is not None:
         units = torch.where(logits.equal_rows, rest, units)
     units = units.clamp_min_(UNIT)
-    flushed = (logits.rescales + 2).mul_(arithmetic.lost_exponential(tensors, model))
+    flushed = (logits.rescales + 2.0).mul_(arithmetic.lost_exponential(tensors, model))
     small = _lost_by_small_weights(largest, rest, logits, tensors, model)
     if small is None:
         # The product with ``units`` leaves the flushed part: this saves a matrix product.
@@ -249,10 +252,10 @@ def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
     if unit > UNIT:
         return logits.terms
     nonzero = logits.terms - logits.rescales
-    if float(block.value_sizes.amin()) == 0.0:
+    if minimum_of(block.value_sizes) == 0.0:
         seen = block.visible[:, None].double() @ (block.values != 0.0).double()
         nonzero = torch.minimum(nonzero, seen[:, :, :, None])
-    return (nonzero - 1).clamp_min_(0.0)
+    return (nonzero - 1.0).clamp_min_(0.0)
 
 
 def largest_sums(sizes: torch.Tensor, weights: Weights, output: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
@@ -264,7 +267,7 @@ def largest_sums(sizes: torch.Tensor, weights: Weights, output: torch.Tensor, mo
     some errors cancel in ``moved``, at most ``drift (sum_j p_j |v_jd| + |o_d|)`` more; ``r - 1`` is ``r drift``.
     """
     average = output.abs()
-    difference = (average + sizes).mul_(2 * weights.renormalised * weights.drift)
+    difference = (average + sizes).mul_(weights.drift.mul(weights.renormalised).mul_(2.0))
     return torch.minimum(sizes, average.add_(moved).add_(difference)).add_(sizes).mul_(0.5)
 
 
@@ -341,7 +344,7 @@ def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
         error = torch.maximum(upper.sub_(expected), expected - lower)
     largest = expected.abs().add_(error)
     bound = half_spacing(largest, dtype).add_(error)
-    if dtype.itemsize > 1 and not bool(largest.max() < limit):
+    if dtype.itemsize > 1 and not maximum_of(largest) < limit:
         bound = bound.masked_fill(~(largest < limit), torch.inf)
     return expected, bound
 

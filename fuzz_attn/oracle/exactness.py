@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.oracle.masks import every, some
+from fuzz_attn.oracle.masks import every, maximum_of, minimum_of, some
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.seen_ranges import largest_seen
 
@@ -40,7 +40,7 @@ def significant_keys(
     ``exponent`` is the logit relative to ``top``, the largest one of its row, masked keys included. ``exact`` is the
     logit itself, -inf where masked. ``error`` may move it, and the largest one may move by ``rise``.
     """
-    if float(exponent.amin()) >= -NEGLIGIBLE:
+    if minimum_of(exponent) >= -NEGLIGIBLE:
         return None
     return exact + error >= top - (rise + NEGLIGIBLE)
 
@@ -78,7 +78,7 @@ def _multiples(numbers: torch.Tensor, least: torch.Tensor) -> bool:
     This is cheaper than to find the lowest bit of each number.
     """
     scaled = numbers * torch.ldexp(torch.ones_like(least), -torch.frexp(least).exponent)
-    return every(least.isfinite()) and float((scaled - scaled.round()).abs_().amax()) == 0.0
+    return every(least.isfinite()) and maximum_of((scaled - scaled.round()).abs_()) == 0.0
 
 
 def lowest_bit(numbers: torch.Tensor) -> torch.Tensor:

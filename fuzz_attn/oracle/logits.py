@@ -17,7 +17,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.arithmetic import SCORE_ROUNDINGS, Rounding
 from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
-from fuzz_attn.oracle.masks import some
+from fuzz_attn.oracle.masks import maximum_of, some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
@@ -76,19 +76,17 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     scores, error, biases = _biased(block, tensors, scores, error, rounding)
     exact = scores.masked_fill(block.hidden, -torch.inf)
     num_visible, reach = (each[:, None, :, None, None] for each in (block.num_visible, block.reach))
-    rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1))
+    rescales = torch.minimum(num_visible, (reach / model.tile_size).ceil_().add_(1.0))
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
-    present = sink.abs().masked_fill(sink <= NO_SINK, 0.0)
-    sink_error = rounding.after(present, torch.zeros_like(top), 2)
+    sink_error = _rounded_sink_error(sink, torch.zeros_like(top), rounding)
     error, sink_error = arithmetic.softmax_errors(
         (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
     )
     exponent, rise = scores - top, _rise(exact, error, top, sink, sink_error)
     error = exp_error(exponent, rise, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
-    sink_error = (
-        exp_error(sink - top, rise, rescales + 1, model.exp_units).add_(sink.abs(), alpha=UNIT).add_(sink_error)
-    )
+    own = exp_error(sink - top, rise, rescales + 1.0, model.exp_units)
+    sink_error = own.add_(sink.abs(), alpha=UNIT).add_(sink_error)
     narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
     logits = Logits(
         exact=exact,
@@ -159,8 +157,8 @@ def addition_units(queries: torch.Tensor, tensors: AttentionTensors, model: Roun
     unit, passes = accumulation_unit(operand, tensors, model), arithmetic.passes(operand, model)
     if unit > UNIT or passes > 1:
         return queries.new_full((*queries.shape[:-1], 1), grown(queries.shape[-1] * passes, unit))
-    additions = queries.count_nonzero(-1)[..., None].sub_(1).clamp_min_(0)
-    return (additions.double() * math.log1p(unit)).expm1_()
+    additions = (queries != 0.0).sum(-1, keepdim=True, dtype=torch.float64).sub_(1.0).clamp_min_(0.0)
+    return additions.mul_(math.log1p(unit)).expm1_()
 
 
 def _scores_error(
@@ -181,7 +179,7 @@ def _scores_error(
     underflow = block.keys.shape[-1] * UNDERFLOW * max(1.0, scale)
     operand = arithmetic.query_dtype(tensors, model)
     if arithmetic.passes(operand, model) == 1 and not arithmetic.rounds_dots(model):
-        units = (products + additions * (products + 0.5)).mul_(scale)
+        units = (additions * (products + 0.5)).add_(products).mul_(scale)
         return (sizes * units).addcmul_(scores.abs(), additions, value=0.5).add_(underflow)
     units = (1 + products) * (1 + additions) - 1
     magnitudes = sizes * scale
@@ -211,7 +209,7 @@ def softcap_error(
     sizes = scores.abs()
     incoming = error.add(sizes, alpha=2 * UNIT)
     nearest = sizes.sub_(incoming).clamp_min_(0.0).div_(softcap)
-    slope = 1 - nearest.tanh_().square_()
+    slope = nearest.tanh_().square_().neg_().add_(1.0)
     units = model.tanh_units
     absolute, relative = (model.tanh_error * softcap, 2.0) if units is None else (0.0, 2.0 + units)
     passed = incoming.mul_(slope).mul_(1 + relative * UNIT)
@@ -234,7 +232,7 @@ def exp_error(
     ``rescales + 1`` exponentials loses ``units``. Numerator and denominator use the same exponentials, so there is no
     further error.
     """
-    lost = (rescales + 1) * arithmetic.lost_by_one(units * UNIT)
+    lost = rescales.add(1.0).mul_(arithmetic.lost_by_one(units * UNIT))
     return exponent.abs().mul_(2.5 * UNIT).add_(lost.add(rise, alpha=2.5 * UNIT))
 
 
@@ -349,13 +347,20 @@ def _sinks(tensors: AttentionTensors, block: RowBlock) -> torch.Tensor:
     return tensors.sinks.double().view(shape).clamp_min(NO_SINK)
 
 
+def _rounded_sink_error(sink: torch.Tensor, error: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+    """Return the error of the sink with its roundings to the type of the scores; an absent sink has none."""
+    if not rounding.unit:
+        return error
+    return rounding.after(sink.abs().masked_fill(sink <= NO_SINK, 0.0), error, 2)
+
+
 def _overflows(products: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor | None:
     """Return bool: whether a visible score of the row, scaled or not, may overflow float32. None if none may.
 
     ``products`` are ``sum |q| |k|`` before they are scaled: with a scale of 0 or near it, they overflow first.
     """
     limit = OVERFLOW / scale
-    if bool(products.max() < limit):
+    if maximum_of(products) < limit:
         return None
     return ~(products.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
 

@@ -20,6 +20,7 @@ from fuzz_attn.oracle.error_bound import (
     weights_of,
 )
 from fuzz_attn.oracle.logits import Logits, logits_of
+from fuzz_attn.oracle.masks import maximum_of
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
@@ -104,7 +105,7 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     moved = logit_term(weights, block, output, probability_unit(tensors, model))
     summed = value_term(weights, logits, block, (output, moved), tensors, model)
     units = normaliser_units(tensors, logits, model)
-    error = (output.abs() + moved).mul_(units).add_(summed).mul_(1 + 2 * units).add_(moved)
+    error = (output.abs() + moved).mul_(units).add_(summed).mul_(units.mul(2.0).add_(1.0)).add_(moved)
     factor = output_factor(tensors)
     scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(abs(factor)))
     error = arithmetic.output_error(scaled, error, tensors, model)
@@ -146,7 +147,7 @@ def _sanitised(
     Sums of values do from ``limit`` on.
     """
     num_keys = block.values.shape[-2]
-    large = not bool(block.value_sizes.max() * num_keys < limit)
+    large = not maximum_of(block.value_sizes) * num_keys < limit
     if logits.overflows is None and not large:
         return expected, bound
     unknown = ~bound.isfinite() | ~expected.isfinite()

@@ -64,4 +64,4 @@ def half_spacing(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def gamma(operations: torch.Tensor, unit: float) -> torch.Tensor:
     """Return ``n u / (1 - n u)``, the relative error after ``n`` roundings; infinite where ``n u`` reaches 1."""
     product = operations * unit
-    return product.div_((1.0 - product).clamp_min_(0.0))
+    return product.div_(product.neg().add_(1.0).clamp_min_(0.0))

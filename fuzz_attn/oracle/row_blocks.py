@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -66,8 +66,7 @@ class RowBlock:
         return self.values.abs()
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """``num_rows`` query tokens of a sequence from ``first_row`` on, which see ``num_keys`` keys together."""
 
     sequence: int

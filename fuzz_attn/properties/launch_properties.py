@@ -9,6 +9,7 @@ import torch
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.far_axes import elements_in
+from fuzz_attn.inputs.snapshots import same_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import Verdict
@@ -41,7 +42,7 @@ def nothing_else_written(experiment: Experiment) -> Verdict:
     """Only live rows are written: padded rows, and padding between rows and heads, keep their bits."""
     launch = experiment.first
     allowed = _with_live_rows_of(launch.tensors, launch.output_before)
-    if allowed.equal(launch.output_after):
+    if same_bytes(allowed, launch.output_after):
         return Verdict("nothing_else_written")
     changed = allowed != launch.output_after
     outside = int(changed.sum())

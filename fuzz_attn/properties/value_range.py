@@ -50,6 +50,8 @@ def nearest_inside(
     """Return the outputs moved into the value range, and as bound how far outside an output may lie."""
     actual = tensors.output[: known.expected.shape[0]].double()
     expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
+    groups = (-1, tensors.num_kv_heads, tensors.query.shape[1] // tensors.num_kv_heads, actual.shape[-1])
+    found, nearest, beyond = (each.view(groups) for each in (actual, expected, bound))
     for block in blocks:
         low, high = values_seen(block)
         if tensors.sinks is not None:
@@ -60,12 +62,9 @@ def nearest_inside(
         errors = [output_error(end * factor, error * abs(factor), tensors, model) for end in (low, high)]
         ends = [stored_bound(end * factor, widened, dtype) for end, widened in zip((low, high), errors, strict=True)]
         (low, _), (high, _) = ends
-        group = tensors.query.shape[1] // low.shape[2]
-        low, high, error = (
-            each.repeat_interleave(group, 2) for each in (low, high, torch.maximum(*(e for _, e in ends)))
-        )
-        expected[block.tokens] = actual[block.tokens].nan_to_num().clamp(low, high)
-        bound[block.tokens] = error
+        low, high, error = (each[:, :, :, None] for each in (low, high, torch.maximum(*(e for _, e in ends))))
+        nearest[block.tokens] = found[block.tokens].nan_to_num().clamp(low, high)
+        beyond[block.tokens] = error
     return Reference(
         expected, bound.masked_fill(known.bound.isinf(), torch.inf), torch.zeros_like(known.ill_conditioned)
     )
@@ -90,9 +89,10 @@ def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, mo
     probability = probability_dtype(tensors, model)
     cast = probability_unit(tensors, model)
     summed = sum_units(2 * count, tensors, model)
-    rest = (1 + summed) * (1 + value_unit(tensors, model)) - 1
+    rest = summed.add(1.0).mul_(1.0 + value_unit(tensors, model)).sub_(1.0)
     lost = half_denormal(probability) * (1 + rest) if cast else 0.0
-    relative = (1 + cast) * (1 + rest) - 1 + count * (lost + (count + 2) * lost_exponential(tensors, model))
+    flushed = count * (lost + (count + 2.0) * lost_exponential(tensors, model))
+    relative = rest.add(1.0).mul_(1.0 + cast).sub_(1.0).add_(flushed)
     error = largest * relative + lost_products(2 * count + 4, summed, tensors, model)
     units = denominator_units(gamma(2 * count + 8, UNIT), 2 * count, count, cast, tensors, model)
-    return (largest * units + error) * (1 + 2 * units)
+    return (largest * units + error) * units.mul(2.0).add_(1.0)

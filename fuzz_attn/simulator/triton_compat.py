@@ -324,13 +324,14 @@ def launches_replaced(launch: Launch) -> Iterator[None]:
 
     An autotuner takes its first configuration instead of a benchmark. A warm-up runs nothing.
     """
+    target = GPUTarget(*TARGET)
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> Compiled:
         if not warmup:
             for hook in self.pre_run_hooks:
                 hook(*arguments, **keywords)
             launch(self, arguments, keywords, grid)
-        return Compiled(self, keywords, launch, GPUTarget(*TARGET))
+        return Compiled(self, keywords, launch, target)
 
     replacements = [(JITFunction, run), (InterpretedFunction, run), (Autotuner, _run_first_configuration)]
     originals = [(owner, owner.__dict__["run"]) for owner, _ in replacements]

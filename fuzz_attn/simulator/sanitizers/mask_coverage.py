@@ -25,16 +25,24 @@ def cover(seen: list[int], slot: int, *factors: Array) -> None:
     The mask is the conjunction of factors that do not share an axis: it is all true where each factor is, and partly
     true where each factor is at least partly true.
     """
-    bits, partial = seen[slot], []
+    bits, partial, false_rows, true_rows = seen[slot], [], False, True
     for factor in factors:
-        count = np.count_nonzero(factor)
+        count, size = int(np.count_nonzero(factor)), factor.size
         if not count:
-            seen[slot] = bits | ALL_FALSE if factor.size else bits
+            seen[slot] = bits | ALL_FALSE if size else bits
             return
-        if count != factor.size:
+        if count != size:
             partial.append(factor)
+            width = size // factor.shape[0]
+            false_rows |= size - count >= width
+            true_rows &= count >= width
     if not partial:
         seen[slot] = bits | ALL_TRUE
+        return
+    # Many masks lack one outcome for a whole campaign. In half of their uses the counts tell that it is not here, which
+    # saves about 1 % of a case.
+    lacking = ~bits & COMPLETE
+    if (lacking == ALL_FALSE and not false_rows) or (lacking == ALL_TRUE and not true_rows):
         return
     varying = [factor for factor in partial if factor.shape[0] > 1]
     always_mixed = len(varying) < len(partial)  # by a factor that is the same for all programs
