@@ -39,8 +39,7 @@ def cover(seen: list[int], slot: int, *factors: Array) -> None:
     if not partial:
         seen[slot] = bits | ALL_TRUE
         return
-    # Many masks lack one outcome for a whole campaign. In half of their uses the counts tell that it is not here, which
-    # saves about 1 % of a case.
+    # Many masks lack one outcome for a whole campaign. In half of their uses the counts tell that it is not here.
     lacking = ~bits & COMPLETE
     if (lacking == ALL_FALSE and not false_rows) or (lacking == ALL_TRUE and not true_rows):
         return
