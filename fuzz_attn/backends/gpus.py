@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import re
-from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
 DEVICES: Final = Path("/dev")
-ANSWER_SECONDS: Final = 10.0
-"""A GPU has to tell its kind within this time."""
 
 GpuFacts: TypeAlias = tuple[int, int, int]
 """The compute capability of a GPU, major and minor, and the number of its multiprocessors."""
@@ -45,33 +40,3 @@ def gpu_facts() -> GpuFacts:
 
     properties = torch.cuda.get_device_properties()
     return properties.major, properties.minor, properties.multi_processor_count
-
-
-def ask_gpu() -> Callable[[], GpuFacts | None]:
-    """Let a fork ask the GPU, because a process that has started CUDA cannot fork. Return what waits for the answer.
-
-    The answer is None where there is none in time.
-    """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_tell_gpu, args=(sender,), daemon=True)
-    process.start()
-    sender.close()
-
-    def answer() -> GpuFacts | None:
-        try:
-            return receiver.recv() if receiver.poll(ANSWER_SECONDS) else None
-        except EOFError:
-            return None
-        finally:
-            receiver.close()
-            process.kill()
-            process.join()
-
-    return answer
-
-
-def _tell_gpu(sender: Connection) -> None:
-    """Send what the GPU is; nothing where there is none that works."""
-    with contextlib.suppress(RuntimeError, AssertionError):  # torch asserts that it was built for GPUs
-        sender.send(gpu_facts())

@@ -84,7 +84,7 @@ A larger part finds bugs later that need the same features, a smaller one those 
 """
 AVOIDED_HANGS, MOST_HANGING = 0.98, 0.05
 """The part of those with the trigger of a known hang, each of which takes as long as hundreds of other cases, and the
-part of the time that the rest may take: in a round of one compile key, all cases may have the trigger."""
+part of a time limit that the rest may take: in a round of one compile key, all cases may have the trigger."""
 MOST_MISSING: Final = 0.5
 """Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
 cases may wait."""
@@ -314,11 +314,10 @@ class Campaign:
     def _skips(self, case: AttentionCase, relation: str | None) -> bool:
         """Return whether to draw another case: as a rule with a known trigger that harmless poison cannot take away."""
         order = Order(case, relation)
-        if self._lives.known.around(order) is not None:
-            return False
         if self._lives.known.hangs(order):
-            return self._hung > MOST_HANGING * self.elapsed() or self._random.random() < AVOIDED_HANGS
-        return self._random.random() < AVOIDED
+            too_long = self.plan.max_time is not None and self._hung > MOST_HANGING * self.elapsed()
+            return too_long or self._random.random() < AVOIDED_HANGS
+        return self._lives.known.around(order) is None and self._random.random() < AVOIDED
 
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):

@@ -23,12 +23,12 @@ def some_between(numbers: torch.Tensor, low: float, high: float) -> bool:
 
 
 def minimum_of(numbers: torch.Tensor) -> float:
-    """Return the smallest number; NaN if there is any."""
+    """Return the smallest number of at least one; NaN if there is any."""
     return float(numbers.numpy().min()) if numbers.is_cpu else float(numbers.min())
 
 
 def maximum_of(numbers: torch.Tensor) -> float:
-    """Return the largest number; NaN if there is any."""
+    """Return the largest number of at least one; NaN if there is any."""
     return float(numbers.numpy().max()) if numbers.is_cpu else float(numbers.max())
 
 

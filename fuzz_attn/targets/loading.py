@@ -66,9 +66,13 @@ def is_known(spec: str, binding: Binding | None) -> bool:
 
 def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
     """Return a module of a package that is not installed."""
-    from fuzz_attn.targets.published.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
+    tree: Folder | Wheel
+    if isinstance(place, CheckoutPlace):
+        tree = Folder(place.folder)
+    else:
+        from fuzz_attn.targets.published.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
 
-    tree = Folder(place.folder) if isinstance(place, CheckoutPlace) else Wheel(place.package, place.version)
+        tree = Wheel(place.package, place.version)
     return import_published(tree, place.module, answers_of(place.module.partition(".")[0]))
 
 

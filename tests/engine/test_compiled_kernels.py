@@ -30,6 +30,7 @@ def names(cache: Path) -> set[str]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
@@ -53,6 +54,15 @@ def test_a_kernel_that_was_read_counts_as_used(tmp_path: Path) -> None:
     os.utime(tmp_path / "read" / "kernel.cubin", times=(time.time() - 2 * DAY, time.time() - 9 * DAY))
     prune(tmp_path, 100)
     assert names(tmp_path) == {"read"}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_nothing_is_kept_where_kernels_are_interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with compiled_kernels_in(tmp_path, "auto"):
+        assert VARIABLE not in os.environ
+    with compiled_kernels_in(tmp_path, "cuda"):
+        assert VARIABLE in os.environ
 
 
 @pytest.mark.usefixtures("gpu")

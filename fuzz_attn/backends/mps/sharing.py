@@ -8,9 +8,9 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.backends.mps.control import PIPES, Control
@@ -68,12 +68,19 @@ def start_in_turn(environment: Mapping[str, str]) -> Iterator[None]:
     if FOLDER not in environment:
         yield
         return
-    lock = Path(environment[FOLDER]) / f"start-{Path(environment.get(PIPES, '')).name}"
-    with lock.open("w") as file:  # closing it lets the next one start
-        limit = time.monotonic() + LONGEST_START
-        while time.monotonic() < limit:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(PAUSE_SECONDS)
+    gpu = f"{Path(environment.get(PIPES, '')).name}-{environment.get('CUDA_VISIBLE_DEVICES', '')}"
+    with ExitStack() as stack:
+        with suppress(OSError):  # the folder goes with the service
+            lock = (Path(environment[FOLDER]) / f"start-{gpu.replace('/', '-')}").open("w")
+            _wait_for(stack.enter_context(lock))  # closing it lets the next one start
         yield
+
+
+def _wait_for(lock: TextIO) -> None:
+    """Lock a file, or give up when that takes too long."""
+    limit = time.monotonic() + LONGEST_START
+    while time.monotonic() < limit:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(PAUSE_SECONDS)

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fuzz_attn.backends.gpus import ask_gpu
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import COMPILED, FAILED, FOUND, compile_all
 from fuzz_attn.engine.compiling.rounds import AHEAD, POLL_SECONDS, Rounds, StagePlan
-from fuzz_attn.engine.compiling.workers import Workers, answers_of, expected_workers, load_for, workers_of
+from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_gpu, expected_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
 from fuzz_attn.engine.schedule import SAMPLE, shared_round

@@ -20,7 +20,7 @@ DECODER: Final = msgspec.json.Decoder[RoundCompiled](RoundCompiled)
 
 
 class CompileStage:
-    """A process that loads the target at once, and compiles as soon as a worker tells for which GPU."""
+    """A process that compiles the first round of a built-in target at once, and all others when a worker is ready."""
 
     def __init__(self, plan: StagePlan) -> None:
         self._rounds = Rounds(Path(plan.folder))
@@ -38,7 +38,7 @@ class CompileStage:
         self._end()
 
     def begin(self, ready: Ready) -> None:
-        """Let the process compile, once, for the GPU of a worker."""
+        """Tell the process, once, what a worker is ready for."""
         if self._begun or self._process is None:
             return
         self._begun = True

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import contextlib
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fuzz_attn.backends import gpus
+from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.messages import Ready, Setup
-from fuzz_attn.errors import FuzzAttnError
 
 if TYPE_CHECKING:
-    from fuzz_attn.backends.gpus import GpuFacts
     from fuzz_attn.targets.published.gpu_answers import Gpu
     from fuzz_attn.targets.target import Target
+
+ANSWER_SECONDS: Final = 10.0
+"""A GPU has to tell its kind within this time."""
+KILL_SECONDS: Final = 1.0
+"""A process that a driver holds may outlive its being killed."""
 
 
 class Workers(NamedTuple):
@@ -30,16 +40,46 @@ def workers_of(setup: Setup, ready: Ready) -> Workers:
 
 
 def expected_workers(setup: Setup, gpu: GpuFacts | None) -> Workers | None:
-    """Return what workers on a GPU will say; None where no GPU answers or the target has to be calibrated there."""
-    if gpu is None:
+    """Return what workers on a GPU will say of a built-in target; None for others, or where no GPU answers.
+
+    Others may have to be calibrated on the GPU, and their module may bear to be executed only once.
+    """
+    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - imports torch
+
+    if gpu is None or setup.target not in BUILT_IN_NAMES or setup.binding is not None:
         return None
-    try:
-        target = load_for(setup, setup.binding, gpu)
-        if not target.match.published:
+    return Workers(gpu, load_for(setup, None, gpu).domain.in_memory(), None)
+
+
+def ask_gpu() -> Callable[[], GpuFacts | None]:
+    """Let a fork ask the GPU, because a process that has started CUDA cannot fork. Return what waits for the answer.
+
+    The answer is None where there is none in time.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_tell_gpu, args=(sender,), daemon=True)
+    process.start()
+    sender.close()
+
+    def answer() -> GpuFacts | None:
+        try:
+            return receiver.recv() if receiver.poll(ANSWER_SECONDS) else None
+        except EOFError:
             return None
-    except FuzzAttnError:  # the workers report it
-        return None
-    return Workers(gpu, target.domain.in_memory(), setup.binding)
+        finally:
+            receiver.close()
+            process.kill()
+            process.join(KILL_SECONDS)
+
+    return answer
+
+
+def _tell_gpu(sender: Connection) -> None:
+    """Send what the GPU is; nothing where there is none that works."""
+    die_with_parent()
+    with contextlib.suppress(Exception):  # a driver may raise anything, and a worker reports it
+        sender.send(gpus.gpu_facts())
 
 
 def load_for(setup: Setup, binding: Binding | None, gpu: GpuFacts) -> Target:

@@ -45,7 +45,8 @@ def compiled_kernels_in(out: Path, backend: str, most_bytes: int = MOST_BYTES) -
 
 def compiles(backend: str) -> bool:
     """Return whether kernels are compiled for a backend on this machine, as far as that is known without torch."""
-    return backend in ("auto", "cuda") and bool(visible_gpus(os.environ))
+    auto = backend == "auto" and os.environ.get("TRITON_INTERPRET") != "1"
+    return (auto or backend == "cuda") and bool(visible_gpus(os.environ))
 
 
 def prune(folder: Path, most_bytes: int) -> None:

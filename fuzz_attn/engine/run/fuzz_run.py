@@ -108,10 +108,10 @@ class FuzzRun:
         self._started = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._signals_noted())
-            if isinstance(self._shards, LocalShards):
-                self._server_ended = stack.enter_context(fork_server())  # it imports torch while the next one starts
             backend = self.plan.setup.backend if self.plan.mps else ""
-            sharing = stack.enter_context(multi_process_service(backend))  # which ends after the shards
+            sharing = stack.enter_context(multi_process_service(backend))  # which ends after all workers
+            if isinstance(self._shards, LocalShards):
+                self._server_ended = stack.enter_context(fork_server())
             stack.callback(self._end)
             plan = self.plan
             stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
@@ -221,9 +221,11 @@ class FuzzRun:
 
     def _explained(self, event: Finished, shard: RunningShard) -> Finished:
         """Return the last event of a shard with the cause of its end; if it was asked to, its interrupt is no error."""
-        if event.error and not shard.stopping and self._server_ended():
-            return msgspec.structs.replace(event, error=SERVER_ENDED)
-        return msgspec.structs.replace(event, error="") if shard.stopping else event
+        return msgspec.structs.replace(event, error="" if shard.stopping else self._with_cause(event.error))
+
+    def _with_cause(self, error: str) -> str:
+        """Return an error of a shard after that of the fork server, whose end ends all shards."""
+        return f"{SERVER_ENDED}: {error}" if error and self._server_ended() else error
 
     def _note_ready(self, shard: RunningShard) -> None:
         """Note that a shard begins to fuzz, or goes on with another worker."""
@@ -252,7 +254,7 @@ class FuzzRun:
         if shard.finished:
             return
         rest = self._rest(shard) if lost and not shard.stopping else None
-        error = "" if shard.stopping or rest else f"the process of worker {shard.number} {death}"
+        error = "" if shard.stopping or rest else self._with_cause(f"the process of worker {shard.number} {death}")
         seconds = time.monotonic() - self._started
         if rest is not None:
             self._emit(Note(WHOLE_RUN, f"worker {shard.number} {death}; its work went on elsewhere"))

@@ -9,18 +9,16 @@ import msgspec
 import pytest
 
 from fuzz_attn.backends import gpus
-from fuzz_attn.backends.gpus import GpuFacts, ask_gpu
+from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling import compiler
+from fuzz_attn.engine.compiling import compiler, workers
 from fuzz_attn.engine.compiling.compiler import rounds_compiled
 from fuzz_attn.engine.compiling.rounds import StagePlan
-from fuzz_attn.engine.compiling.workers import Workers, expected_workers, workers_of
+from fuzz_attn.engine.compiling.workers import Workers, ask_gpu, expected_workers, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
 
-SAMPLES = Path(__file__).parents[2] / "sample_targets"
 GPU = (9, 0, 132)
 READY = Ready("paged", "paged", "paged", "cuda", "cuda", domain=Domain(family="paged"), gpu=GPU)
 
@@ -45,7 +43,7 @@ def test_a_gpu_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
             pass
 
     monkeypatch.setattr(gpus, "gpu_facts", hangs)
-    monkeypatch.setattr(gpus, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.1)
     assert ask_gpu()() is None
 
 
@@ -57,14 +55,14 @@ def test_the_workers_of_a_built_in_target_are_known_beforehand() -> None:
     assert not expected.domain.features & {"large_offsets", "far_axes"}
 
 
-def test_those_of_a_target_that_is_calibrated_are_not() -> None:
-    setup = Setup(f"{SAMPLES / 'invented_names.py'}:ragged_paged", binding=read(SAMPLES / "invented_names.toml"))
-    assert expected_workers(setup, GPU) is None
+def test_those_of_other_targets_are_not_and_their_module_is_left_alone(tmp_path: Path) -> None:
+    module = tmp_path / "target.py"
+    module.write_text("raise SystemError('executed')")
+    assert expected_workers(Setup(f"{module}:attend"), GPU) is None
 
 
-@pytest.mark.parametrize("target", ["invented_names.py:ragged_paged", "broken_import.py:anything", "missing.py:f"])
-def test_those_of_a_target_that_cannot_be_loaded_are_not(target: str) -> None:
-    assert expected_workers(Setup(str(SAMPLES / target)), GPU) is None
+def test_those_of_a_target_with_a_stated_binding_are_not() -> None:
+    assert expected_workers(Setup("paged", binding=Binding()), GPU) is None
 
 
 def test_nothing_is_expected_without_a_gpu() -> None:

@@ -66,3 +66,9 @@ def test_one_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: 
 def test_without_a_service_nobody_waits() -> None:
     with start_in_turn({}), start_in_turn({}):
         pass
+
+
+def test_without_the_folder_of_the_service_nobody_waits(tmp_path: Path) -> None:
+    environment = {FOLDER: str(tmp_path / "gone"), PIPES: str(tmp_path / "gone" / "gpu-0")}
+    with start_in_turn(environment), start_in_turn(environment):
+        pass
