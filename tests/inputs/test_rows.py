@@ -1,15 +1,22 @@
-"""Rows: every row and key of a batch, by brute force."""
+"""Rows: every row and key of a batch, by brute force. Numbers: what they do not depend on."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import CallForm, Sequence, Strides
+from fuzz_attn.case.recipes import PoisonRecipe
+from fuzz_attn.engine.schedule import play_round
+from fuzz_attn.inputs import numbers
 from fuzz_attn.inputs.rows import rows_of
 from fuzz_attn.strategies.cases import cases
+from fuzz_attn.targets.loading import load_target
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
@@ -45,3 +52,26 @@ def test_window_of_two_by_hand() -> None:
 def test_no_sequences_have_no_rows() -> None:
     rows = rows_of(AttentionCase(sequences=()))
     assert rows.position.shape == rows.key_position.shape == (0,)
+
+
+DRAWN = 60
+
+
+def found_anew(case: AttentionCase) -> numbers.Numbers:
+    numbers._numbers_of.cache_clear()
+    return numbers.numbers_of(case)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_do_not_depend_on_poison_strides_and_form(family: Family) -> None:
+    drawn: list[AttentionCase] = []
+    play_round(load_target(family).domain, 1, DRAWN, lambda case, _: drawn.append(case))
+    poison = PoisonRecipe("zero", "zero", "zero", 1)
+    for case in drawn:
+        other = msgspec.structs.replace(case, poison=poison, strides=Strides(), form=CallForm())
+        one, same = found_anew(case), found_anew(other)
+        for name in ("queries", "keys", "values"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
+    assert len({case.poison for case in drawn}) > 1
+    assert len({case.strides for case in drawn}) > 1
+    assert len({case.form for case in drawn}) > 1
