@@ -34,6 +34,11 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> lis
     return [str(number) for number in range(len(nodes))]
 
 
+def may_use_gpu(backend: str) -> bool:
+    """Return whether workers with a backend use a GPU where there is one, as far as that is known without torch."""
+    return backend == "cuda" or (backend == "auto" and os.environ.get("TRITON_INTERPRET") != "1")
+
+
 def gpu_facts() -> GpuFacts:
     """Return what torch says of the GPU of this process; raises :class:`RuntimeError` where it cannot be used."""
     import torch  # noqa: PLC0415 - the command line starts without it

@@ -84,7 +84,7 @@ A larger part finds bugs later that need the same features, a smaller one those 
 """
 AVOIDED_HANGS, MOST_HANGING = 0.98, 0.05
 """The part of those with the trigger of a known hang, each of which takes as long as hundreds of other cases, and the
-part of a time limit that the rest may take: in a round of one compile key, all cases may have the trigger."""
+part of the time that the rest may take where it is limited: in a round of one key, all may have the trigger."""
 MOST_MISSING: Final = 0.5
 """Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
 cases may wait."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.backends.gpus import visible_gpus
+from fuzz_attn.backends.gpus import may_use_gpu, visible_gpus
 from fuzz_attn.backends.mps.control import PIPES, PROGRAM, Control
 from fuzz_attn.backends.mps.sharing import FOLDER
 
@@ -35,7 +35,7 @@ def multi_process_service(backend: str) -> Iterator[str]:
     It is empty where no process uses a GPU.
     """
     gpus = visible_gpus(os.environ)
-    if not gpus or not _may_use_gpu(backend):
+    if not gpus or not may_use_gpu(backend):
         yield ""
         return
     joined = Control().runs() or _is_joined_blindly()
@@ -54,10 +54,6 @@ def multi_process_service(backend: str) -> Iterator[str]:
     finally:
         os.environ.pop(FOLDER, None)
         _end(guardian)
-
-
-def _may_use_gpu(backend: str) -> bool:
-    return backend == "cuda" or (backend == "auto" and os.environ.get("TRITON_INTERPRET") != "1")
 
 
 def _is_joined_blindly() -> bool:

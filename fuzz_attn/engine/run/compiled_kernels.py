@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.backends.gpus import visible_gpus
+from fuzz_attn.backends.gpus import may_use_gpu, visible_gpus
 
 VARIABLE: Final = "TRITON_CACHE_DIR"
 """Where Triton keeps what it compiles, one folder for each kernel."""
@@ -45,8 +45,7 @@ def compiled_kernels_in(out: Path, backend: str, most_bytes: int = MOST_BYTES) -
 
 def compiles(backend: str) -> bool:
     """Return whether kernels are compiled for a backend on this machine, as far as that is known without torch."""
-    auto = backend == "auto" and os.environ.get("TRITON_INTERPRET") != "1"
-    return (auto or backend == "cuda") and bool(visible_gpus(os.environ))
+    return may_use_gpu(backend) and bool(visible_gpus(os.environ))
 
 
 def prune(folder: Path, most_bytes: int) -> None:
