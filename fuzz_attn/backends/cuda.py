@@ -65,6 +65,7 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._kernels = Kernels()
+        self._started = False
         self._dots: set[tuple[Dot, ...]] = set()
         self._compiling: Callable[[bool], None] = lambda ended: None
 
@@ -83,10 +84,11 @@ class CudaBackend:
         from triton.runtime import driver  # noqa: PLC0415 - as above
 
         try:
-            with start_in_turn(os.environ):
+            with nullcontext() if self._started else start_in_turn(os.environ):
                 torch.zeros(1, device=self.device).item()
         except RuntimeError as error:
             raise BackendError(f"backend='cuda' cannot use its GPU: {error}") from error
+        self._started = True
         with suppress(Exception):  # it needs a C compiler; where that fails, each launch says why
             driver.active.get_current_device()
 

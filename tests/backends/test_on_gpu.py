@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,3 +164,35 @@ def test_a_counterexample_from_a_gpu_replays_on_a_cpu(campaign: Callable[..., Re
     for backend in ("cuda", "simulator"):
         (replayed,) = replay((outcome.path,), backend=backend)
         assert (replayed.status, replayed.drifted) == ("FAILED", False)
+
+
+BUG = """
+[narrow]
+families = ["unified"]
+wrong = "The offset of an element of the scratch is computed in 32 bits."
+shown_by = "A scratch beyond 2^31 elements."
+
+[[narrow.edits]]
+file = "{file}"
+anchor = "segm_output_ptr + index[:, None]"
+replacement = "segm_output_ptr + index.to(tl.int32)[:, None]"
+"""
+FAR_SCRATCH = Path(__file__).with_name("far_scratch_program.py")
+SCRATCH_BYTES = 2**33
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties().total_memory < 2 * SCRATCH_BYTES,
+    reason="needs a GPU with 16 GiB",
+)
+@pytest.mark.parametrize("file", ["", "unified/kernel_3d.py", "unified/segments.py"])
+def test_an_offset_in_32_bits_into_a_scratch_beyond_2_to_the_31_fails(file: str, tmp_path: Path) -> None:
+    (tmp_path / "bugs.toml").write_text(BUG.format(file=file))
+    arguments = (str(tmp_path),) if file else ()
+    command = [sys.executable, str(FAR_SCRATCH), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
+    )
+    print(done.stdout, done.stderr)
+    assert done.stdout.startswith("small: pass")
+    assert ("far: pass" in done.stdout) == (not file)

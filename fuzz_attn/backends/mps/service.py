@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -29,28 +29,32 @@ TURNS: Final = "workers take turns on the GPU, without CUDA's Multi-Process Serv
 
 
 @contextmanager
-def multi_process_service(backend: str) -> Iterator[str]:
-    """Let processes started meanwhile share their GPUs through MPS; yield a sentence for the summary.
+def multi_process_service(backend: str) -> Iterator[Callable[[], str]]:
+    """Start the service, if a process with this backend uses a GPU, and end it with the context.
 
-    It is empty where no process uses a GPU.
+    Yields what waits until it runs, returns a sentence for the summary, and lets processes started from then on share
+    their GPUs. The sentence is empty where no process uses a GPU.
     """
     gpus = visible_gpus(os.environ)
     if not gpus or not may_use_gpu(backend):
-        yield ""
+        yield lambda: ""
         return
     joined = Control().runs() or _is_joined_blindly()
     if not joined and shutil.which(PROGRAM) is None:
-        yield f"{TURNS}{PROGRAM} is not installed"
+        yield lambda: f"{TURNS}{PROGRAM} is not installed"
         return
     folder = tempfile.mkdtemp(prefix="fuzz-attn-mps-", dir=PARENT)
     guardian = _guardian(folder, [] if joined else gpus)
-    try:
+
+    def sentence() -> str:
         reason = _answer_of(guardian)
         if reason is not None:
-            yield f"{TURNS}{reason}"
-            return
+            return f"{TURNS}{reason}"
         os.environ[FOLDER] = folder
-        yield f"{SHARE}{'was running already' if joined else 'was started for this run'}"
+        return f"{SHARE}{'was running already' if joined else 'was started for this run'}"
+
+    try:
+        yield sentence
     finally:
         os.environ.pop(FOLDER, None)
         _end(guardian)

@@ -177,12 +177,16 @@ def _send(line: int, number: int) -> None:
 
 
 def _import_all() -> None:
-    """Import what the processes need; what cannot be imported raises its error in those that need it."""
+    """Import what the processes need; what cannot be imported raises its error in those that need it.
+
+    Meanwhile no garbage is collected, which would take a fifth of the time.
+    """
+    gc.disable()
     for name in IMPORTED:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # else the first collection in each fork would copy all of it
+    gc.enable()
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ class FuzzRun:
         with ExitStack() as stack:
             stack.enter_context(self._signals_noted())
             backend = self.plan.setup.backend if self.plan.mps else ""
-            sharing = stack.enter_context(multi_process_service(backend))  # which ends after all workers
+            service = stack.enter_context(multi_process_service(backend))  # which ends after all workers
             if isinstance(self._shards, LocalShards):
                 self._server_ended = stack.enter_context(fork_server())
             stack.callback(self._end)
@@ -120,7 +120,7 @@ class FuzzRun:
                 self._stage = stack.enter_context(CompileStage(self._stage_plan))
             limits = plan.max_time, plan.max_cases
             self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
-            if sharing:
+            if sharing := service():
                 self._emit(Note(WHOLE_RUN, sharing))
             for shard_plan in shard_plans(plan):
                 self._start(shard_plan)

@@ -34,7 +34,8 @@ A_HANG = 1800.0
 @pytest.fixture(scope="module")
 def service(control_program: None) -> Iterator[None]:
     """Let workers share the GPU for the time of these tests."""
-    with multi_process_service("cuda"):
+    with multi_process_service("cuda") as started:
+        started()
         yield
 
 

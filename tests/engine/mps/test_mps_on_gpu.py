@@ -70,7 +70,8 @@ def harmless(seed: int) -> list[Order]:
 @contextmanager
 def service() -> Iterator[None]:
     """Share the GPU, and print the end of the service's logs, which a failing test shows."""
-    with multi_process_service("cuda") as sentence:
+    with multi_process_service("cuda") as started:
+        sentence = started()
         assert sentence.startswith(SHARE), sentence
         try:
             yield

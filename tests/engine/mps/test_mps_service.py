@@ -54,8 +54,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_daemon_with_a_private_folder_runs_as_long_as_the_run() -> None:
-    with multi_process_service("auto") as sentence:
-        assert sentence == f"{SHARE}was started for this run"
+    with multi_process_service("auto") as started:
+        assert started() == f"{SHARE}was started for this run"
         folder = folder_in_use()
         pipes = pipes_of("0", folder)
         daemon = daemon_of(pipes)
@@ -73,7 +73,7 @@ def test_a_daemon_with_a_private_folder_runs_as_long_as_the_run() -> None:
 def test_an_exception_ends_the_daemon() -> None:
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(KeyError))
-        stack.enter_context(multi_process_service("cuda"))
+        stack.enter_context(multi_process_service("cuda"))()
         folder = folder_in_use()
         daemon = daemon_of(pipes_of("0", folder))
         os.environ.pop("FUZZ_ATTN_NO_SUCH_VARIABLE")
@@ -84,7 +84,8 @@ def test_an_exception_ends_the_daemon() -> None:
 RUN = """
 import os, sys, time
 from fuzz_attn.backends.mps.service import multi_process_service
-with multi_process_service("cuda"):
+with multi_process_service("cuda") as started:
+    started()
     print(os.environ["FUZZ_ATTN_MPS"], flush=True)
     time.sleep(3600)
 """
@@ -106,7 +107,8 @@ def test_a_killed_run_leaves_no_daemon(manner: str, monkeypatch: pytest.MonkeyPa
 
 def test_each_gpu_has_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-1f")
-    with multi_process_service("cuda"):
+    with multi_process_service("cuda") as started:
+        started()
         seen = {}
         for gpu in ("3", "GPU-1f"):
             worker = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
@@ -126,8 +128,8 @@ def test_a_running_service_is_joined_and_stays(tmp_path: Path, monkeypatch: pyte
     subprocess.run([PROGRAM, "-d"], env={**os.environ, "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}, check=True)
     daemon = daemon_of(tmp_path)
     try:
-        with multi_process_service("cuda") as sentence:
-            assert sentence == f"{SHARE}was running already"
+        with multi_process_service("cuda") as started:
+            assert started() == f"{SHARE}was running already"
             assert variables(os.environ, shared=True) == {}
             assert control_of(os.environ).runs()
             assert list(folder_in_use().iterdir()) == [Path(variables(os.environ, shared=False)[PIPES])]
@@ -145,14 +147,14 @@ def test_a_service_is_joined_that_the_control_program_cannot_reach(
     (tmp_path / "control").touch()
     monkeypatch.setenv(PIPES, str(tmp_path))
     monkeypatch.setattr("fuzz_attn.backends.mps.control.PROGRAM", "no-such-program")
-    with multi_process_service("cuda") as sentence:
-        assert sentence == f"{SHARE}was running already"
+    with multi_process_service("cuda") as started:
+        assert started() == f"{SHARE}was running already"
 
 
 def test_without_the_program_workers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "PROGRAM", "no-such-program")
-    with multi_process_service("cuda") as sentence:
-        assert sentence == f"{TURNS}no-such-program is not installed"
+    with multi_process_service("cuda") as started:
+        assert started() == f"{TURNS}no-such-program is not installed"
         assert FOLDER not in os.environ
 
 
@@ -165,8 +167,8 @@ def test_a_daemon_that_does_not_start_is_named_with_its_reason(monkeypatch: pyte
 
 def test_a_guardian_that_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with multi_process_service("cuda") as sentence:
-        assert sentence == f"{TURNS}its guardian ended"
+    with multi_process_service("cuda") as started:
+        assert started() == f"{TURNS}its guardian ended"
         assert FOLDER not in os.environ
 
 
@@ -179,8 +181,8 @@ def test_nothing_is_started_where_no_worker_uses_a_gpu(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
-    with multi_process_service(backend) as sentence:
-        assert sentence == ""
+    with multi_process_service(backend) as started:
+        assert started() == ""
         assert FOLDER not in os.environ
 
 
