@@ -1,6 +1,7 @@
 """Check that equal rows of a dot product have equal bits, under the kernels of BLAS that OPENBLAS_CORETYPE names.
 
-The rows stand anywhere in tiles of any height, in any memory order.
+The rows stand anywhere in tiles of any height, in any memory order, of few or many programs. Some are 0, or have only
+rows of 0 below them, which are multiplied once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ def transposed_in_memory(tiles: Any) -> Any:
 
 def product_of(generator: np.random.Generator, row: Any, matrices: Any, height: int) -> Any:
     """Return what becomes of a row at some place in a tile of other rows."""
-    tiles = generator.standard_normal((2, height, row.size)).astype(row.dtype)
+    programs = int(generator.choice([2, len(matrices)]))
+    tiles = generator.standard_normal((programs, height, row.size)).astype(row.dtype)
     place = int(generator.integers(height))
+    if generator.random() < 0.5:
+        tiles[:, int(generator.integers(height)) :] = 0
     tiles[1, place] = row
     if generator.random() < 0.5:
         tiles = transposed_in_memory(tiles)
-    return dot(tiles, matrices, None)[1, place]
+    with np.errstate(invalid="ignore"):
+        return dot(tiles, matrices[:programs], None)[1, place]
 
 
 def main(attempts: int = 100) -> None:
@@ -36,7 +41,11 @@ def main(attempts: int = 100) -> None:
         depth, width = (int(size) for size in generator.choice(SIZES, 2))
         dtype = np.float64 if attempt % 4 == 0 else np.float32
         row = generator.standard_normal(depth).astype(dtype)
-        matrices = generator.standard_normal((2, depth, width)).astype(dtype)
+        matrices = generator.standard_normal((10, depth, width)).astype(dtype)
+        if attempt % 5 == 0:
+            row[:], matrices[1, 0] = 0, np.inf
+        if attempt % 10 == 0:
+            row[-1] = -0.0
         if attempt % 2:
             matrices = transposed_in_memory(matrices)
         heights = [int(height) for height in generator.choice(SIZES, 8)]
