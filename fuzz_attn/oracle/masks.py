@@ -6,6 +6,7 @@ the largest of a few thousand in a third. The oracle asks some ten times for eac
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 
@@ -40,4 +41,4 @@ def every(mask: torch.Tensor) -> bool:
 def places_of(mask: torch.Tensor) -> torch.Tensor:
     """Return the places along the last axis at which some element holds, in order."""
     mask = mask.flatten(0, -2)
-    return torch.from_numpy(mask.numpy().any(0).nonzero()[0]) if mask.is_cpu else mask.any(0).nonzero()[:, 0]
+    return torch.from_numpy(np.flatnonzero(mask.numpy().any(axis=0))) if mask.is_cpu else mask.any(0).nonzero()[:, 0]

@@ -23,7 +23,7 @@ import msgspec
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import COMPILED, FAILED, FOUND, compile_all
 from fuzz_attn.engine.compiling.rounds import AHEAD, POLL_SECONDS, Rounds, StagePlan
-from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_gpu, expected_workers, load_for, workers_of
+from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
 from fuzz_attn.engine.schedule import SAMPLE, shared_round
@@ -99,13 +99,12 @@ def main() -> None:
     connection = Connection(int(sys.argv[-1]))
     plan = msgspec.json.decode(connection.recv_bytes(), type=StagePlan)
     os.environ.pop("TRITON_INTERPRET", None)  # before the first import of Triton
-    gpu = ask_gpu()
+    expected = ask_workers(plan.setup)
     importlib.import_module("fuzz_attn.engine.compiling.rehearsal")  # while the GPU is asked
     import torch  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
-    expected = expected_workers(plan.setup, gpu())
-    for done in rounds_compiled(plan, expected, lambda: msgspec.json.decode(connection.recv_bytes(), type=Ready)):
+    for done in rounds_compiled(plan, expected(), lambda: msgspec.json.decode(connection.recv_bytes(), type=Ready)):
         connection.send_bytes(msgspec.json.encode(done))
 
 

@@ -39,16 +39,22 @@ def workers_of(setup: Setup, ready: Ready) -> Workers:
     return Workers(ready.gpu, ready.domain, setup.binding if ready.published else ready.binding)
 
 
-def expected_workers(setup: Setup, gpu: GpuFacts | None) -> Workers | None:
-    """Return what workers on a GPU will say of a built-in target; None for others, or where no GPU answers.
+def ask_workers(setup: Setup) -> Callable[[], Workers | None]:
+    """Return what waits for what workers on a GPU will say of a built-in target: None for others, or without a GPU.
 
     Others may have to be calibrated on the GPU, and their module may bear to be executed only once.
     """
     from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - imports torch
 
-    if gpu is None or setup.target not in BUILT_IN_NAMES or setup.binding is not None:
-        return None
-    return Workers(gpu, load_for(setup, None, gpu).domain.in_memory(), None)
+    if setup.target not in BUILT_IN_NAMES or setup.binding is not None:
+        return lambda: None
+    answer = ask_gpu()
+
+    def workers() -> Workers | None:
+        gpu = answer()
+        return None if gpu is None else Workers(gpu, load_for(setup, None, gpu).domain.in_memory(), None)
+
+    return workers
 
 
 def ask_gpu() -> Callable[[], GpuFacts | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.compiling import compiler, workers
 from fuzz_attn.engine.compiling.compiler import rounds_compiled
 from fuzz_attn.engine.compiling.rounds import StagePlan
-from fuzz_attn.engine.compiling.workers import Workers, ask_gpu, expected_workers, workers_of
+from fuzz_attn.engine.compiling.workers import Workers, ask_gpu, ask_workers, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.messages import Ready, Setup
 
@@ -47,26 +48,43 @@ def test_a_gpu_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
     assert ask_gpu()() is None
 
 
-def test_the_workers_of_a_built_in_target_are_known_beforehand() -> None:
-    expected = expected_workers(Setup("chunked"), GPU)
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows whenever the GPU is asked."""
+    times: list[int] = []
+
+    def ask() -> Callable[[], GpuFacts | None]:
+        times.append(1)
+        return lambda: GPU
+
+    monkeypatch.setattr(workers, "ask_gpu", ask)
+    return times
+
+
+def test_the_workers_of_a_built_in_target_are_known_beforehand(asked: list[int]) -> None:
+    expected = ask_workers(Setup("chunked"))()
+    assert asked
     assert expected is not None
     assert (expected.gpu, expected.binding) == (GPU, None)
     assert expected.domain.family == "chunked"
     assert not expected.domain.features & {"large_offsets", "far_axes"}
 
 
-def test_those_of_other_targets_are_not_and_their_module_is_left_alone(tmp_path: Path) -> None:
+def test_those_of_other_targets_are_not_and_their_module_is_left_alone(tmp_path: Path, asked: list[int]) -> None:
     module = tmp_path / "target.py"
     module.write_text("raise SystemError('executed')")
-    assert expected_workers(Setup(f"{module}:attend"), GPU) is None
+    assert ask_workers(Setup(f"{module}:attend"))() is None
+    assert not asked
 
 
-def test_those_of_a_target_with_a_stated_binding_are_not() -> None:
-    assert expected_workers(Setup("paged", binding=Binding()), GPU) is None
+def test_those_of_a_target_with_a_stated_binding_are_not(asked: list[int]) -> None:
+    assert ask_workers(Setup("paged", binding=Binding()))() is None
+    assert not asked
 
 
-def test_nothing_is_expected_without_a_gpu() -> None:
-    assert expected_workers(Setup("paged"), None) is None
+def test_nothing_is_expected_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "ask_gpu", lambda: lambda: None)
+    assert ask_workers(Setup("paged"))() is None
 
 
 WRONG = READY.domain.in_memory()
