@@ -30,8 +30,7 @@ def product_of(generator: np.random.Generator, row: Any, matrices: Any, height: 
     tiles[1, place] = row
     if generator.random() < 0.5:
         tiles = transposed_in_memory(tiles)
-    with np.errstate(invalid="ignore"):
-        return dot(tiles, matrices[:programs], None)[1, place]
+    return dot(tiles, matrices[:programs], None)[1, place]
 
 
 def main(attempts: int = 100) -> None:
