@@ -17,7 +17,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.arithmetic import SCORE_ROUNDINGS, Rounding
 from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
-from fuzz_attn.oracle.masks import maximum_of, some
+from fuzz_attn.oracle.masks import has_zero, maximum_of, some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
@@ -157,7 +157,10 @@ def addition_units(queries: torch.Tensor, tensors: AttentionTensors, model: Roun
     unit, passes = accumulation_unit(operand, tensors, model), arithmetic.passes(operand, model)
     if unit > UNIT or passes > 1:
         return queries.new_full((*queries.shape[:-1], 1), grown(queries.shape[-1] * passes, unit))
-    additions = (queries != 0.0).sum(-1, keepdim=True, dtype=torch.float64).sub_(1.0).clamp_min_(0.0)
+    if has_zero(queries):
+        additions = (queries != 0.0).sum(-1, keepdim=True, dtype=torch.float64).sub_(1.0).clamp_min_(0.0)
+    else:
+        additions = queries.new_full((*queries.shape[:-1], 1), queries.shape[-1] - 1.0)
     return additions.mul_(math.log1p(unit)).expm1_()
 
 

@@ -38,6 +38,13 @@ def every(mask: torch.Tensor) -> bool:
     return bool(mask.numpy().all()) if mask.is_cpu else bool(mask.all())
 
 
+def has_zero(numbers: torch.Tensor) -> bool:
+    """Return whether some number is 0."""
+    if not numbers.is_cpu:
+        return bool((numbers == 0.0).any())
+    return bool(np.count_nonzero(numbers.numpy()) < numbers.numel())
+
+
 def places_of(mask: torch.Tensor) -> torch.Tensor:
     """Return the places along the last axis at which some element holds, in order."""
     mask = mask.flatten(0, -2)

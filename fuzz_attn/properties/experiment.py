@@ -8,7 +8,7 @@ import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -188,23 +188,28 @@ class Experiment:
         return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched)
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
-        return tensors.query.device.type == torch.device(self.backend.device).type
+        return tensors.query.device.type == self.backend.device
 
 
-def _layouts(tensors: AttentionTensors) -> dict[str, tuple[object, ...]]:
-    """Return shape, strides and memory of the output and of each input."""
+_Layout: TypeAlias = tuple[torch.Size, tuple[int, ...], int, int]
+"""Shape, strides, address and bytes of memory of a tensor."""
+
+
+def _layouts(tensors: AttentionTensors) -> dict[str, _Layout]:
+    """Return the layout of the output and of each input."""
     named = [("the output", tensors.output), *tensors.inputs()]
     return {
-        name: (tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), tensor.untyped_storage().nbytes())
+        name: (tensor.shape, tensor.stride(), tensor.data_ptr(), tensor.untyped_storage().nbytes())
         for name, tensor in named
     }
 
 
-def _resized(before: dict[str, tuple[object, ...]], after: dict[str, tuple[object, ...]]) -> str:
+def _resized(before: dict[str, _Layout], after: dict[str, _Layout]) -> str:
     """Return which tensor a target gave another shape or other memory; an empty string if it did so to none."""
     for name, layout in before.items():
         if after[name] != layout:
-            shapes = f" from {layout[0]} to {after[name][0]}" * (after[name][0] != layout[0])
+            old, new = (tuple(each[0]) for each in (layout, after[name]))
+            shapes = f" from {old} to {new}" * (old != new)
             return f"resized {name}{shapes}"
     return ""
 

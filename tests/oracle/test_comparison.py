@@ -14,7 +14,7 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.comparison import judge
-from fuzz_attn.oracle.masks import every, some, some_between
+from fuzz_attn.oracle.masks import every, has_zero, places_of, some, some_between
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict, Where
 from fuzz_attn.properties.comparisons import reordered
@@ -192,6 +192,21 @@ NUMBERS = [[0.0, 2.0], [0.5], [1.0], [math.nan, 0.5], [math.nan], [math.inf, -1.
 @pytest.mark.parametrize("mask", [*MASKS, MASKS[2].T, torch.zeros(0, dtype=torch.bool)])
 def test_masks_are_answered_as_by_torch(mask: torch.Tensor) -> None:
     assert (some(mask), every(mask)) == (bool(mask.any()), bool(mask.all()))
+
+
+@pytest.mark.parametrize(
+    "mask", [MASKS[2], MASKS[2].T, torch.eye(3).bool()[:2], torch.zeros(2, 2, 3, dtype=torch.bool)]
+)
+def test_places_with_an_element_that_holds(mask: torch.Tensor) -> None:
+    places = places_of(mask)
+    assert places.tolist() == [place for place in range(mask.shape[-1]) if mask[..., place].any()]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "answer"), [([1.0, 0.0], True), ([1.0, -0.0], True), ([torch.nan, -5e-324], False)]
+)
+def test_a_number_that_is_0(numbers: list[float], answer: bool) -> None:
+    assert has_zero(torch.tensor(numbers, dtype=torch.float64)) == answer
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)
