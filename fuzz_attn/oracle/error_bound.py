@@ -121,7 +121,7 @@ def deviation(weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor)
 def _deviation_where(
     needed: torch.Tensor, weights: torch.Tensor, values: torch.Tensor, output: torch.Tensor
 ) -> torch.Tensor:
-    """Return :func:`deviation` of an output ``[..., G, T, D]`` where ``[..., G, T, 1]`` says so, 0 elsewhere.
+    """Return :func:`deviation` of an output ``[..., G, T, D]`` where ``[..., G, T, 1]`` says so, anything elsewhere.
 
     About two in five rows need it, most of them in all sequences and heads: the others took 2% of a whole case.
     """

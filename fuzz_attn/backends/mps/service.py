@@ -32,8 +32,8 @@ TURNS: Final = "workers take turns on the GPU, without CUDA's Multi-Process Serv
 def multi_process_service(backend: str) -> Iterator[Callable[[], str]]:
     """Start the service, if a process with this backend uses a GPU, and end it with the context.
 
-    Yields what waits until it runs, returns a sentence for the summary, and lets processes started from then on share
-    their GPUs. The sentence is empty where no process uses a GPU.
+    Yields what, called once, waits until it runs, returns a sentence for the summary, and lets processes started from
+    then on share their GPUs. The sentence is empty where no process uses a GPU.
     """
     gpus = visible_gpus(os.environ)
     if not gpus or not may_use_gpu(backend):
