@@ -142,6 +142,8 @@ def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: fl
     ``cast`` of P, ``|v_j| + |o|`` replaces ``|v_j - o|``: this is much cheaper and raises the bound by a few percent.
     In others, half of the errors of rescalings cancel.
     """
+    if maximum_of(weights.drift) == 0.0:  # in exact cases
+        return torch.zeros_like(output)
     drift = weights.drift_by_key.flatten(2, 3)
     small = weights.drift <= NEGLIGIBLE_DRIFT * cast
     coarse = fine = None
@@ -178,18 +180,54 @@ def value_term(
     """
     unit = accumulation_unit(probability_dtype(tensors, model), tensors, model)
     summed = sum_units(logits.terms, tensors, model)
+    flushed = (logits.rescales + 2.0).mul_(arithmetic.lost_exponential(tensors, model))
+    exact = _exact_sums(logits, block, flushed, unit, tensors, model)
+    if exact is not None and every(exact[0]):
+        moved = exact[1]
+    else:
+        moved = _rounded_sums(weights, logits, block, moved_output, (summed, flushed, unit), tensors, model)
+        moved = moved if exact is None else torch.where(*exact, moved)
+    return moved + arithmetic.lost_products(logits.terms + 4.0, summed, tensors, model)
+
+
+def _exact_sums(
+    logits: Logits,
+    block: RowBlock,
+    flushed: torch.Tensor,
+    unit: float,
+    tensors: AttentionTensors,
+    model: RoundingModel,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return which sums are exact, and what flushed exponentials change of these; None if no row's weights are."""
+    if logits.equal_rows is None or value_unit(tensors, model) or not scales_exactly(tensors):
+        return None
+    total = block.visible[:, None].double() @ block.value_sizes
+    return logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
+
+
+def _rounded_sums(
+    weights: Weights,
+    logits: Logits,
+    block: RowBlock,
+    moved_output: tuple[torch.Tensor, torch.Tensor],
+    units: tuple[torch.Tensor, torch.Tensor, float],
+    tensors: AttentionTensors,
+    model: RoundingModel,
+) -> torch.Tensor:
+    """Return the error of sums that are rounded, without products that underflow.
+
+    ``moved_output`` is that of :func:`value_term`. ``units`` are the error of the sums relative to the sum of all
+    magnitudes, what the flushes of a row lose of each magnitude, and the error of one addition.
+    """
+    summed, flushed, unit = units
     large = rows_by_sign(summed, tensors, model)
     factors = summed if large is None else torch.where(large, sum_units(logits.rescales, tensors, model), summed)
     rest = factors.add(1.0).mul_(1.0 + value_unit(tensors, model)).sub_(1.0)
-    sizes, moved, flushed = _changed_terms(weights, logits, block, rest, tensors, model)
+    sizes, moved = _changed_terms(weights, logits, block, rest, flushed, tensors, model)
     if large is not None:
         added = gamma(additions(logits, block, unit), unit).clamp_max_(arithmetic.ENDLESS).masked_fill(~large, 0.0)
         moved = moved.addcmul(largest_sums(sizes, weights, *moved_output).add_(moved), added)
-    if logits.equal_rows is not None and not value_unit(tensors, model) and scales_exactly(tensors):
-        total = block.visible[:, None].double() @ block.value_sizes
-        exact = logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None]
-        moved = torch.where(exact, flushed * total[:, :, :, None], moved)
-    return moved.add_(arithmetic.lost_products(logits.terms + 4.0, summed, tensors, model))
+    return moved
 
 
 def _changed_terms(
@@ -197,12 +235,13 @@ def _changed_terms(
     logits: Logits,
     block: RowBlock,
     rest: torch.Tensor,
+    flushed: torch.Tensor,
     tensors: AttentionTensors,
     model: RoundingModel,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``sum_j w_j |v_jd|`` for the largest weights, by how much these terms change, and what each flush loses.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``sum_j w_j |v_jd|`` for the largest weights, and by how much these terms change.
 
-    ``rest`` is the relative error of each term, without the cast of P.
+    ``rest`` is the relative error of each term, without the cast of P and without ``flushed``.
     """
     largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
     if logits.significant is not None:
@@ -211,7 +250,6 @@ def _changed_terms(
     if logits.equal_rows is not None:
         units = torch.where(logits.equal_rows, rest, units)
     units = units.clamp_min_(UNIT)
-    flushed = (logits.rescales + 2.0).mul_(arithmetic.lost_exponential(tensors, model))
     small = _lost_by_small_weights(largest, rest, logits, tensors, model)
     if small is None:
         # The product with ``units`` leaves the flushed part: this saves a matrix product.
@@ -220,7 +258,7 @@ def _changed_terms(
     moved = sizes * units
     if small is not None:
         moved += _summed(small.add_(flushed).masked_fill_(block.hidden, 0.0), block)
-    return sizes, moved, flushed
+    return sizes, moved
 
 
 def _lost_by_small_weights(

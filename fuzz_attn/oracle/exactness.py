@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.oracle.masks import every, maximum_of, minimum_of, some
+from fuzz_attn.oracle.masks import every, minimum_of, some
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.seen_ranges import largest_seen
 
@@ -78,7 +78,7 @@ def _multiples(numbers: torch.Tensor, least: torch.Tensor) -> bool:
     This is cheaper than to find the lowest bit of each number.
     """
     scaled = numbers * torch.ldexp(torch.ones_like(least), -torch.frexp(least).exponent)
-    return every(least.isfinite()) and maximum_of((scaled - scaled.round()).abs_()) == 0.0
+    return every(least.isfinite()) and every(scaled == scaled.round())
 
 
 def lowest_bit(numbers: torch.Tensor) -> torch.Tensor:

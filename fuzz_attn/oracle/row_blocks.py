@@ -23,8 +23,8 @@ Array: TypeAlias = np.typing.NDArray[Any]
 MAX_BLOCK_SCORES = 2**20
 """Largest number of scores of a block, including padding; limits the memory to about 100 MB."""
 
-BLOCK_COST = 2**19
-"""The cost of one more block, in scores times ``head_size + SCORE_COST``: the calls of about 0.5 ms on one core."""
+BLOCK_COST = 2**20
+"""The cost of one more block, in scores times ``head_size + SCORE_COST``: the calls of about 1 ms on one core."""
 
 SCORE_COST = 40
 """The cost of one score beside its ``head_size`` products: about forty elementwise operations."""

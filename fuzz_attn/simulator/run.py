@@ -19,7 +19,7 @@ from fuzz_attn.simulator.torch_compat import modes_disabled
 Array = npt.NDArray[Any]
 
 # Programs run together as long as their largest tiles have no more elements in sum, which fit the processor's caches.
-_CHUNK_ELEMENTS = 1 << 18
+_CHUNK_ELEMENTS = 1 << 19
 
 
 @functools.lru_cache(maxsize=64)
