@@ -1,7 +1,8 @@
 """Masks: whether some, or all, elements of a tensor fulfil a condition, and where; their smallest and largest number.
 
-On the host numpy compares 30,000 numbers, or asks for any of as many, in a fifth of the time of torch 2.13, and finds
-the largest of a few thousand in a third. The oracle asks some ten times for each case.
+On the host numpy compares 30,000 numbers, or counts as many that hold, in a fifth of the time of torch 2.13, and finds
+the largest of a few thousand in a third. Counting few takes a quarter of the time of asking for any. The oracle asks
+some ten times for each case.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 def some(mask: torch.Tensor) -> bool:
     """Return whether some element holds."""
-    return bool(mask.numpy().any()) if mask.is_cpu else bool(mask.any())
+    return bool(np.count_nonzero(mask.numpy())) if mask.is_cpu else bool(mask.any())
 
 
 def some_between(numbers: torch.Tensor, low: float, high: float) -> bool:
@@ -35,7 +36,7 @@ def maximum_of(numbers: torch.Tensor) -> float:
 
 def every(mask: torch.Tensor) -> bool:
     """Return whether all elements hold."""
-    return bool(mask.numpy().all()) if mask.is_cpu else bool(mask.all())
+    return bool(np.count_nonzero(mask.numpy()) == mask.numel()) if mask.is_cpu else bool(mask.all())
 
 
 def has_zero(numbers: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
@@ -53,7 +53,7 @@ class Refusals:
         """The domain without what single rules exclude."""
         self.rules: list[Rule] = []
         self.judged_cases = 0
-        self._judged: OrderedDict[tuple[Value, ...], AttentionCase] = OrderedDict()
+        self._judged: deque[AttentionCase] = deque(maxlen=MOST_JUDGED)
         self._reductions: Counter[tuple[str, str, str]] = Counter()
         self._let_through = 0
         self._started = time.monotonic()
@@ -63,9 +63,7 @@ class Refusals:
     def judged(self, case: AttentionCase) -> None:
         """Keep a case that the target does not refuse; a rule that excludes it is dropped."""
         self.judged_cases += 1
-        self._judged[values_of(case)] = case
-        if len(self._judged) > MOST_JUDGED:
-            self._judged.popitem(last=False)
+        self._judged.append(case)
         wrong = [rule for rule in self.rules if rule.matches(case)]
         if wrong:
             self.rules = [rule for rule in self.rules if rule not in wrong]
@@ -82,7 +80,7 @@ class Refusals:
         if self._reducing > max(LEAST_SECONDS, MOST_TIME * (began - self._started)):
             return ()
         self._reductions[refusal.site] += 1
-        newest_first = list(reversed(self._judged.values()))
+        newest_first = self._different_ones()
         rule = Reduction(case, refusal, self.full, _limited(probe, refusal), newest_first).rule()
         self._reducing += time.monotonic() - began
         if any(rule.matches(judged) for judged in newest_first):
@@ -91,6 +89,13 @@ class Refusals:
         self.rules = [self._without_vacuous(each) for each in self.rules]
         self.domain = self._narrowed()
         return tuple(each for each in self.rules if each not in before)
+
+    def _different_ones(self) -> list[AttentionCase]:
+        """Return the judged cases, the newest first, one of all that have the same attributes."""
+        found: dict[tuple[Value, ...], AttentionCase] = {}
+        for case in reversed(self._judged):
+            found.setdefault(values_of(case), case)
+        return list(found.values())
 
     def _without_vacuous(self, rule: Rule) -> Rule:
         """Return a rule without conditions that other rules leave no choice in: what they accept is refused here."""

@@ -59,7 +59,7 @@ class Columns:
             if int(index.item(index.argmax())) + highest >= size:
                 return False
             rest = rest - index * stride if stride > 1 else _NO_REST
-        return not rest.any()
+        return not np.count_nonzero(rest)
 
 
 def columns_of(offsets: Array, size: int) -> Columns | None:

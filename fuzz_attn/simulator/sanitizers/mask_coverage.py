@@ -52,10 +52,10 @@ def cover(seen: list[int], slot: int, *factors: Array) -> None:
     every = some = None
     if not always_mixed and (lacks_mixed or not bits & ALL_TRUE):
         every = _rows(np.logical_and, varying)
-        bits |= ALL_TRUE if every.any() else 0
+        bits |= ALL_TRUE if np.count_nonzero(every) else 0
     if lacks_mixed or not bits & ALL_FALSE:
         some = _rows(np.logical_or, varying)
-        bits |= 0 if some.all() else ALL_FALSE
+        bits |= 0 if np.count_nonzero(some) == some.size else ALL_FALSE
     if lacks_mixed and some is not None and (some if every is None else some != every).any():
         bits |= MIXED
     seen[slot] = bits
