@@ -6,7 +6,8 @@ the domain and the seed, so other callers can go through the same cases as a cam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
@@ -57,6 +58,7 @@ Skips: TypeAlias = Callable[[AttentionCase, str | None], bool]
 """Returns whether to draw another case instead of this one."""
 MOST_DRAWS: Final = 40
 """After so many draws without a case the round ends: those that remain are too rare."""
+DRAWN_TOGETHER: Final = 20
 
 ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 """Returns whether a campaign does not want any case of a compile key."""
@@ -158,16 +160,35 @@ def _play(
     relations: frozenset[str],
     skips: Skips | None,
 ) -> None:
-    random = Random(seed)  # noqa: S311 - nothing secret
+    drawn = _drawn(domain, seed, number_of_cases, strategy, relations)
     for _ in range(number_of_cases):
-        for _ in range(MOST_DRAWS):
-            case, choice = Sample(random).draw(strategy)
-            relation = None if choice is None else chosen_relation(choice, case, domain, relations)
+        for case, relation in islice(drawn, MOST_DRAWS):
             if skips is None or not skips(case, relation):
                 attempt(case, relation)
                 break
         else:
             return
+
+
+def _drawn(
+    domain: Domain,
+    seed: int,
+    number_of_cases: int,
+    strategy: SearchStrategy[tuple[AttentionCase, int | None]],
+    relations: frozenset[str],
+) -> Iterator[tuple[AttentionCase, str | None]]:
+    """Yield cases with their relations without end, some of them drawn together.
+
+    No draw depends on what became of another case. One by one they take two to three times as long, because a case that
+    is judged in between drives the strategies out of the processor's caches: this saves 2% of a whole case.
+    """
+    random = Random(seed)  # noqa: S311 - nothing secret
+    while True:
+        together = [Sample(random).draw(strategy) for _ in range(min(number_of_cases, DRAWN_TOGETHER))]
+        yield from [
+            (case, None if choice is None else chosen_relation(choice, case, domain, relations))
+            for case, choice in together
+        ]
 
 
 def keys_of_round(
