@@ -59,6 +59,7 @@ Skips: TypeAlias = Callable[[AttentionCase, str | None], bool]
 MOST_DRAWS: Final = 40
 """After so many draws without a case the round ends: those that remain are too rare."""
 DRAWN_TOGETHER: Final = 20
+"""Cases that are drawn before the first of them is tried."""
 
 ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 """Returns whether a campaign does not want any case of a compile key."""

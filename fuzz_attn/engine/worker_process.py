@@ -107,14 +107,20 @@ class WorkerProcess(Generic[Reply]):
         writes to the connection ends the worker.
         """
         try:
-            # The connection's own poll makes a selector each time, which takes 1% of a whole case.
-            if limit is not None and not self._waiting.poll(max(0.0, limit - time.monotonic()) * 1000):
+            if limit is not None and not self._has_message(max(0.0, limit - time.monotonic())):
                 raise TimeoutError
             return self._decoder.decode(self.connection.recv_bytes(LONGEST_MESSAGE))
         except TimeoutError:
             raise
         except (EOFError, OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
+
+    def _has_message(self, seconds: float) -> bool:
+        """Wait until there is a message, or none can come any more, and return whether it is so in time.
+
+        The connection's own poll makes a selector each time, which takes 1% of a whole case.
+        """
+        return self.connection.closed or bool(self._waiting.poll(seconds * 1000))
 
     def exit_code(self) -> int:
         """Wait for the process and return how it ended: its status, or minus the signal that killed it."""

@@ -1,8 +1,8 @@
 """Masks: whether some, or all, elements of a tensor fulfil a condition, and where; their smallest and largest number.
 
-On the host numpy compares 30,000 numbers, or counts as many that hold, in a fifth of the time of torch 2.13, and finds
-the largest of a few thousand in a third. Counting few takes a quarter of the time of asking for any. The oracle asks
-some ten times for each case.
+On the host numpy compares 30,000 numbers, or counts those of as many that hold, in a fifth of the time of torch 2.13,
+and finds the largest of a few thousand in a third. To count a few takes a quarter of the time of asking for any. The
+oracle asks some ten times for each case.
 """
 
 from __future__ import annotations

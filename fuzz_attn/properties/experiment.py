@@ -117,12 +117,9 @@ class Experiment:
     @cached_property
     def place(self) -> str:
         """The device of the tensors that are judged: the host for small cases, else the backend's."""
-        return "cpu" if self._has_memory and cost_of(self.case) <= HOST_COST else self.backend.device
-
-    @property
-    def _has_memory(self) -> bool:
-        """Whether all addresses of the case's tensors have memory, so that they can be copied."""
-        return self.case.pages.first_block == 0 and not self.case.strides.far
+        case = self.case
+        everywhere = case.pages.first_block == 0 and not case.strides.far
+        return "cpu" if everywhere and cost_of(case) <= HOST_COST else self.backend.device
 
     @cached_property
     def left(self) -> AttentionTensors:
@@ -151,13 +148,8 @@ class Experiment:
         return self.launch_tensors(materialise(case, self.place))
 
     def fresh(self) -> AttentionTensors:
-        """Return new tensors of the case, which the caller may change and launch.
-
-        Copies of the first launch's inputs take half the time of making them again.
-        """
-        if "first" not in vars(self) or not self._has_memory or self.changed_inputs:
-            return materialise(self.case, self.place)
-        return dataclasses.replace(copied(self.first.tensors, self.place), output=output_of(self.case, self.place))
+        """Return new tensors of the case, which the caller may change and launch."""
+        return materialise(self.case, self.place)
 
     def again(self) -> AttentionTensors:
         """Return tensors of the case for another launch: a new output, and the first launch's inputs if unchanged."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import count
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
+from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,
@@ -124,3 +127,38 @@ def test_a_round_outside_of_what_a_target_accepts_is_not_played() -> None:
     assert not may_play(shared, DOMAIN, lambda key: key == shared.key)
     other = 16 if shared.key.head_size != 16 else 32
     assert not may_play(shared, msgspec.structs.replace(DOMAIN, head_sizes=(other,)), None)
+
+
+@pytest.mark.parametrize("number_of_cases", [0, 1, 19, 20, 21, 45])
+@pytest.mark.parametrize("skipped", [(), range(0, 100, 3), range(7, 30)])
+def test_cases_drawn_together_are_those_drawn_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, number_of_cases: int, skipped: Sequence[int]
+) -> None:
+    def tried(together: int) -> list[tuple[AttentionCase, str | None]]:
+        monkeypatch.setattr(schedule, "DRAWN_TOGETHER", together)
+        places = count()
+        found: list[tuple[AttentionCase, str | None]] = []
+        play_round(
+            DOMAIN,
+            5,
+            number_of_cases,
+            lambda case, relation: found.append((case, relation)),
+            skips=lambda case, relation: next(places) in skipped,
+        )
+        return found
+
+    assert len(tried(20)) == number_of_cases
+    assert tried(20) == tried(1)
+
+
+def test_a_round_ends_where_all_cases_are_skipped() -> None:
+    asked: list[AttentionCase] = []
+
+    def skips(case: AttentionCase, relation: str | None) -> bool:
+        asked.append(case)
+        return len(asked) > 3
+
+    tried: list[AttentionCase] = []
+    play_round(DOMAIN, 5, 10, lambda case, relation: tried.append(case), skips=skips)
+    assert tried == asked[:3]
+    assert len(asked) == 3 + schedule.MOST_DRAWS

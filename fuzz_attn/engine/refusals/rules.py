@@ -27,6 +27,7 @@ from fuzz_attn.strategies.pages import block_sizes
 JUDGED_FOR_ONE: Final = 25
 """One excluded case is drawn for so many judged ones, so that a rule that excludes too much is found out."""
 MOST_JUDGED: Final = 2000
+"""The newest judged cases that are kept."""
 MOST_REDUCTIONS: Final = 12
 """Reductions of the refusals of one place; after that they are only counted."""
 FULL_ROUND: Final = 6
@@ -91,7 +92,7 @@ class Refusals:
         return tuple(each for each in self.rules if each not in before)
 
     def _different_ones(self) -> list[AttentionCase]:
-        """Return the judged cases, the newest first, one of all that have the same attributes."""
+        """Return the newest judged case of each combination of attributes, the newest first."""
         found: dict[tuple[Value, ...], AttentionCase] = {}
         for case in reversed(self._judged):
             found.setdefault(values_of(case), case)
