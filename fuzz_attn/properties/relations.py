@@ -57,7 +57,7 @@ def chosen_relation(choice: int, case: AttentionCase, domain: Domain, among: Col
 
     A choice keeps its relation while a case is shrunk, as long as the relation still holds: each relation has a random
     rank that depends on the choice, and the highest rank among those that hold is taken. To ask all of them whether
-    they hold would take 1% of a whole case.
+    they hold would take up to 1% of a whole case.
     """
     names = RELATIONS if among is None else [name for name in RELATIONS if name in among]
     ranked = sorted(names, key=lambda name: _rank(choice, name), reverse=True)

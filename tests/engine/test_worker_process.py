@@ -13,7 +13,7 @@ import pytest
 from fuzz_attn.engine.worker_process import WorkerProcess
 
 ANSWERS = """
-import os, sys
+import sys
 from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
 while (message := connection.recv_bytes()) != b'"end"':
@@ -24,14 +24,13 @@ connection.send_bytes(b'"last"')
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Nothing but its type, which the child does not know, so that it sends the message back."""
+    """A message with no more than its type; the child sends back whatever it gets."""
 
 
 @pytest.fixture
 def process() -> Iterator[WorkerProcess[object]]:
     process = WorkerProcess((sys.executable, "-c", ANSWERS), msgspec.json.Decoder(object))
     yield process
-    process.kill()
     process.end()
 
 
