@@ -46,8 +46,8 @@ MAY_IMPORT_KERNELS: Final = {"kernels", "targets"}
 
 KERNELS_MAY_USE: Final = {"torch", "triton"} | sys.stdlib_module_names
 MODULES_OF_FUZZ_ATTN: Final = 8
-MODULES_OF_A_FOLDER: Final = 15
-LINES_OF_A_MODULE: Final = 450
+MODULES_OF_A_FOLDER: Final = 25
+LINES_OF_A_MODULE: Final = 700
 
 
 def modules() -> dict[str, Path]:
