@@ -323,7 +323,6 @@ class Campaign:
         if self._refusals.excludes(case):
             return
         order = self._around(Order(case, relation))
-        self.learn()
         self._lives.resume(self._seconds_left())
         before = tuple(self._last) if self._lives.may_follow else ()
         answer = self.judge(order, "search")
@@ -351,6 +350,7 @@ class Campaign:
             deadline += GRACE_SECONDS
         elif not self._has_time():
             raise BudgetSpentInterrupt
+        self.learn()
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started, wait = self.worker.deaths, time.monotonic(), self._wait(order, phase)
         try:

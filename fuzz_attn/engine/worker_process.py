@@ -27,7 +27,8 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from fuzz_attn.backends.mps.sharing import APART, control_of
-from fuzz_attn.engine.fork_server.fork import forked
+from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
+from fuzz_attn.engine.fork_server.fork import Fork, forked
 from fuzz_attn.engine.fork_server.request import worker_environment
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
@@ -136,20 +137,48 @@ class WorkerProcess(Generic[Reply]):
 
     def kill_forks(self) -> bool:
         """Kill the forks of the process; return whether there are any, and the system names them, as Linux does."""
-        try:
-            forks = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        except OSError:
-            return False
-        for fork in map(int, forks):
+        forks = children_of(self.pid)
+        for fork in forks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(fork, signal.SIGKILL)
         return bool(forks)
 
-    def kill(self) -> None:
-        """Kill the process with its forks; messages that it has sent can still be received."""
+    @property
+    def started(self) -> int | None:
+        """The number of the process, None where a fork server has not forked it yet, which is not waited for."""
+        return self._process.started if isinstance(self._process, Fork) else self._process.pid
+
+    def ask_to_end(self) -> bool:
+        """Send SIGTERM to the process; return False, and want no more of it, where it has not started."""
+        process = self.started
+        if process is None:
+            self._abandon()
+            return False
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.kill(process, signal.SIGTERM)
+        return True
+
+    def strike(self) -> None:
+        """Kill the process's group and wait for nothing, so that a signal handler may do this."""
+        process = self.started
+        if process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the process with all that it started; messages that it has sent can still be received."""
+        process = self.started
+        if process is None:
+            self._abandon()
+            return
+        if self._process.poll() is None:
+            kill_with_descendants(process)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it
+            self._process.wait(END_SECONDS)
+
+    def _abandon(self) -> None:
+        assert isinstance(self._process, Fork)
+        self._process.abandon()
 
     def end(self) -> None:
         """Kill the process with its forks and release everything."""

@@ -20,6 +20,7 @@ from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run import fuzz_run, local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
+from fuzz_attn.engine.run.news import NEWS_NAME
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import FuzzAttnError, OutputError
 
@@ -124,23 +125,43 @@ def test_events_of_all_shards_reach_listeners(run: Run, tmp_path: Path) -> None:
     assert logged.ok
 
 
-def test_a_failure_of_one_shard_is_sent_to_the_others(run: Run) -> None:
+def test_a_failure_of_one_shard_is_news_for_the_others(run: Run, tmp_path: Path) -> None:
+    """Only what is complete is news, and the file of news is gone with the run."""
     script = """
+from pathlib import Path
+from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
 ready()
 if number == 0:
     send(FailureFound(0, 0, found, "a.json", 1.5))
+    send(FailureChanged(0, 0, found, "a.json"))
+    send(FailureChanged(0, 1, found, "b.json", done=True, same_as="a.json"))
     send(FailureChanged(0, 0, found, "b.json", done=True))
 else:
-    for kind in (FailureFound, FailureChanged):
-        news = msgspec.json.decode(connection.recv_bytes(), type=FailureFound | FailureChanged)
-        assert isinstance(news, kind)
-        send(FailureSeenAgain(1, news.path))
+    read = NewsReader(Path(plan.run_folder) / NEWS_NAME)
+    while not (news := read()):
+        time.sleep(0.02)
+    for each in news:
+        send(FailureSeenAgain(1, each.path))
 send(Finished(number, 1.0))
 """
     report = run(script).run().report()
     (failure,) = report.failures
     assert (failure.path, failure.first_seen, failure.cases, failure.done) == ("b.json", 1.5, 3, True)
     assert (report.ok, report.exit_status, report.errors) == (False, 1, ())
+    assert not (tmp_path / "run" / NEWS_NAME).exists()
+
+
+def test_shards_that_never_read_do_not_stop_the_run(run: Run) -> None:
+    """Messages to them filled their connections, so that the run waited for them for ever."""
+    script = """
+ready()
+for each in range(300):
+    send(FailureChanged(number, each, signed("t", "unified", None, case, Verdict("oracle", "nan", "x" * 5000)),
+        f"{number}-{each}.json", done=True))
+send(Finished(number, 1.0))
+"""
+    report = run(script).run().report()
+    assert len(report.failures) == 600
 
 
 def test_two_failures_with_one_file_are_one(run: Run) -> None:

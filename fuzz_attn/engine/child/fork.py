@@ -15,10 +15,11 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from fuzz_attn.engine.child.descendants import adopt_orphans, children_of, end_children, reap_orphan
 from fuzz_attn.engine.messages import CONNECTION_LOST, Died
 
 NO_MORE_MESSAGES: Final = 113
@@ -31,21 +32,30 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def run_in_fork(work: Callable[[], None], memory: int) -> Died:
-    """Do the work in a fork of this process, and return how it ended; ``memory`` is its limit in bytes, 0 for none."""
+    """Do the work in a fork of this process, and return how it ended; ``memory`` is its limit in bytes, 0 for none.
+
+    What the work has started ends with it.
+    """
     parent = os.getpid()
+    adopt_orphans()
+    others = children_of(parent)
     child = os.fork()
     if not child:
         die_with_parent()
         if os.getppid() == parent:
             _do(work)
         os._exit(NO_MORE_MESSAGES)
-    exceeded = _watch(child, memory)
+    exceeded = _watch(child, memory, {*others, child})
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    end_children(others)
     return Died(code, f"exceeded its memory limit of {in_words(memory)}" if exceeded else "")
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Let the kernel signal this process when its parent ends: a hanging target would otherwise outlive it."""
+    """Let the kernel signal this process when its parent ends: a hanging target would otherwise outlive it.
+
+    With the number 0 it does so no more.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
@@ -77,8 +87,11 @@ def _end(error: BaseException, code: int) -> None:
     os._exit(code)
 
 
-def _watch(child: int, memory: int) -> bool:
-    """Wait until a child ends; return whether it was killed because it exceeded its memory."""
+def _watch(child: int, memory: int, kept: Collection[int]) -> bool:
+    """Wait until a child ends; return whether it was killed because it exceeded its memory.
+
+    Meanwhile adopted children that end are forgotten, but none of the ``kept`` ones.
+    """
     try:
         descriptor = os.pidfd_open(child)
     except (AttributeError, OSError):
@@ -87,6 +100,7 @@ def _watch(child: int, memory: int) -> bool:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while not poll.poll(WATCH_MILLISECONDS):
+            reap_orphan(kept)
             if memory and _resident_bytes(child) > memory:
                 os.kill(child, signal.SIGKILL)
                 return True

@@ -166,14 +166,27 @@ class FailureLives:
         return failure
 
     def learn(self, news: Sequence[FailureFound | FailureChanged]) -> None:
-        """Learn the failures of other shards; one of this shard that is the same bug as an earlier one ends."""
+        """Learn the failures of other shards; one of this shard that is the same bug as an earlier one ends.
+
+        News that comes twice changes nothing, and what came first of a failure is replaced by what comes later.
+        """
         for event in news:
             done = isinstance(event, FailureChanged) and event.done and not event.same_as
             if not done or event.shard == self.shard:
                 continue
+            before = self._told(event)
+            if before is not None and before.found == event.counterexample:
+                continue
+            if before is not None:
+                self.known.remove(before)
             other = KnownFailure(event.shard, event.failure, event.counterexample, event.path)
             other.trigger, other.complete = trigger_in(other.found), other.found.shrunk
             self._learn(other)
+
+    def _told(self, event: FailureChanged | FailureFound) -> KnownFailure | None:
+        """Return what is known already of a failure of another shard."""
+        told = (known for known in self.known if (known.shard, known.number) == (event.shard, event.failure))
+        return next(told, None)
 
     def _learn(self, other: KnownFailure) -> None:
         """Add a failure of another shard, unless it is one of this shard, which then stays or ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -37,10 +38,31 @@ class Fork:
         """The number of the process and its group; raises :class:`ProcessLookupError` if the server did not fork."""
         if self._pid is None and self._status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._pid = self._receive(START_SECONDS)
+                number = self._receive(START_SECONDS)
+                self._pid = number if self._pid is None else self._pid  # a signal handler may have asked meanwhile
         if self._pid is None:
             raise ProcessLookupError("the fork server has not started the process")
         return self._pid
+
+    @property
+    def started(self) -> int | None:
+        """The number of the process, None while the server has not forked, which is not waited for."""
+        if self._pid is None and self._status is None:
+            with contextlib.suppress(OSError, ValueError):
+                arrived = select.poll()
+                arrived.register(self._line.fileno(), select.POLLIN)
+                number = os.read(self._line.fileno(), _NUMBER_BYTES) if arrived.poll(0) else b""
+                self._pid = int(number) if number else None
+        return self._pid
+
+    def poll(self) -> int | None:
+        """Return how the process ended, None while this process has not been told: its number stays its own so long."""
+        return self._status
+
+    def abandon(self) -> None:
+        """Want no more of a process that has not started: the server ends it when it has."""
+        self._status = -signal.SIGKILL
+        self._line.close()
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the status, or minus the signal that killed the process.

@@ -1,7 +1,8 @@
 """The process of a fork server: ``python -P -m fuzz_attn.engine.fork_server.server NUMBER``, of a listening socket.
 
 It forks for each request, tells the requester the number of the process and later how it ended, and kills the process
-when the requester ends. It ends when its standard input is closed and its last fork has ended.
+when the requester ends. What a process leaves behind is killed too. The server ends when its standard input is closed
+and its last fork has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fuzz_attn.engine.child.descendants import adopt_orphans, end_children
+from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.fork_server.new_process import become
 from fuzz_attn.engine.fork_server.request import Request
 
@@ -77,6 +80,8 @@ class ForkServer:
         self._listening = listening
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], str | None]] = {}
+        self._forks: set[int] = set()
+        """The numbers of the processes that have not been forgotten."""
         self._watch(sys.stdin.fileno(), self._stop)
         self._watch(listening.fileno(), self._accept)
 
@@ -128,6 +133,7 @@ class ForkServer:
             return order.request.module
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the new process does this too, because either may run first
+        self._forks.add(pid)
         fork = _Fork(pid, order.request.end_signal, os.pidfd_open(pid), os.dup(order.requester), os.dup(line))
         self._watch(fork.process, partial(self._note_end, fork))
         self._watch(fork.requester, partial(self._release, fork))
@@ -143,7 +149,13 @@ class ForkServer:
         fork.ended = True
         _send(fork.line, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
         if fork.released:
-            os.waitpid(fork.pid, 0)
+            self._reap(fork)
+        end_children(self._forks)
+
+    def _reap(self, fork: _Fork) -> None:
+        """Give a process's number back to the system."""
+        os.waitpid(fork.pid, 0)
+        self._forks.remove(fork.pid)
 
     def _release(self, fork: _Fork) -> None:
         """Forget a process that has ended, and end one whose requester has gone."""
@@ -151,7 +163,7 @@ class ForkServer:
         self._forget(fork.line)
         fork.released = True
         if fork.ended:
-            os.waitpid(fork.pid, 0)
+            self._reap(fork)
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(fork.pid, fork.end_signal)
@@ -195,7 +207,10 @@ def main() -> None:
     The interpreter is not torn down, which takes half a second where torch is imported.
     """
     server = ForkServer(socket.socket(fileno=int(sys.argv[-1])))
+    die_with_parent()  # while torch is imported nothing else notices that end
     _import_all()
+    die_with_parent(0)
+    adopt_orphans()  # of workers that have ended
     module = server.serve()
     if module is not None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,18 +1,22 @@
 """FuzzRun: fuzzes one target in several shards and passes their events to listeners.
 
 Each shard is a process of its own, also with one worker, because drawing cases costs as much as judging them. The
-shards share nothing but news: each failure of one is sent to the others. They run on this machine or on a cluster.
+shards share nothing but news: what one has found, the others read in a file. They run on this machine or on a cluster.
+
+A shard is sent its plan and nothing else, so that this process never waits for one that does not read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
 
@@ -27,7 +31,6 @@ from fuzz_attn.engine.events import (
     Emit,
     Event,
     FailureChanged,
-    FailureFound,
     Finished,
     Note,
     WorkerReady,
@@ -40,17 +43,22 @@ from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_
 from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in, compiles
 from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
+from fuzz_attn.engine.run.news import is_news
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
 from fuzz_attn.engine.run.shards import Shards
+from fuzz_attn.engine.run.watchdog import Watchdog
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
 
 TICK_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 10.0
 """A shard that has not ended so long after it was asked to is killed."""
-OVERDUE_SECONDS: Final = 60.0
-"""A shard that still runs so long after its time limit is asked to end."""
+OVERDUE_SECONDS: Final = 15.0
+"""A shard that still runs so long after its time limit is asked to end. It may confirm a last failure for 5 s."""
+STUCK_SECONDS: Final = 10.0
+"""A shard that was to be killed so long ago is killed by the watchdog: the run itself waits for something else."""
 SERVER_ENDED: Final = "the process that all workers are forks of was killed"
+READER: Final = "what reads its output"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,11 +72,22 @@ class RunningShard:
     cases: int = 0
     finished: bool = False
     stopping: bool = False
+    limit: float = math.inf
+    """When its time is over."""
+    heard: float = field(default_factory=time.monotonic)
+    """When its last event came."""
 
     @property
     def number(self) -> int:
         """The number of its plan."""
         return self.plan.shard
+
+    def words(self) -> str:
+        """Return what there is to know of a shard that is waited for."""
+        silent = f"for {time.monotonic() - self.heard:.0f} s"
+        if self.ready is None:
+            return f"worker {self.number}, which has been starting {silent}"
+        return f"worker {self.number}, which has judged {self.cases} cases and has said nothing {silent}"
 
 
 class FuzzRun:
@@ -83,7 +102,7 @@ class FuzzRun:
         self.plan = plan
         self.results = Results()
         self._novelty = Novelty()
-        self._emit = all_of(self.results, self._novelty, *listeners)
+        self._listeners = all_of(self.results, self._novelty, *listeners)
         self._tick = tick
         self._shards = LocalShards() if shards is None else shards
         self._running: dict[int, RunningShard] = {}
@@ -92,6 +111,10 @@ class FuzzRun:
         self._server_ended: Callable[[], bool] = lambda: False
         self._signal = 0
         self._signals = 0
+        self._struck = False
+        """Whether all shards are to be killed at once."""
+        self._doing = ""
+        """What the run waits for, if not for its shards; the watchdog says so where that takes long."""
         self._started = 0.0
         self._time_up = math.inf
         """When no shard starts any more, as the time of the first one is over."""
@@ -99,35 +122,74 @@ class FuzzRun:
     def run(self) -> Results:
         """Fuzz until all shards have ended, and return the results.
 
-        A signal that asks the process to end stops the shards; ``stopped_by`` of the results is its number. Raises
-        :class:`FuzzAttnError` where the target or the backend cannot be set up and :class:`OutputError` where the
-        output cannot be written.
+        A signal that asks the process to end stops the shards; ``stopped_by`` of the results is its number. A second
+        one kills them at once, and a third one ends this process. Raises :class:`FuzzAttnError` where the target or the
+        backend cannot be set up and :class:`OutputError` where the output cannot be written.
         """
         make_folder(self.plan.run_folder)
         check_writable(self.plan.counterexamples)
         self._started = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(self._signals_noted())
-            backend = self.plan.setup.backend if self.plan.mps else ""
-            service = stack.enter_context(multi_process_service(backend))  # which ends after all workers
-            if isinstance(self._shards, LocalShards):
-                self._server_ended = stack.enter_context(fork_server())
-            stack.callback(self._end)
-            plan = self.plan
-            stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
-            if plan.compiles_ahead and compiles(plan.setup.backend) and isinstance(self._shards, LocalShards):
-                self._stage_plan = stage_plan(plan)
-                self._stage = stack.enter_context(CompileStage(self._stage_plan))
-            limits = plan.max_time, plan.max_cases
-            self._emit(started(plan.setup.target, plan.seed, plan.workers, *limits, plan.part))
-            if sharing := service():
-                self._emit(Note(WHOLE_RUN, sharing))
-            for shard_plan in shard_plans(plan):
+            self._watchdog = stack.enter_context(Watchdog(self))
+            self._set_up(stack)
+            for shard_plan in shard_plans(self.plan):
                 self._start(shard_plan)
             while self._running:
                 self._step()
             self._emit(Finished(WHOLE_RUN, time.monotonic() - self._started, stopped_by=self._signal))
+            self._doing = "the end of its processes"
         return self.results
+
+    def _set_up(self, stack: ExitStack) -> None:
+        """Start what all shards share, which ends with the stack, and emit that the run has started."""
+        plan = self.plan
+        self._doing = "the start of CUDA's Multi-Process Service (MPS)"
+        service = stack.enter_context(multi_process_service(plan.setup.backend if plan.mps else ""))
+        # The service ends after all workers.
+        if isinstance(self._shards, LocalShards):
+            self._server_ended = stack.enter_context(fork_server())
+        stack.callback(self._end)
+        stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
+        if plan.compiles_ahead and compiles(plan.setup.backend) and isinstance(self._shards, LocalShards):
+            self._stage_plan = stage_plan(plan)
+            self._stage = stack.enter_context(CompileStage(self._stage_plan))
+        self._emit(started(plan.setup.target, plan.seed, plan.workers, plan.max_time, plan.max_cases, plan.part))
+        self._doing = "the start of CUDA's Multi-Process Service (MPS)"
+        if sharing := service():
+            self._emit(Note(WHOLE_RUN, sharing))
+        self._doing = ""
+
+    def waits_for(self) -> str:
+        """Return what the run waits for: of several shards the one that said nothing for the longest time."""
+        shards = sorted(self._running.values(), key=lambda shard: shard.heard)
+        return self._doing or (shards[0].words() if shards else "the end of its processes")
+
+    def limit(self) -> float:
+        """Return when the time of all shards is over, a time of ``time.monotonic``."""
+        return max((shard.limit for shard in list(self._running.values())), default=math.inf)
+
+    def last_moment(self) -> float:
+        """Return when all shards must have ended."""
+        deadlines = [shard.deadline for shard in list(self._running.values())]
+        return max(deadlines, default=math.inf) + STOP_SECONDS + STUCK_SECONDS
+
+    def strike(self) -> None:
+        """Kill all shards, whatever this process waits for."""
+        self._struck = True
+        self._shards.strike()
+
+    def show_alive(self) -> None:
+        """Let those who delete old runs see that this one goes on."""
+        with contextlib.suppress(OSError):
+            os.utime(self.plan.run_folder)
+
+    def _emit(self, event: Event) -> None:
+        doing, self._doing = self._doing, READER
+        try:
+            self._listeners(event)
+        finally:
+            self._doing = doing
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -143,28 +205,39 @@ class FuzzRun:
                 signal.signal(number, handler)
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal. At the second one nothing is waited for: the loop may be blocked, so the shards end here."""
         self._signal = self._signal or number
         self._signals += 1
+        if self._signals > 1:
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_DFL)
+            self.strike()
 
     def _start(self, plan: ShardPlan) -> None:
         plan = msgspec.structs.replace(plan, stage=self._stage_plan)
-        self._running[plan.shard] = RunningShard(plan, time.monotonic() + self._shards.start_seconds)
+        self._doing = f"the start of worker {plan.worker}"
         self._shards.start(plan)
+        self._running[plan.shard] = RunningShard(plan, time.monotonic() + self._shards.start_seconds)
+        self._doing = ""
 
     def _step(self) -> None:
         """Receive what has arrived, and stop what must end."""
+        self._watchdog.beat()
         for number, event in self._shards.events(TICK_SECONDS):
             self._receive(self._running[number], event)
         for told in () if self._stage is None else self._stage.events():
             self._emit(told)
         if self._signal:
             self._stop(list(self._running.values()))
-        if self._signals > 1:
-            self._end()
+        if self._struck:
+            for number in list(self._running):
+                self._shards.kill(number)  # what it has sent still comes
         if self.plan.until_flat is not None and self._novelty.seconds_without() > self.plan.until_flat:
             self._stop_flat()
         self._stop_overdue()
+        self._doing = READER
         self._tick()
+        self._doing = ""
 
     def _stop_flat(self) -> None:
         """End the run as at a limit: nothing was new for so long that more of it would be the same."""
@@ -202,6 +275,7 @@ class FuzzRun:
                 self._shards.stop(shard.number)
 
     def _receive(self, shard: RunningShard, event: Event | None) -> None:
+        shard.heard = time.monotonic()
         match event:
             case None:
                 self._remove(shard)
@@ -212,8 +286,8 @@ class FuzzRun:
                     self._stage.begin(event.ready)
             case CaseJudged():
                 shard.cases += event.phase == "search"
-            case FailureFound() | FailureChanged():
-                self._tell_others(shard, event)
+            case FailureChanged() if is_news(event):
+                self._shards.tell(event)
             case Finished():
                 shard.finished = True
                 event = self._explained(event, shard)
@@ -231,7 +305,8 @@ class FuzzRun:
         """Note that a shard begins to fuzz, or goes on with another worker."""
         now, limit = time.monotonic(), self.plan.max_time
         shard.ready = now if shard.ready is None else shard.ready
-        shard.deadline = math.inf if limit is None else now + limit + OVERDUE_SECONDS
+        shard.limit = math.inf if limit is None else now + limit
+        shard.deadline = shard.limit + OVERDUE_SECONDS
         if limit is not None:
             self._time_up = min(self._time_up, now + limit)
 
@@ -240,11 +315,6 @@ class FuzzRun:
         self._emit(event)
         if isinstance(event, Finished) and event.error and shard.ready is None:
             raise FuzzAttnError(event.error)
-
-    def _tell_others(self, shard: RunningShard, event: FailureFound | FailureChanged) -> None:
-        for number in self._running:
-            if number != shard.number:
-                self._shards.tell(number, event)
 
     def _remove(self, shard: RunningShard) -> None:
         """Forget a shard that has ended, and report it if it did not end by itself."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 from collections.abc import Collection, Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from fuzz_attn.backends.gpus import visible_gpus
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
+from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.isolated_worker import START_SECONDS
+from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.worker_process import WorkerProcess
 
@@ -29,32 +30,47 @@ class LocalShards:
 
     def __init__(self) -> None:
         self._processes: dict[int, WorkerProcess[Event]] = {}
+        self._never_started: set[int] = set()
+        """Shards that were asked to end before a fork server had forked them."""
+        self._news: NewsFile | None = None
 
     def start(self, plan: ShardPlan) -> None:
         """Start the process of a shard."""
+        self._news = self._news or NewsFile(Path(plan.run_folder) / NEWS_NAME)
         process = self._processes[plan.shard] = WorkerProcess(COMMAND, DECODER, plan.worker, end_signal=signal.SIGTERM)
         process.send(plan if plan.worker < max(1, len(visible_gpus(os.environ))) else _without_check(plan))
 
     def events(self, seconds: float) -> Iterator[tuple[int, Event | None]]:
         """Yield one event of each shard that has sent any."""
+        while self._never_started:
+            yield self._never_started.pop(), None
         numbers = {process.connection: number for number, process in self._processes.items()}
         for connection in wait(list(numbers), seconds):
             assert isinstance(connection, Connection)
             number = numbers[connection]
             yield number, self._processes[number].receive()
 
-    def tell(self, number: int, news: FailureFound | FailureChanged) -> None:
-        """Send a shard what another one has found."""
-        self._processes[number].send(news)
+    def tell(self, news: FailureChanged) -> None:
+        """Let all shards read what one of them has found."""
+        if self._news is not None:
+            self._news.append(msgspec.json.encode(news))
 
     def stop(self, number: int) -> None:
         """Ask a shard to save what it found and to end."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._processes[number].pid, signal.SIGTERM)
+        if not self._processes[number].ask_to_end():
+            self._never_started.add(number)
 
     def kill(self, number: int) -> None:
         """End a shard at once; what it has sent can still be received."""
-        self._processes[number].kill()
+        process = self._processes[number]
+        if process.started is None:
+            self._never_started.add(number)
+        process.kill()
+
+    def strike(self) -> None:
+        """Kill all shards and wait for nothing."""
+        for process in list(self._processes.values()):
+            process.strike()
 
     def unplaced(self) -> Collection[int]:
         """Return no shard: each process starts at once."""
@@ -76,6 +92,9 @@ class LocalShards:
         for process in self._processes.values():
             process.end()
         self._processes.clear()
+        if self._news is not None:
+            self._news.remove()
+            self._news = None
 
 
 def _without_check(plan: ShardPlan) -> ShardPlan:

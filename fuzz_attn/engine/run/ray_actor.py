@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ import msgspec
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.events import Event
 from fuzz_attn.engine.run.local_shards import COMMAND, DECODER
+from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.run_folder import counterexample_folder
 from fuzz_attn.engine.worker_process import LONGEST_MESSAGE, WorkerProcess
@@ -44,7 +44,7 @@ class ShardActor:
     """Runs one shard. Its methods run in threads of one process: :meth:`run` until the end, others meanwhile."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._news: NewsFile | None = None
         self._process: WorkerProcess[Event] | None = None
         self._stopped = False
 
@@ -61,15 +61,17 @@ class ShardActor:
                 target = counterexample_folder(folder) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
+            Path(folder / "run").mkdir()
+            self._news = NewsFile(folder / "run" / NEWS_NAME)
             yield msgspec.json.encode(Batch(folder=name))
             for batch in self._batches(msgspec.json.decode(plan, type=ShardPlan), folder):
                 yield msgspec.json.encode(batch)
 
-    def tell(self, news: bytes) -> None:
-        """Pass on what another shard has found."""
-        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if self._process is not None:
-                self._process.connection.send_bytes(news)
+    def tell(self, news: Sequence[bytes]) -> None:
+        """Pass on what other shards have found, in the file that the shard reads."""
+        for line in news:
+            if self._news is not None:
+                self._news.append(line)
 
     def stop(self) -> None:
         """Ask the shard to save what it found and to end."""
@@ -81,7 +83,6 @@ class ShardActor:
     def _batches(self, plan: ShardPlan, folder: Path) -> Iterator[Batch]:
         own = {"run_folder": f"{folder}/run", "counterexamples": str(counterexample_folder(folder))}
         here = msgspec.structs.replace(plan, **own)
-        Path(here.run_folder).mkdir()
         process: WorkerProcess[Event] = WorkerProcess(COMMAND, DECODER, plan.worker)
         try:
             process.send(here)
@@ -92,8 +93,7 @@ class ShardActor:
             left = {path.name: path.read_bytes() for path in Path(here.run_folder).glob("*.json")}
             yield Batch(death=process.death(process.exit_code()), left=left)
         finally:
-            with self._lock:
-                self._process = None
+            self._process = None
             process.end()
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
+from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.run.local_shards import DECODER
 from fuzz_attn.engine.run.ray_actor import Batch, ShardActor
 from fuzz_attn.engine.run.returned_failures import ReturnedFailures
@@ -108,6 +108,8 @@ class RayShards:
             num_cpus=1, num_gpus=gpu_share, max_concurrency=THREADS, max_restarts=0
         )
         self._shards: dict[int, _RemoteShard] = {}
+        self._told: list[bytes] = []
+        """All that shards were told, as JSON: those that start later learn it too."""
 
     def start(self, plan: ShardPlan) -> None:
         """Ask for an actor; the first one also gets the saved counterexamples."""
@@ -152,6 +154,7 @@ class RayShards:
     def _take(self, shard: _RemoteShard, batch: Batch) -> None:
         if batch.folder:
             shard.folder = batch.folder
+            shard.actor.tell.remote(self._told)
         there = str(counterexample_folder(shard.folder)) if shard.folder else ""
         for message in batch.events:
             shard.waiting += self._returned.local(shard.plan.shard, there, DECODER.decode(message))
@@ -160,10 +163,13 @@ class RayShards:
             with suppress(OSError):
                 (self._run_folder / name).write_bytes(content)
 
-    def tell(self, number: int, news: FailureFound | FailureChanged) -> None:
-        """Send a shard what another one has found; one without a place learns nothing of it."""
-        if self._shards[number].folder:
-            self._shards[number].actor.tell.remote(msgspec.json.encode(news))
+    def tell(self, news: FailureChanged) -> None:
+        """Send all shards what one of them has found; those without a place get it when they have one."""
+        message = msgspec.json.encode(news)
+        self._told.append(message)
+        for shard in self._shards.values():
+            if shard.folder:
+                shard.actor.tell.remote([message])
 
     def stop(self, number: int) -> None:
         """Ask a shard to save what it found and to end; one without a place ends at once."""
@@ -175,9 +181,13 @@ class RayShards:
     def kill(self, number: int) -> None:
         """End a shard at once."""
         shard = self._shards[number]
-        ray.kill(shard.actor)
-        shard.death = "was ended"
-        shard.waiting.append(None)
+        if None not in shard.waiting:
+            ray.kill(shard.actor)
+            shard.death = "was ended"
+            shard.waiting.append(None)
+
+    def strike(self) -> None:
+        """Do nothing: Ray must not be called in a signal handler. Its actors end with this process."""
 
     def unplaced(self) -> Collection[int]:
         """Return the shards that wait for a free processor or GPU."""

@@ -1,33 +1,37 @@
 """A shard of a run in its own process: ``python -P -m fuzz_attn.engine.run.shard`` runs one campaign.
 
-It receives a :class:`ShardPlan` and then the news of the other shards, and sends its events. SIGTERM, the end of the
-connection and the death of its parent end it; what it found is saved then.
+It receives a :class:`ShardPlan`, and nothing after that, and sends its events. What other shards have found it reads
+from a file (:mod:`fuzz_attn.engine.run.news`). SIGTERM, the end of the connection and the death of its parent end it;
+what it found is saved then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from fuzz_attn.engine.campaign import Campaign, Plan
+from fuzz_attn.engine.child.descendants import adopt_orphans, end_children
 from fuzz_attn.engine.child.fork import die_with_parent
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
+from fuzz_attn.engine.events import Event, FailureChanged
+from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.errors import FuzzAttnError
 
 SAVE_SECONDS: Final = 10
 """A shard that was asked to end is killed by the system after this time, whatever it does."""
-
-ForeignFailure: TypeAlias = FailureFound | FailureChanged
+ALONE_SECONDS: Final = 3
+"""The same for a shard whose run is gone: nobody waits for it, and nobody else would end it."""
 
 
 class Shard:
@@ -38,7 +42,8 @@ class Shard:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._decoder = msgspec.json.Decoder[ForeignFailure](ForeignFailure)
+        self._end = select.poll()
+        self._end.register(connection.fileno(), select.POLLIN)
         self._sending = False
         self._interrupted = False
         self._lost = False
@@ -50,6 +55,7 @@ class Shard:
         plan = plan_of(msgspec.json.decode(self._connection.recv_bytes(), type=ShardPlan))
         os.environ["FUZZ_ATTN_WORKER"] = "1"  # fuzz_attn.verify refuses to start a run in a worker
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(plan.run_folder / ".hypothesis")
+        self._read_news = NewsReader(plan.run_folder / NEWS_NAME)
         with contextlib.suppress(FuzzAttnError, KeyboardInterrupt):
             Campaign(plan, self._send, news=self._news).run()
 
@@ -57,7 +63,7 @@ class Shard:
         if self._interrupted:
             return
         self._interrupted = True
-        signal.alarm(SAVE_SECONDS)
+        signal.alarm(ALONE_SECONDS if self._has_ended() else SAVE_SECONDS)
         if not self._sending:
             raise KeyboardInterrupt("interrupted")
 
@@ -71,23 +77,23 @@ class Shard:
             self._connection.send_bytes(msgspec.json.encode(event))
         except (BrokenPipeError, ConnectionResetError):
             self._lost = self._interrupted = True
-            signal.alarm(SAVE_SECONDS)
+            signal.alarm(ALONE_SECONDS)
         finally:
             self._sending = False
         if self._interrupted and not was_interrupted:
             raise KeyboardInterrupt("interrupted")
 
-    def _news(self) -> Sequence[ForeignFailure]:
-        """Return what the parent has sent; raises KeyboardInterrupt at the end of the connection."""
-        news = []
-        try:
-            while self._connection.poll():
-                news.append(self._decoder.decode(self._connection.recv_bytes()))
-        except (EOFError, ConnectionResetError):
-            self._lost = True
-            signal.alarm(SAVE_SECONDS)
-            raise KeyboardInterrupt("the run has ended") from None
-        return news
+    def _has_ended(self) -> bool:
+        """Return whether the run has ended: as it sends nothing else, only the end of the connection can be read."""
+        return bool(self._end.poll(0))
+
+    def _news(self) -> Sequence[FailureChanged]:
+        """Return what other shards have found since the last call; raises KeyboardInterrupt if the run has ended."""
+        if self._has_ended():
+            self._lost = self._interrupted = True
+            signal.alarm(ALONE_SECONDS)
+            raise KeyboardInterrupt("the run has ended")
+        return self._read_news()
 
 
 def plan_of(message: ShardPlan) -> Plan:
@@ -109,4 +115,8 @@ def plan_of(message: ShardPlan) -> Plan:
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGTERM)
-    Shard(Connection(int(sys.argv[-1]))).run()
+    adopt_orphans()
+    try:
+        Shard(Connection(int(sys.argv[-1]))).run()
+    finally:
+        end_children()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound
+from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.run.run_plan import ShardPlan
 
 
@@ -21,14 +21,17 @@ class Shards(Protocol):
     def events(self, seconds: float) -> Iterator[tuple[int, Event | None]]:
         """Yield what shards have sent, with their numbers, and None at a shard's end; wait so long for the first."""
 
-    def tell(self, number: int, news: FailureFound | FailureChanged) -> None:
-        """Send a shard what another one has found."""
+    def tell(self, news: FailureChanged) -> None:
+        """Let all shards know what one of them has found. This waits for none of them."""
 
     def stop(self, number: int) -> None:
         """Ask a shard to save what it found and to end."""
 
     def kill(self, number: int) -> None:
         """End a shard at once."""
+
+    def strike(self) -> None:
+        """Kill all shards where that waits for nothing: a signal handler or another thread calls this."""
 
     def unplaced(self) -> Collection[int]:
         """Return the shards that wait for a free processor or GPU."""
