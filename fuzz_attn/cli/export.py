@@ -27,10 +27,12 @@ def export(*, file: Path, script: Path, target: str | None, binding: Path | None
     tensors go to a safetensors file beside it. A file does not choose what code runs: unless it names a
     built-in target, an installed entry point or the target of the settings, it needs --target or --trust.
     """
+    found = counterexample.load(file)
+    name, stated = trusted_call(
+        file, found, target, stated_binding(binding), trust=trust, named=load_settings().targets
+    )
     from fuzz_attn.export.exporting import exported  # noqa: PLC0415 - imports torch, which other commands do without
 
-    found = counterexample.load(file)
-    name, stated = trusted_call(file, found, target, stated_binding(binding), trust=trust, named=load_settings().targets)
     for path in exported(found, name, stated).save(script):
         click.echo(f"written  {path}")
     return 0

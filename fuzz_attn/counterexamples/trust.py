@@ -52,8 +52,8 @@ def trusted_call(
     chosen = () if trust or binding is not None or found.binding is None else tuple(chosen_values(found.binding))
     if chosen:
         raise CounterexampleError(
-            f"{path}: its binding chooses what the target gets ({', '.join(chosen)}): add --binding FILE with your own, "
-            "or --trust if you trust the file"
+            f"{path}: its binding chooses what the target gets ({', '.join(chosen)}): add --binding FILE with your "
+            "own, or --trust if you trust the file"
         )
     return target or found.target, binding or found.binding
 
