@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Final
 
 from fuzz_attn.bindings.binding import Binding, binding_of
 from fuzz_attn.errors import BindingError
+from fuzz_attn.foreign_files import content_of
+
+LARGEST_BYTES: Final = 2**20
+"""No binding file is larger."""
 
 
 def read(path: Path) -> Binding:
     """Return the binding that a file states; raises :class:`BindingError`, in one line that names the file."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = tomllib.loads(content_of(path, LARGEST_BYTES).decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise BindingError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     known = Binding.__struct_fields__
     unknown = sorted(set(table) - set(known))

@@ -8,6 +8,12 @@ from msgspec.structs import force_setattr
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
+Whole: TypeAlias = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+"""A whole number that every float can hold. A file may have a number of a thousand digits."""
+Seconds: TypeAlias = Annotated[float, Meta(ge=-1e11, le=1e11)]
+"""A time; since 1970, one before the year 5000."""
+FileName: TypeAlias = Annotated[str, Meta(pattern=r"^[\w+][\w.+-]*\Z", max_length=255)]
+"""A name of a file or a folder, which leads to no other folder. It is checked where a file or a message is read."""
 Finite: TypeAlias = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 

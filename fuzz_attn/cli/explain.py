@@ -22,6 +22,7 @@ from fuzz_attn.report import explanation as report
 from fuzz_attn.report import failure
 from fuzz_attn.report.picture import save_picture
 from fuzz_attn.report.plain_text import console, show
+from fuzz_attn.settings import load_settings
 
 
 @click.command()
@@ -34,7 +35,7 @@ from fuzz_attn.report.plain_text import console, show
     default="",
     help="A target that is right on the case, named as for --target: name the first operation that differs from it.",
 )
-@click.option("--trust", is_flag=True, help="Run the target that the file names, also outside of installed packages.")
+@click.option("--trust", is_flag=True, help="Run the target that the file names, called as it says.")
 @backend_option
 @memory_option
 @click.option("--svg", type=FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
@@ -54,8 +55,8 @@ def explain(
 
     The target is called again with other numbers in the same case. V made of unit vectors shows which keys each query
     attends, and how much. Where a small case leaves several reasons, larger ones of the same kind are tried. A file
-    that names a target outside of the installed packages needs --target or --trust, because importing a target runs its
-    code.
+    does not choose what code runs: unless it names a built-in target, an installed entry point or the target of the
+    settings, it needs --target or --trust.
 
     With --healthy, for example an earlier version of the kernel, both run the case in the simulator, and the first
     operation is named whose value differs.
@@ -66,6 +67,7 @@ def explain(
         backend=backend,
         memory=memory,
         trust=trust,
+        named=load_settings().targets,
         binding=stated_binding(binding),
         healthy=healthy,
     )

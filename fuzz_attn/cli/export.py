@@ -6,34 +6,33 @@ from pathlib import Path
 
 import click
 
-from fuzz_attn.cli.options import FILE, exits, target_option
+from fuzz_attn.cli.options import FILE, binding_option, exits, stated_binding, target_option
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.trust import is_installed
-from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.counterexamples.trust import trusted_call
+from fuzz_attn.settings import load_settings
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @click.option("--script", type=FILE, required=True, metavar="FILE", help="The script to write.")
 @target_option("the target named in the file")
-@click.option("--trust", is_flag=True, help="Run the target that the file names, also outside of installed packages.")
+@binding_option
+@click.option("--trust", is_flag=True, help="Run the target that the file names, called as it says.")
 @exits
-def export(*, file: Path, script: Path, target: str | None, trust: bool) -> int:
+def export(*, file: Path, script: Path, target: str | None, binding: Path | None, trust: bool) -> int:
     """Write a script that shows a saved failure.
 
     The script contains the tensors, the call, the expected output and its error bound. It needs torch and the target
     only, to paste into a report or to run under compute-sanitizer. It exits with 1 while the target is wrong. Large
-    tensors go to a safetensors file beside it. A file that names a target outside of the installed packages needs
-    --target or --trust, because importing a target runs its code.
+    tensors go to a safetensors file beside it. A file does not choose what code runs: unless it names a
+    built-in target, an installed entry point or the target of the settings, it needs --target or --trust.
     """
+    found = counterexample.load(file)
+    name, stated = trusted_call(
+        file, found, target, stated_binding(binding), trust=trust, named=load_settings().targets
+    )
     from fuzz_attn.export.exporting import exported  # noqa: PLC0415 - imports torch, which other commands do without
 
-    found = counterexample.load(file)
-    if target is None and not trust and not is_installed(found.target):
-        raise CounterexampleError(
-            f"{file}: names target={found.target!r}, which is no installed package: export it with --target T, or with "
-            "--trust to run the code of that target"
-        )
-    for path in exported(found, target or found.target).save(script):
+    for path in exported(found, name, stated).save(script):
         click.echo(f"written  {path}")
     return 0

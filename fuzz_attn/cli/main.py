@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Final
 
 import click
 
@@ -23,6 +24,9 @@ from fuzz_attn.cli.targets import targets
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.settings import command_line_defaults, load_settings
 
+ONLY_READ: Final = ("show", "mark", "merge", "report", "watch", "coverage")
+"""Commands that read files and import no target: what lies in the current folder is never imported for them."""
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fuzz-attn", prog_name="fuzz-attn")
@@ -35,7 +39,8 @@ def main(context: click.Context) -> None:
     """
     if context.invoked_subcommand == "run":
         context.default_map = {"run": _settings()}
-    sys.path.insert(0, os.getcwd())  # modules of the current folder are targets, as with `python -m`
+    if context.invoked_subcommand not in ONLY_READ:
+        sys.path.insert(0, os.getcwd())  # modules of the current folder are targets, as with `python -m`
 
 
 def _settings() -> dict[str, object]:

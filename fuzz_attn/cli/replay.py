@@ -29,6 +29,7 @@ from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report import github
 from fuzz_attn.report.markdown import append, of_replay
 from fuzz_attn.report.plain_text import console, safe, show, whole
+from fuzz_attn.settings import load_settings
 
 FOLDER: Final = Path("tests") / "counterexamples"
 COLOURS: Final = {
@@ -46,7 +47,7 @@ COLOURS: Final = {
 @click.argument("places", nargs=-1, metavar="[FILE_OR_DIR ...]", type=FILE)
 @target_option("the target named in the file")
 @binding_option
-@click.option("--trust", is_flag=True, help="Run targets that the files name, also outside of installed packages.")
+@click.option("--trust", is_flag=True, help="Run the targets that the files name, called as they say.")
 @backend_option
 @memory_option
 @click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
@@ -72,8 +73,8 @@ def replay(
     fixed one that fails again. REFUSED means that the target or the compiler refuses the case now, or that the target
     does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see it and
     the backend has none; it counts as a failure while the file's status is open. If none fails and a file cannot be
-    replayed, the exit status is 2. A file that names a target outside of the installed packages needs --target or
-    --trust, because importing a target runs its code.
+    replayed, the exit status is 2. A file does not choose what code runs: unless it names a built-in target, an
+    installed entry point or the target of the settings, it needs --target or --trust.
     """
     if not places and not any(FOLDER.rglob("*.json")):
         click.echo(f"no counterexamples: {FOLDER} {'holds none' if FOLDER.is_dir() else 'does not exist'}")
@@ -94,6 +95,7 @@ def replay(
         memory=memory,
         in_process=in_process,
         trust=trust,
+        named=load_settings().targets,
         binding=stated_binding(binding),
         on_error=report,
     ):

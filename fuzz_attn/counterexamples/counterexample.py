@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +19,10 @@ from msgspec import Meta
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import FileName, Plain, Whole
 from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.foreign_files import content_of, write_new
 from fuzz_attn.oracle.verdict import Verdict
 
 SCHEMA: Final = 2
@@ -66,7 +66,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     status: Literal["open", "known", "fixed"]
     target: str
     family: Family
-    signature: str
+    signature: FileName
     relation: str | None
     case: AttentionCase
     verdict: Verdict
@@ -75,8 +75,8 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     reference: str = ""
     because: str = ""
     confirmation: Literal["confirmed", "state", "flaky", "unconfirmed"] = "confirmed"
-    failed: int = 0
-    tries: int = 0
+    failed: Whole = 0
+    tries: Whole = 0
     sequence: tuple[Step, ...] = ()
     shrunk: bool = True
     trigger: tuple[str, ...] = ()
@@ -133,15 +133,9 @@ def load(path: Path) -> Counterexample:
 def _text_of(path: Path) -> bytes:
     """Return the bytes of a file; raises :class:`CounterexampleError` for a device, a pipe and a huge file."""
     try:
-        status = path.stat()
-        text = path.read_bytes() if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_BYTES else b""
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise CounterexampleError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise CounterexampleError(f"{path}: is no file")
-    if status.st_size > LARGEST_BYTES:
-        raise CounterexampleError(f"{path}: size={status.st_size} must be at most {LARGEST_BYTES} bytes")
-    return text
+        return content_of(path, LARGEST_BYTES)
+    except OSError as error:
+        raise CounterexampleError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def save(found: Counterexample, folder: Path) -> Path:
@@ -160,11 +154,7 @@ def save(found: Counterexample, folder: Path) -> Path:
 
 def overwrite(found: Counterexample, path: Path) -> None:
     """Replace the counterexample in a file, all of it or nothing."""
-    temporary = _written(found, path.parent)
-    try:
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_new(path, _encoded(found))
 
 
 def rename(path: Path, found: Counterexample) -> Path:
@@ -179,12 +169,12 @@ def rename(path: Path, found: Counterexample) -> Path:
 def _written(found: Counterexample, folder: Path) -> Path:
     """Return a new temporary file with a counterexample."""
     temporary = folder / f".{uuid4().hex}.part"
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_new(temporary, _encoded(found))
     return temporary
+
+
+def _encoded(found: Counterexample) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
 def _linked(file: Path, name: str, folder: Path) -> Path:

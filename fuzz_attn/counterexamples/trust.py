@@ -1,17 +1,27 @@
-"""Trust: whether replaying a file may import the target that it names. Importing a target runs its code."""
+"""Trust: which code a counterexample file may have run. A file is data: it names a target, but does not choose it.
+
+Without the user's word only targets run that the user has: built-in ones, installed entry points, and those that the
+command line or the settings name. What a file says of the call is used if it cannot choose what the target does: roles,
+layouts and conventions are, constants and the arguments of a constructor are not.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import sysconfig
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Final, get_args
 from urllib.parse import unquote, urlsplit
 
+from fuzz_attn.bindings.binding import Binding, Constant
 from fuzz_attn.case.families import Family
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.errors import CounterexampleError
 
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 _INSTALLED: Final = tuple(
@@ -19,22 +29,68 @@ _INSTALLED: Final = tuple(
 )
 
 
-def is_installed(target: str) -> bool:
-    """Return whether a target is built in or lies in an installed package, so that no file of others is imported.
+def trusted_call(
+    path: Path,
+    found: Counterexample,
+    target: str | None,
+    binding: Binding | None,
+    *,
+    trust: bool,
+    named: Collection[str] = (),
+) -> tuple[str, Binding | None]:
+    """Return the target and the binding to use for a file; nothing of the file is imported or made before.
 
-    False for a path, a published package and a module of the current folder.
+    ``target`` and ``binding`` are the user's own and win. With ``trust`` the file's own are used. ``named`` are targets
+    that the user names elsewhere, as in the settings. Raises :class:`CounterexampleError`, in one line that says what
+    to type, for a target or a binding that the user must decide about.
     """
+    if target is None and not (trust or found.target in named or is_installed(found.target)):
+        raise CounterexampleError(
+            f"{path}: names target={found.target!r}, and a file does not choose what code runs: add --target "
+            f"{shlex.quote(found.target)}, or --trust if you trust the file, or name the target in [tool.fuzz_attn]"
+        )
+    chosen = () if trust or binding is not None or found.binding is None else tuple(chosen_values(found.binding))
+    if chosen:
+        raise CounterexampleError(
+            f"{path}: its binding chooses what the target gets ({', '.join(chosen)}): add --binding FILE with your "
+            "own, or --trust if you trust the file"
+        )
+    return target or found.target, binding or found.binding
+
+
+def needs_trust(found: Counterexample) -> bool:
+    """Return whether a file runs only with the user's word."""
+    return not is_installed(found.target) or (found.binding is not None and any(chosen_values(found.binding)))
+
+
+def only_says_how(binding: Binding) -> bool:
+    """Return whether a run may call its target as a saved file says: without values, and without excusing the target.
+
+    A domain limits what a target is tested on, and a rounding model what counts as wrong.
+    """
+    return not (any(chosen_values(binding)) or binding.domain or binding.rounding)
+
+
+def chosen_values(binding: Binding) -> Iterator[str]:
+    """Yield the places of a binding with values that go to the target's code as they are."""
+    yield from (f"constants.{name}" for name in binding.constants)
+    yield from ("instance" for _ in (binding.instance,) if binding.instance is not None)
+    yield from (f"off.{role}" for role, value in binding.off.items() if not _is_number(value))
+
+
+def _is_number(value: Constant) -> bool:
+    """Return whether a constant is a number, several, or Python's None."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_number, value))
+    return value is None or value == "None" or isinstance(value, int | float)
+
+
+def is_installed(target: str) -> bool:
+    """Return whether a target is built in or an entry point of an installed package, which the user has chosen so."""
     if target in get_args(Family):
         return True
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == target]
-    if points:
-        return all(_is_installed_point(point) for point in points)
-    module, _, _ = target.rpartition(":")
-    return _is_module_name(module) and _is_installed_module(module)
-
-
-def _is_module_name(place: str) -> bool:
-    return not place.endswith(".py") and all(part.isidentifier() for part in place.split("."))
+    return bool(points) and all(map(_is_installed_point, points))
 
 
 def _is_installed_point(point: EntryPoint) -> bool:

@@ -14,8 +14,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import Plain, Whole
 from fuzz_attn.errors import CoverageError
+from fuzz_attn.foreign_files import content_of, write_new
 
 SCHEMA: Final = 1
 """The version of the file's format."""
@@ -39,10 +40,10 @@ class Mask(Plain, frozen=True, omit_defaults=False):
     """
 
     file: str
-    line: int
+    line: Whole
     kernel: str
     kind: str
-    ordinal: int
+    ordinal: Whole
     text: str
     several: bool
     seen: tuple[Outcome, ...]
@@ -68,7 +69,7 @@ class TargetCoverage(Plain, frozen=True, omit_defaults=False):
     target: str
     backend: str
     fallback: str
-    cases: int
+    cases: Whole
     masks: tuple[Mask, ...]
 
 
@@ -109,7 +110,7 @@ def save(targets: Iterable[TargetCoverage], folder: Path) -> Path:
     """Write the coverage of a run into its folder and return the file's path."""
     path = folder / FILE_NAME
     found = CoverageFile(SCHEMA, tuple(targets))
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write_new(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return path
 
 
@@ -120,8 +121,8 @@ def load(place: Path) -> tuple[TargetCoverage, ...]:
     """
     path = place / FILE_NAME if place.is_dir() else place
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CoverageFile).targets
+        return msgspec.json.decode(content_of(path), type=CoverageFile).targets
     except OSError as error:
         raise CoverageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CoverageError(f"{path}: is no coverage of a run: {error}") from error

@@ -25,6 +25,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
+from fuzz_attn.counterexamples.trust import only_says_how
 from fuzz_attn.engine.compiling.rounds import CASES, POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
     CaseJudged,
@@ -193,6 +194,11 @@ class Campaign:
             if saved is None:
                 raise
             path, binding = saved
+            if not only_says_how(binding):
+                raise CounterexampleError(
+                    f"{error}; the binding in {path} is not used, because it chooses values or what counts as wrong: "
+                    "pass --binding FILE if the target needs it"
+                ) from error
             self.worker = self._worker_for(msgspec.structs.replace(self.plan.setup, binding=binding))
             try:
                 stack.enter_context(self.worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.plain import Plain, Positive
+from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.messages import Order, Ready
@@ -42,10 +42,10 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
 
     target: str
     seed: int
-    workers: int
-    time: float
-    max_time: float | None = None
-    max_cases: int | None = None
+    workers: Whole
+    time: Seconds
+    max_time: Seconds | None = None
+    max_cases: Whole | None = None
     part: Part = ONLY_PART
     versions: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
     system: str = ""
@@ -54,7 +54,7 @@ class Started(Plain, frozen=True, tag_field="event", tag="started"):
 class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
     """A worker has loaded the target."""
 
-    shard: int
+    shard: Whole
     ready: Ready
 
 
@@ -64,21 +64,21 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     Of the ``seconds``, ``compiling`` were the compiler's.
     """
 
-    shard: int
+    shard: Whole
     phase: Phase
     order: Order
     verdicts: tuple[Verdict, ...]
-    seconds: float
+    seconds: Seconds
     masks: tuple[Mask, ...] = ()
-    compiled: int = 0
-    loaded: int = 0
-    compiling: float = 0.0
+    compiled: Whole = 0
+    loaded: Whole = 0
+    compiling: Seconds = 0.0
 
 
 class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):
     """A case was refused, so there was nothing to judge."""
 
-    shard: int
+    shard: Whole
     phase: Phase
     order: Order
     refusal: Refusal
@@ -91,7 +91,7 @@ class RefusalReduced(Plain, frozen=True, tag_field="event", tag="refusal_reduced
     before everything else of the case had been left out.
     """
 
-    shard: int
+    shard: Whole
     refusal: Refusal
     combination: tuple[str, ...]
 
@@ -102,7 +102,7 @@ class CaseUnsupported(Plain, frozen=True, tag_field="event", tag="case_unsupport
     ``instead`` names the backend that judged the case; if it is empty, there is no verdict.
     """
 
-    shard: int
+    shard: Whole
     phase: Phase
     order: Order
     operation: str
@@ -112,15 +112,15 @@ class CaseUnsupported(Plain, frozen=True, tag_field="event", tag="case_unsupport
 class CaseUnfinished(Plain, frozen=True, tag_field="event", tag="case_unfinished"):
     """The time was up while a case was running."""
 
-    shard: int
+    shard: Whole
     order: Order
-    seconds: float
+    seconds: Seconds
 
 
 class CaseNotCompiled(Plain, frozen=True, tag_field="event", tag="case_not_compiled"):
     """A case was not judged because one of its kernels was not compiled. It is counted, but not in the log."""
 
-    shard: int
+    shard: Whole
 
 
 class RoundCompiled(Plain, frozen=True, tag_field="event", tag="round_compiled"):
@@ -130,13 +130,13 @@ class RoundCompiled(Plain, frozen=True, tag_field="event", tag="round_compiled")
     ``seconds`` is the time of both.
     """
 
-    shard: int
-    round: int
-    compiled: int
-    loaded: int
-    failed: int
+    shard: Whole
+    round: Whole
+    compiled: Whole
+    loaded: Whole
+    failed: Whole
     complete: bool
-    seconds: float
+    seconds: Seconds
 
 
 class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
@@ -147,11 +147,11 @@ class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
     began to fuzz.
     """
 
-    shard: int
-    failure: int
+    shard: Whole
+    failure: Whole
     counterexample: Counterexample
     path: str
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     saved: bool = False
 
 
@@ -161,8 +161,8 @@ class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed
     ``same_as`` is the path of an earlier failure where this one turned out to be the same bug; its file is gone then.
     """
 
-    shard: int
-    failure: int
+    shard: Whole
+    failure: Whole
     counterexample: Counterexample
     path: str
     done: bool = False
@@ -172,7 +172,7 @@ class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed
 class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
     """A saved counterexample passes. That is unexpected of one that is not ``fixed``."""
 
-    shard: int
+    shard: Whole
     counterexample: Counterexample
     path: str
 
@@ -180,7 +180,7 @@ class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
 class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
     """Another case, or in a merged log so many, showed a failure that has a file."""
 
-    shard: int
+    shard: Whole
     path: str
     cases: Positive = 1
 
@@ -188,14 +188,14 @@ class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_
 class WorkerLost(Plain, frozen=True, tag_field="event", tag="worker_lost"):
     """A worker process died or was ended; ``reason`` in words."""
 
-    shard: int
+    shard: Whole
     reason: str
 
 
 class Note(Plain, frozen=True, tag_field="event", tag="note"):
     """Something that a reader of the summary must know, but that is no failure."""
 
-    shard: int
+    shard: Whole
     text: str
 
 
@@ -206,11 +206,11 @@ class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
     shard waited for the compile stage.
     """
 
-    shard: int
-    seconds: float
+    shard: Whole
+    seconds: Seconds
     error: str = ""
-    stopped_by: int = 0
-    waited: float = 0.0
+    stopped_by: Whole = 0
+    waited: Seconds = 0.0
 
 
 Event: TypeAlias = (

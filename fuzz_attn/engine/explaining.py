@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.engine.replay import target_named
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.forensics.explanation import Explanation
 
@@ -20,6 +21,7 @@ def explanation_of(
     backend: str = "auto",
     memory: int = 0,
     trust: bool = True,
+    named: Collection[str] = (),
     binding: Binding | None = None,
     healthy: str = "",
 ) -> Explanation:
@@ -27,12 +29,13 @@ def explanation_of(
 
     With ``healthy``, a target that is right on the case, it also names the first operation that gives another value
     there.
-    Raises :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample, the target does not load, or its
-    process ends before there is an explanation.
+    ``trust`` and ``named`` are those of :func:`fuzz_attn.engine.replay.replay`. Raises
+    :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample or is not trusted, the target does not
+    load, or its process ends before there is an explanation.
     """
     found = counterexample.load(path)
-    name = target_named(path, found, target, trust=trust)
-    setup = Setup(name, found.family, backend, memory=memory, binding=binding or found.binding)
+    name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
+    setup = Setup(name, found.family, backend, memory=memory, binding=stated)
     with IsolatedWorker(setup) as worker:
         answer = worker.judge(Order(found.case, found.relation, forensics=True, healthy=healthy))
         if answer.explanation is None:

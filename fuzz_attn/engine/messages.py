@@ -5,7 +5,7 @@ from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.oracle.verdict import Verdict
@@ -48,7 +48,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     """
 
     target: str
-    slug: str
+    slug: FileName
     family: Family
     backend: str
     device: str = "cpu"

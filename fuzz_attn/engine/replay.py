@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import is_installed
+from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, played
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.messages import Answer, Order, Setup
-from fuzz_attn.errors import CounterexampleError, FuzzAttnError
+from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -94,6 +94,7 @@ def replay(
     memory: int = 0,
     in_process: bool = False,
     trust: bool = True,
+    named: Collection[str] = (),
     binding: Binding | None = None,
     on_error: Callable[[Path, FuzzAttnError], None] = _raise,
 ) -> Iterator[Replayed]:
@@ -102,29 +103,20 @@ def replay(
     A failure that depends on earlier cases is replayed after them, and a flaky one several times, until it fails.
     With ``in_process`` the targets run in this process, and failures get no hint, which takes more launches. A verdict
     that is the file's in all else keeps the explanation of the file.
-    Each target is called with ``binding``, or else as its file says. Without ``trust`` only targets of installed
-    packages are imported, apart from ``target``. ``on_error`` is called with a file that cannot be replayed, because it
-    is no counterexample or its target does not load; the rest goes on.
+    Each target is called with ``binding``, or else as its file says. Without ``trust``, a file decides neither what
+    code runs nor what values it gets, apart from ``target`` and ``named`` targets
+    (:func:`fuzz_attn.counterexamples.trust.trusted_call`). ``on_error`` is called with a file that cannot be replayed,
+    because it is no counterexample, it is not trusted or its target does not load; the rest goes on.
     """
     with ExitStack() as stack:
         workers = _Workers(stack, backend, memory, in_process=in_process)
         for path in paths:
             try:
                 found = counterexample.load(path)
-                name = target_named(path, found, target, trust=trust)
-                yield _replayed(path, found, workers.on(name, found.family, binding or found.binding))
+                name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
+                yield _replayed(path, found, workers.on(name, found.family, stated))
             except FuzzAttnError as error:
                 on_error(path, error)
-
-
-def target_named(path: Path, found: Counterexample, target: str | None, *, trust: bool) -> str:
-    """Return the target to use for a file; raises :class:`CounterexampleError` for one that is not trusted."""
-    if target is None and not trust and not is_installed(found.target):
-        raise CounterexampleError(
-            f"{path}: names target={found.target!r}, which is no installed package: replay it with --target T, or with "
-            "--trust to run the code of that target"
-        )
-    return target or found.target
 
 
 Worker: TypeAlias = IsolatedWorker | InProcess

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.errors import OutputError
+from fuzz_attn.foreign_files import content_of
 
 KEPT_RUNS: Final = 20
 """So many of the newest run folders are kept in one output directory."""
@@ -51,8 +52,9 @@ def covered_keys(runs: Path, target: str) -> frozenset[int]:
     """Return the numbers of the compile keys that a target's runs in a folder of run folders have covered."""
     keys: set[int] = set()
     for path in runs.rglob(SUMMARY_NAME):
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # of a run that is being written, or of another version
-            summary = msgspec.json.decode(path.read_bytes(), type=_Summary)
+        # Of a run that is being written, of another version, or of somebody else.
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            summary = msgspec.json.decode(content_of(path), type=_Summary)
             keys.update(summary.compile_keys if summary.target == target else ())
     return frozenset(keys)
 

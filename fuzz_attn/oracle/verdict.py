@@ -1,8 +1,10 @@
 """Verdict: the result of one property for one case on one target, as plain data that crosses processes and files."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from fuzz_attn.case.plain import Count, Plain
+from msgspec import Meta
+
+from fuzz_attn.case.plain import Count, Plain, Whole
 
 Kind: TypeAlias = Literal[
     "ok",
@@ -48,6 +50,10 @@ Where: TypeAlias = Literal[
 """The place of the wrong elements in the output; empty if no elements are wrong."""
 
 
+NumberText: TypeAlias = Annotated[str, Meta(pattern=r"^-?(\d+(\.\d*)?(e[+-]?\d+)?|inf|nan)\Z", max_length=40)]
+"""A number as ``repr`` writes it."""
+
+
 class Element(Plain, frozen=True):
     """One output element with its actual and its expected value.
 
@@ -58,11 +64,11 @@ class Element(Plain, frozen=True):
     token: Count
     head: Count
     column: Count
-    sequence: int
-    query_index: int
-    actual: str
-    expected: str
-    bound: str
+    sequence: Whole
+    query_index: Whole
+    actual: NumberText
+    expected: NumberText
+    bound: NumberText
 
 
 class Verdict(Plain, frozen=True):
@@ -80,8 +86,8 @@ class Verdict(Plain, frozen=True):
     message: str = ""
     ratio: float | None = None
     where: Where = ""
-    wrong: int = 0
-    elements: int = 0
+    wrong: Whole = 0
+    elements: Whole = 0
     worst: tuple[Element, ...] = ()
     site: str = ""
     poison: tuple[str, ...] = ()

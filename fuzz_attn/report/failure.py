@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import is_installed
+from fuzz_attn.counterexamples.trust import needs_trust
 from fuzz_attn.oracle.verdict import Element
 from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report.bias_values import bias_values
@@ -35,7 +35,7 @@ def render(found: Counterexample, path: Path | None = None, headline: str = "FAI
     if found.verdict.worst:
         parts.append(elements_table(found.verdict.worst))
     if path is not None:
-        parts += [Text("Replay it"), whole(f" {replay_command(path, found.target)}", style="bold")]
+        parts += [Text("Replay it"), whole(f" {replay_command(path, found)}", style="bold")]
     return Group(*parts)
 
 
@@ -80,9 +80,9 @@ def certainty(found: Counterexample) -> str:
     return "Confirmed in a fresh process" + ", not shrunk fully" * (not found.shrunk)
 
 
-def replay_command(path: Path, target: str) -> str:
+def replay_command(path: Path, found: Counterexample) -> str:
     """Return the command that replays the failure on its target, for the current folder."""
-    return f"{program()} replay {shlex.quote(str(path))}" + " --trust" * (not is_installed(target))
+    return f"{program()} replay {shlex.quote(str(path))}" + " --trust" * needs_trust(found)
 
 
 def program() -> str:

@@ -49,6 +49,11 @@ def test_two_parts_are_one_run(call: Call, tmp_path: Path) -> None:
     again = call("merge", "part-2", "part-1", "--out", "merged", "--annotations")
     assert "::error file=merged/counterexamples/" in again.stdout
     assert "24 in " in again.stdout
+    lacking = call("merge", "part-1", "--out", "one", "--json")
+    assert (lacking.exit_code, json.loads(lacking.stdout)["exit_status"]) == (2, 2), (
+        "a case fails, but a part is missing"
+    )
+    assert "of 2 parts with seed 3 there is none of 2" in lacking.stderr
     replayed = call("replay", "merged/counterexamples", "--target", TARGET)
     assert replayed.exit_code == 1
     assert "1 replayed, 1 failed" in replayed.output

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,11 +17,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.cli.main import main
-from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples import counterexample, trust
 from fuzz_attn.counterexamples.trust import ENTRY_POINT_GROUP, is_installed
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.picture import save_picture
@@ -153,8 +155,11 @@ def test_the_code_of_a_foreign_target_runs_only_with_trust(
     path = save("a.json", target)
     result = replay(path)
     assert (result.exit_code, result.stdout) == (2, "")
-    reason = "which is no installed package: replay it with --target T, or with --trust to run the code of that target"
-    assert result.stderr == f"fuzz-attn: {path}: names target={target!r}, {reason}\n"
+    reason = (
+        f"names target={target!r}, and a file does not choose what code runs: add --target {target}, or --trust if you "
+        "trust the file, or name the target in [tool.fuzz_attn]"
+    )
+    assert result.stderr == f"fuzz-attn: {path}: {reason}\n"
     assert not (folder / "imported").exists()
     assert replay(path, "--target", "unified", *in_process).exit_code == 0
     assert not (folder / "imported").exists()
@@ -162,19 +167,82 @@ def test_the_code_of_a_foreign_target_runs_only_with_trust(
     assert (folder / "imported").exists()
 
 
+def test_the_target_of_the_settings_needs_no_trust(save: Save, folder: Path, in_process: Options) -> None:
+    path = save("a.json")
+    assert replay(path, *in_process).exit_code == 2
+    (folder / "pyproject.toml").write_text('[tool.fuzz_attn]\ntarget = "torch_attention.py:unified_attention"\n')
+    assert replay(path, *in_process).exit_code == 0
+
+
+HOSTILE = {
+    "subprocess:run": Binding(whole=True, constants={"args": "touch canary", "shell": True}),
+    "os:system": Binding(whole=True, constants={"command": "touch canary"}),
+    "subprocess:Popen.communicate": Binding(whole=True, instance={"args": "touch canary", "shell": True}),
+    "builtins:exec": Binding(whole=True, constants={"source": "open('canary', 'w')"}),
+}
+
+
+@pytest.mark.parametrize("target", HOSTILE)
+@pytest.mark.parametrize("command", ["replay", "explain", "export", "show"])
+def test_a_file_runs_no_command(command: str, target: str, save: Save, folder: Path, in_process: Options) -> None:
+    """A file that names an installed function and chooses its arguments, or those of a constructor."""
+    path = save("a.json", target)
+    found = msgspec.structs.replace(counterexample.load(path), binding=HOSTILE[target])
+    path.write_bytes(msgspec.json.encode(found))
+    options = {"replay": in_process, "export": ("--script", "script.py")}.get(command, ())
+    result = CliRunner().invoke(main, [command, str(path), *options])
+    assert result.exit_code == (0 if command == "show" else 2), result.output
+    assert "Traceback" not in result.output
+    assert not (folder / "canary").exists()
+    assert not (folder / "script.py").exists()
+    if command != "show":
+        assert "a file does not choose what code runs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("binding", "chosen"),
+    [
+        (Binding(constants={"path": "/etc/passwd"}), "constants.path"),
+        (Binding(constants={"debug": True}), "constants.debug"),
+        (Binding(instance={}), "instance"),
+        (Binding(off={"window": "os.system"}), "off.window"),
+        (Binding(off={"window": ("a", 1)}), "off.window"),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "explain", "export"])
+def test_a_file_does_not_choose_what_the_users_own_target_gets(
+    command: str, binding: Binding, chosen: str, save: Save, folder: Path, in_process: Options
+) -> None:
+    target = "torch_attention.py:unified_attention"
+    path = save("a.json", target)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), binding=binding)))
+    options = {"replay": in_process, "export": ("--script", "script.py")}.get(command, ())
+    result = CliRunner().invoke(main, [command, str(path), "--target", target, *options])
+    reason = f"its binding chooses what the target gets ({chosen}): add --binding FILE with your own, or --trust"
+    assert result.exit_code == 2, result.output
+    assert reason in result.stderr
+
+
+def test_a_binding_that_only_says_how_is_used(save: Save, folder: Path, in_process: Options) -> None:
+    target = "torch_attention.py:unified_attention"
+    path = save("a.json", target)
+    binding = Binding(layout="rows", window="pair", off={"window": (-1, -1)})
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), binding=binding)))
+    assert replay(path, "--target", target, *in_process).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("target", "installed"),
     [
         ("unified", True),
         ("chunked", True),
-        ("numpy:dot", True),
-        ("fuzz_attn.kernels.unified_attention:unified_attention", True),
+        ("numpy:dot", False),
+        ("subprocess:run", False),
+        ("fuzz_attn.kernels.unified_attention:unified_attention", False),
         ("torch_attention:unified_attention", False),
         ("torch_attention.py:unified_attention", False),
         ("/usr/lib/python3/evil.py:attend", False),
         ("../evil:attend", False),
-        ("numpy.py:dot", False),
-        ("no_such_module:attend", False),
         ("vllm==0.11.0:vllm.attention:attend", False),
         ("checkout::vllm.attention:attend", False),
         ("unknown", False),
@@ -182,22 +250,26 @@ def test_the_code_of_a_foreign_target_runs_only_with_trust(
         (":", False),
     ],
 )
-def test_only_installed_packages_are_trusted(
+def test_only_what_the_user_has_installed_as_a_target_is_trusted(
     target: str, installed: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
     assert is_installed(target) is installed
 
 
-def test_a_module_of_the_current_folder_that_hides_an_installed_one_is_not_trusted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_entry_point_of_an_installed_package_is_trusted_unless_the_current_folder_hides_it(
+    hidden: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "numpy.py").write_text("")
+    points = [point for point in entry_points(group="console_scripts") if point.name == "f2py"]
+    monkeypatch.setattr(trust, "entry_points", lambda group: points)
+    if hidden:
+        (folder / "numpy.py").write_text("")
     monkeypatch.syspath_prepend(str(folder))
-    assert not is_installed("numpy:dot")
+    assert is_installed("f2py") is not hidden
 
 
-def test_an_entry_point_is_trusted_if_it_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_of_the_current_folder_is_not_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ENTRY_POINT_GROUP == loading.ENTRY_POINT_GROUP
     package = folder / "planted-1.dist-info"
     package.mkdir()

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
+from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.events import (
@@ -243,12 +244,23 @@ def test_junit_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
         save_junit([], tmp_path / "file" / "junit.xml")
 
 
+def test_a_file_that_is_no_counterexample_is_never_deleted(tmp_path: Path) -> None:
+    """A log of somebody else may name any file as that of a failure."""
+    paths = [tmp_path / name for name in ("a.json", "precious.json")]
+    found = msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, trigger=("window",))
+    for path in paths:
+        path.write_text('{"precious": true}')
+    twice = (FailureFound(0, number, found, str(path)) for number, path in enumerate(paths))
+    assert len(one_for_each_bug(report_after(*twice)).failures) == 1
+    assert all(path.exists() for path in paths)
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_one_bug_in_two_files_keeps_those_from_before_the_run(saved: bool, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.json", "b.json")]
-    for path in paths:
-        path.write_text("{}")
     found = msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, trigger=("window",))
+    for path in paths:
+        counterexample.overwrite(found, path)
     twice = (FailureFound(0, number, found, str(path), saved=saved) for number, path in enumerate(paths))
     report = one_for_each_bug(report_after(*twice))
     assert [path.exists() for path in paths] == [True, saved]

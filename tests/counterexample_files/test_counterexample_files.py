@@ -293,12 +293,12 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, mess
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path.mkdir(), "is no file"),
-        (os.mkfifo, "is no file"),
-        (lambda path: path.symlink_to("/dev/zero"), "is no file"),
+        (lambda path: path.mkdir(), "cannot be read: is no file"),
+        (os.mkfifo, "cannot be read: is no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be read: is no file"),
         (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
         (lambda path: path.symlink_to("gone"), "cannot be read: No such file or directory"),
-        (lambda path: path.write_bytes(bytes(LARGEST_BYTES + 1)), "size=16777217 must be at most 16777216 bytes"),
+        (lambda path: path.write_bytes(bytes(LARGEST_BYTES + 1)), "cannot be read: has more than 16777216 bytes"),
     ],
     ids=["folder", "pipe", "device", "circle", "dangling link", "huge"],
 )

@@ -289,3 +289,93 @@ def test_parts_with_different_workers_share_no_shard(one: int, other: int) -> No
         for plan in shard_plans(RunPlan(Setup("t"), 7, workers, 1.0, None, Path("r"), Path("s"), Part(number, 2)))
     ]
     assert len(numbers) == len(set(numbers))
+
+
+def test_a_log_names_no_file_outside_of_the_output_directory(tmp_path: Path) -> None:
+    folder = write(tmp_path / "part", events_of(Part(), [(1, (0,))]))
+    log = folder / LOG_NAME
+    signature = BUGS[0].signature.encode()
+    log.write_bytes(log.read_bytes().replace(b'"signature":"%b"' % signature, b'"signature":"../../../escaped"'))
+    with pytest.raises(MergeError, match=r"events\.jsonl: is no log of a run: .*signature"):
+        merge([folder], tmp_path / "deep" / "merged")
+    assert {path.name for path in tmp_path.rglob("*.json")} == set()
+
+
+@pytest.mark.parametrize("slug", ["..", "../x", "/tmp/x", "a/b", ".hidden", "", "a\n", "-rf"])
+def test_a_slug_is_the_name_of_a_folder(slug: str, tmp_path: Path) -> None:
+    events = [*events_of(Part(), [(1, ())])[:1], WorkerReady(0, Ready("t", slug, "unified", "simulator"))]
+    with pytest.raises(MergeError, match=r"is no log of a run: .*slug"):
+        merge([write(tmp_path / "part", events)], tmp_path / "merged")
+
+
+def renamed(events: Iterable[Event], target: str, slug: str) -> list[Event]:
+    """Return the events of a run of another target."""
+    started, ready, *rest = events
+    assert isinstance(started, Started)
+    assert isinstance(ready, WorkerReady)
+    named = msgspec.structs.replace(ready.ready, slug=slug)
+    return [msgspec.structs.replace(started, target=target), msgspec.structs.replace(ready, ready=named), *rest]
+
+
+@pytest.mark.parametrize("other", ["a-b", "A:b"])
+def test_two_targets_with_one_name_of_a_folder_keep_their_failures(other: str, tmp_path: Path) -> None:
+    one, two = events_of(Part(), [(1, (0,))]), events_of(Part(), [(1, (0,))])
+    parts = [write(tmp_path / "1", renamed(one, "a:b", "s")), write(tmp_path / "2", renamed(two, other, "S"))]
+    runs = merge(parts, tmp_path / "merged")
+    assert len({run.folder.name.casefold() for run in runs}) == 2
+    files = {Path(failure.path) for run in runs for failure in run.report.failures}
+    assert len(files) == 2
+    assert all(file.exists() for file in files)
+    before = files_in(tmp_path / "merged")
+    merge(parts, tmp_path / "merged")
+    assert files_in(tmp_path / "merged") == before
+
+
+@pytest.mark.parametrize("target", ["parts", "counterexamples", "::", "x" * 5000])
+def test_a_target_of_any_name_has_a_folder_of_its_own(target: str, tmp_path: Path) -> None:
+    part = write(tmp_path / "part", renamed(events_of(Part(), [(1, (0,))]), target, "s"))
+    (run,) = merge([part], tmp_path / "merged")
+    assert run.folder.parent == tmp_path / "merged"
+    assert run.folder.name not in ("", "parts", "counterexamples")
+    assert run.report.exit_status == 1
+
+
+def test_another_failure_of_a_known_case_is_not_lost() -> None:
+    """One part knows that the case gives NaN; in another its process dies."""
+    crash = msgspec.structs.replace(BUGS[0], verdict=Verdict("oracle", "crash", "died"))
+    rows = [FoundFailure(BUGS[2], "a.json", 1.0, saved=True), FoundFailure(crash, "b.json", 2.0, saved=True)]
+    assert [failure.fails for failure in united(rows)] == [False, True]
+
+
+def test_a_mark_of_a_merged_file_covers_its_class_only(merged: Merged, tmp_path: Path) -> None:
+    run = merged(events_of(Part(1, 2), [(3, (0,))]))
+    (failure,) = run.report.failures
+    counterexample.overwrite(BUGS[2], Path(failure.path))
+    crash = msgspec.structs.replace(BUGS[0], verdict=Verdict("oracle", "crash", "died"))
+    events = [*events_of(Part(2, 2), [(3, ())])[:-1], FailureFound(0, 0, crash, "c.json", 0.5), Finished(WHOLE_RUN, 3)]
+    (run,) = merge([write(tmp_path / "other", events)], tmp_path / "merged")
+    assert {failure.counterexample.status for failure in run.report.failures} == {"known", "open"}
+    assert run.report.exit_status == 1
+
+
+def test_notes_and_errors_of_whole_runs_stay(merged: Merged) -> None:
+    events = [*events_of(Part(), [(3, ())])[:-1], Note(WHOLE_RUN, "of all"), Finished(WHOLE_RUN, 3.0, "it broke")]
+    run = merged(events)
+    assert "of all" in run.report.notes
+    assert "it broke" in run.report.errors
+    assert run.report.exit_status == 2
+
+
+def test_a_file_is_replaced_and_no_link_is_followed(tmp_path: Path) -> None:
+    part, out = write(tmp_path / "part", events_of(Part(), [(1, (0,))])), tmp_path / "merged"
+    (run,) = merge([part], out)
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    places = [run.folder / LOG_NAME, *(out / "counterexamples").rglob("*.json"), run.folder / f".{LOG_NAME}.part"]
+    for place in places:
+        place.unlink(missing_ok=True)
+        place.symlink_to(precious)
+    (run,) = merge([part], out)
+    assert run.report.exit_status == 1
+    assert precious.read_text() == "precious"
+    assert not any(place.is_symlink() for place in places[:-1])

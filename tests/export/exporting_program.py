@@ -8,4 +8,4 @@ from fuzz_attn.export.exporting import exported
 
 for path in sorted(Path(sys.argv[1]).glob("*.json")):
     found = counterexample.load(path)
-    exported(found, found.target).save(path.with_suffix(".py"))
+    exported(found, found.target, found.binding).save(path.with_suffix(".py"))

@@ -21,7 +21,7 @@ FOLDERS: Final = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn.kernels", "str
 LAYERS: Final = (
     ("errors",),
     ("kernels", "simulator"),
-    ("case", "cache_folder"),
+    ("case", "cache_folder", "foreign_files"),
     ("strategies", "inputs", "bindings"),
     ("oracle", "coverage"),
     ("backends", "targets", "counterexamples"),

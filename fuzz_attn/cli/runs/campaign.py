@@ -18,7 +18,7 @@ from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
-from fuzz_attn.engine.listeners.results import RunReport
+from fuzz_attn.engine.listeners.results import BROKEN, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
@@ -34,6 +34,7 @@ from fuzz_attn.engine.run_folder import (
     runs_folder,
 )
 from fuzz_attn.errors import FuzzAttnError, OutputError
+from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import failure, github, markdown, summary
 from fuzz_attn.report.json_document import document, numbers
 from fuzz_attn.report.junit import save_junit
@@ -101,11 +102,14 @@ def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards | None] =
     return status
 
 
-def finish(reports: list[RunReport], documents: Documents) -> int:
-    """Print the errors of all targets, write the documents that were asked for, and return the exit status."""
+def finish(reports: list[RunReport], documents: Documents, *, is_whole: bool = True) -> int:
+    """Print the errors of all targets, write the documents that were asked for, and return the exit status.
+
+    It is 2 where the results are not the ``whole``, as when a part of a run is missing.
+    """
     for error in (error for report in reports for error in report.errors or (report.reason,) if error):
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
-    status = exit_status(reports)
+    status = exit_status(reports) if is_whole else BROKEN
     if documents.json:
         click.echo(document(reports, status))
     if documents.junit is not None:
@@ -200,7 +204,7 @@ def _save(report: RunReport, folder: Path) -> list[str]:
     """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run."""
     path = folder / SUMMARY_NAME
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(numbers(report.statistics)), indent=1) + b"\n")
+        write_new(path, msgspec.json.format(msgspec.json.encode(numbers(report.statistics)), indent=1) + b"\n")
         covered = mask_coverage.save([report.statistics.coverage], folder)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error

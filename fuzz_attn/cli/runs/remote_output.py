@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import fsspec
+import msgspec
 
 from fuzz_attn.cache_folder import private_folder
 from fuzz_attn.engine.run.compiled_kernels import NAME as KERNELS
 from fuzz_attn.engine.run_folder import SUMMARY_NAME
 from fuzz_attn.errors import OutputError
+from fuzz_attn.foreign_files import write_new
 
 SENT: Final = "sent.json"
 """The file of a local copy that holds the digests of what lies at the address; the rest is still to be sent."""
@@ -72,7 +73,9 @@ class _Remote:
 
 
 def _is_read(name: str) -> bool:
-    """Return whether a run reads a file of earlier runs: a counterexample or a summary."""
+    """Return whether a run reads a file of earlier runs: a counterexample or a summary, in no other folder."""
+    if ".." in PurePosixPath(name).parts or "\\" in name or "\0" in name:
+        return False
     return name.startswith("counterexamples/") or (name.startswith("runs/") and name.endswith(f"/{SUMMARY_NAME}"))
 
 
@@ -90,10 +93,12 @@ def _contents(folder: Path) -> dict[str, str]:
 def _unsent(folder: Path) -> list[str]:
     """Return the files of a folder that the address does not have as they are."""
     path = folder / SENT
-    sent: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    sent: dict[str, str] = {}
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):  # a file that was cut off: all is sent again
+        sent = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     return [name for name, digest in _contents(folder).items() if sent.get(name) != digest]
 
 
 def _write_sent(folder: Path, digests: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SENT).write_text(json.dumps(digests), encoding="utf-8")
+    write_new(folder / SENT, msgspec.json.encode(digests))

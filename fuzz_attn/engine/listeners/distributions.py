@@ -9,19 +9,21 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.features import all_features_of
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import Plain, Seconds, Whole
 from fuzz_attn.engine.events import CaseJudged, Event
 from fuzz_attn.oracle.verdict import Verdict
 
-Counts: TypeAlias = dict[str, dict[str, int]]
-Bins: TypeAlias = dict[str, dict[int, int]]
+Bin: TypeAlias = Annotated[int, Meta(ge=-(2**20), le=2**20)]
+Counts: TypeAlias = dict[str, dict[str, Whole]]
+Bins: TypeAlias = dict[str, dict[Bin, Whole]]
 
 EXACT: Final = -12
 """The bin of a ratio of 0. Bin ``n`` above it holds ratios over ``2**(n - 1)`` and up to ``2**n``."""
@@ -48,7 +50,7 @@ class Distributions(Plain, frozen=True, omit_defaults=False):
     lengths: Bins = msgspec.field(default_factory=dict)
     sizes: Bins = msgspec.field(default_factory=dict)
     types: Counts = msgspec.field(default_factory=dict)
-    seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    seconds: dict[str, Seconds] = msgspec.field(default_factory=dict)
 
 
 def _counters() -> defaultdict[str, Counter[Any]]:

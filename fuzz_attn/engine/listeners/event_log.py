@@ -17,9 +17,12 @@ from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally
 from fuzz_attn.engine.run_folder import EVENT_LOGS, make_folder
 from fuzz_attn.errors import OutputError
+from fuzz_attn.foreign_files import opened
 
 LOG_NAME: Final = "events.jsonl"
 STATISTICS_SECONDS: Final = 10.0
+LONGEST_LINE: Final = 256 * 2**20
+"""Bytes; the longest are those of all masks of a run, of a few megabytes."""
 WHOLE_SHARE: Final = 0.1
 """Everything is written again when a run has become so much longer, so that it takes little room in a long log."""
 
@@ -112,12 +115,24 @@ def _shortened(statistics: Statistics, *, whole: bool) -> Statistics:
 
 
 def read_log(path: Path, *, skipped: Collection[str] = ()) -> Iterator[Line]:
-    """Yield the lines of a log, without a last one that is cut off and without some kinds of events."""
+    """Yield the lines of a log, without a last one that is cut off and without some kinds of events.
+
+    Raises OSError for what is no file, and :class:`msgspec.DecodeError` for a line that is no event or is too long.
+    """
     beginnings = tuple(f'{{"event":"{name}"'.encode() for name in skipped)
-    with path.open("rb") as file:
-        for text in file:
+    with opened(path) as file:
+        while text := file.readline(LONGEST_LINE):
+            if len(text) == LONGEST_LINE:
+                raise msgspec.DecodeError(f"a line has more than {LONGEST_LINE} bytes")
             if text.endswith(b"\n") and not text.startswith(beginnings):
-                yield _DECODER.decode(text)
+                yield _decoded(text)
+
+
+def _decoded(text: bytes) -> Line:
+    try:
+        return _DECODER.decode(text)
+    except RecursionError as error:
+        raise msgspec.DecodeError("a line is nested too deeply") from error
 
 
 def report_of(log: Path) -> RunReport:

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import Plain, Seconds, Whole
+from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import (
     Event,
@@ -24,6 +25,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.failures import triage
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
 from fuzz_attn.engine.refusals.counts import CountedRefusal
+from fuzz_attn.errors import CounterexampleError
 
 FAILED: Final = 1
 BROKEN: Final = 2
@@ -40,8 +42,8 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
 
     counterexample: Counterexample
     path: str
-    first_seen: float
-    cases: int = 1
+    first_seen: Seconds
+    cases: Whole = 1
     done: bool = False
     saved: bool = False
 
@@ -246,7 +248,7 @@ def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, .
     """Return failures in the order in which they were first seen; those with one file are one, with all their cases."""
     by_path: dict[str, FoundFailure] = {}
     for failure in sorted(failures, key=lambda failure: failure.first_seen):
-        name = failure.path or failure.counterexample.signature
+        name = failure.path or f"{len(by_path)}"  # without a file, each is a failure of its own
         known = by_path.get(name)
         cases = failure.cases + (known.cases if known else 0)
         by_path[name] = msgspec.structs.replace(known or failure, cases=cases)
@@ -260,9 +262,10 @@ def one_for_each_bug(report: RunReport) -> RunReport:
     run stays.
     """
     left, same = without_duplicates(report)
-    for path in same:
-        with contextlib.suppress(OSError):
-            Path(path).unlink(missing_ok=True)
+    for path in map(Path, same):
+        with contextlib.suppress(OSError, CounterexampleError):
+            counterexample.load(path)  # the path may come from a log: nothing else is deleted
+            path.unlink(missing_ok=True)
     return left
 
 

@@ -13,7 +13,7 @@ import msgspec
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.features import features_of
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.engine.events import (
@@ -67,33 +67,33 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     target: str
     backend: str = ""
     seed: int = 0
-    shards: int = 1
-    seconds: float = 0.0
-    cases: int = 0
-    shrinking: int = 0
-    deaths: int = 0
-    unfinished: int = 0
-    unfinished_seconds: float = 0.0
-    compile_keys: dict[int, int] = msgspec.field(default_factory=dict)
-    kernels_compiled: int = 0
-    kernels_loaded: int = 0
-    kernels_ahead: int = 0
-    kernels_kept: int = 0
-    not_compiled: int = 0
-    waited: float = 0.0
-    judging: float = 0.0
-    compiling: float = 0.0
-    features: dict[str, int] = msgspec.field(default_factory=dict)
-    relations: dict[str, int] = msgspec.field(default_factory=dict)
-    ratios: dict[str, float] = msgspec.field(default_factory=dict)
+    shards: Whole = 1
+    seconds: Seconds = 0.0
+    cases: Whole = 0
+    shrinking: Whole = 0
+    deaths: Whole = 0
+    unfinished: Whole = 0
+    unfinished_seconds: Seconds = 0.0
+    compile_keys: dict[int, Whole] = msgspec.field(default_factory=dict)
+    kernels_compiled: Whole = 0
+    kernels_loaded: Whole = 0
+    kernels_ahead: Whole = 0
+    kernels_kept: Whole = 0
+    not_compiled: Whole = 0
+    waited: Seconds = 0.0
+    judging: Seconds = 0.0
+    compiling: Seconds = 0.0
+    features: dict[str, Whole] = msgspec.field(default_factory=dict)
+    relations: dict[str, Whole] = msgspec.field(default_factory=dict)
+    ratios: dict[str, Finite] = msgspec.field(default_factory=dict)
     shims: tuple[str, ...] = ()
     refusals: tuple[CountedRefusal, ...] = ()
-    unsupported: dict[str, int] = msgspec.field(default_factory=dict)
+    unsupported: dict[str, Whole] = msgspec.field(default_factory=dict)
     counterexamples: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
-    shrinking_now: int = 0
+    shrinking_now: Whole = 0
     masks: tuple[Mask, ...] = ()
-    outcomes: int = 0
+    outcomes: Whole = 0
 
     @property
     def refused(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import Plain, Whole
 from fuzz_attn.properties.refusal import Refusal
 
 
@@ -17,7 +17,7 @@ class CountedRefusal(Plain, frozen=True):
     """
 
     refusal: Refusal
-    cases: int = 0
+    cases: Whole = 0
     combinations: tuple[tuple[str, ...], ...] = ()
 
 

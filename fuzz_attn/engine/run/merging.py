@@ -6,9 +6,10 @@ does the order of the parts.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,7 @@ from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.run.part_logs import PARTS, PartLog, gathered
 from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, make_folder
 from fuzz_attn.errors import CounterexampleError, MergeError, OutputError
+from fuzz_attn.foreign_files import write_new
 
 OfOneShard = (
     WorkerReady
@@ -60,6 +62,11 @@ OfOneShard = (
 )
 """The events that the merged log repeats. Those of failures are written anew: one bug is one failure."""
 TOLD_ONCE: Final = (SavedPassed, Note)
+RESERVED: Final = (PARTS, "counterexamples", "")
+"""Names of an output directory that no target's folder may have."""
+LONGEST_NAME: Final = 200
+MOST_NAMED: Final = 20
+"""So many missing parts are named."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class MergedRun:
 
     folder: Path
     report: RunReport
+    is_whole: bool
+    """Whether every part is there to its end."""
 
 
 def merge(places: Iterable[Path], out: Path) -> list[MergedRun]:
@@ -80,20 +89,36 @@ def merge(places: Iterable[Path], out: Path) -> list[MergedRun]:
     make_folder(out)
     logs = gathered(places, out / PARTS)
     by_target = itertools.groupby(logs, lambda log: log.started.target)
-    return [_merge_target(out, out / folder_name(target), list(own)) for target, own in by_target]
+    every = {target: [_MergedPart(log) for log in own] for target, own in by_target}
+    folders = _different({target: folder_name(target)[:LONGEST_NAME] for target in every}, RESERVED)
+    slugs = _different({target: _slug_of(parts) for target, parts in every.items()}, ("",))
+    kept = counterexample_folder(out)
+    return [_merge_target(out / folders[target], kept / slugs[target], parts) for target, parts in every.items()]
 
 
-def _merge_target(out: Path, folder: Path, logs: Sequence[PartLog]) -> MergedRun:
-    parts = [_MergedPart(log) for log in logs]
+def _merge_target(folder: Path, kept: Path, parts: Sequence[_MergedPart]) -> MergedRun:
     make_folder(folder)
     try:
-        failures = _saved(_failures_of(parts), _counterexample_folder(out, parts), folder / LOG_NAME)
-        temporary = folder / f".{LOG_NAME}.part"
-        temporary.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in _lines(parts, failures)))
-        temporary.replace(folder / LOG_NAME)
+        failures = _saved(_failures_of(parts), kept, folder / LOG_NAME)
+        lines = b"".join(msgspec.json.encode(line) + b"\n" for line in _lines(parts, failures))
+        write_new(folder / LOG_NAME, lines)
     except OSError as error:
         raise OutputError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    return MergedRun(folder, report_of(folder / LOG_NAME))
+    return MergedRun(folder, report_of(folder / LOG_NAME), not any(_lacking(parts)))
+
+
+def _different(names: dict[str, str], reserved: Collection[str]) -> dict[str, str]:
+    """Return a name of each target that no other has: what two would share would overwrite one's failures.
+
+    Names that differ in capitals only are one on some file systems.
+    """
+    counts = Counter(name.casefold() for name in names.values())
+    return {
+        target: name
+        if counts[name.casefold()] == 1 and name not in reserved
+        else f"{name or 'target'}-{hashlib.blake2b(target.encode(errors='replace'), digest_size=4).hexdigest()}"
+        for target, name in names.items()
+    }
 
 
 class _MergedPart:
@@ -125,9 +150,9 @@ class _MergedPart:
         return sorted(numbers - {WHOLE_RUN})
 
 
-def _counterexample_folder(out: Path, parts: Iterable[_MergedPart]) -> Path:
-    slugs = [slug for part in parts for slug in part.slugs]
-    return counterexample_folder(out) / slugs[0] if slugs else counterexample_folder(out)
+def _slug_of(parts: Iterable[_MergedPart]) -> str:
+    """Return the name of the folder of a target's counterexamples, empty where no worker was ready."""
+    return next((slug for part in parts for slug in part.slugs), "")
 
 
 def _failures_of(parts: Iterable[_MergedPart]) -> list[FoundFailure]:
@@ -156,16 +181,18 @@ def united(found: Iterable[FoundFailure]) -> list[FoundFailure]:
 
 
 def _one_for_each_case(saved: Iterable[FoundFailure]) -> Iterator[FoundFailure]:
-    """Yield saved failures; those of the same case, which several runs played, are one."""
-    by_case: dict[bytes, list[FoundFailure]] = {}
+    """Yield saved failures; those of the same case, class and status, which several runs played, are one."""
+    by_case: dict[tuple[bytes, str, str], list[FoundFailure]] = {}
     for failure in saved:
-        by_case.setdefault(_case_of(failure.counterexample), []).append(failure)
+        found = failure.counterexample
+        by_case.setdefault((*_failure_of(found), found.status), []).append(failure)
     for same in by_case.values():
         yield _joined(same[0], same[1:])
 
 
-def _case_of(found: Counterexample) -> bytes:
-    return msgspec.json.encode((found.case, found.relation))
+def _failure_of(found: Counterexample) -> tuple[bytes, str]:
+    """Return what a mark is about: the case, and the class of its failure. Another failure of the case is a new one."""
+    return msgspec.json.encode((found.case, found.relation)), triage.class_of(found.verdict)
 
 
 def _of_one_bug(kept: FoundFailure, group: Sequence[FoundFailure]) -> Iterator[FoundFailure]:
@@ -189,12 +216,12 @@ def _saved(failures: Sequence[FoundFailure], folder: Path, old_log: Path) -> lis
     same bug as another one are deleted.
     """
     old = [Path(failure.path) for failure in report_of(old_log).failures] if old_log.exists() else []
-    marks = {_case_of(found): found for found in _loaded(folder / path.name for path in old)}
+    marks = {_failure_of(found): found for found in _loaded(folder / path.name for path in old)}
     names: Counter[str] = Counter()
     written = []
     folder.mkdir(parents=True, exist_ok=True)
     for failure in failures:
-        found = _marked(failure.counterexample, marks.get(_case_of(failure.counterexample)))
+        found = _marked(failure.counterexample, marks.get(_failure_of(failure.counterexample)))
         names[found.signature] += 1
         number = names[found.signature]
         path = folder / f"{found.signature}{f'-{number}' if number > 1 else ''}.json"
@@ -231,7 +258,13 @@ def _lines(parts: Sequence[_MergedPart], failures: Sequence[FoundFailure]) -> It
     if spread is not None:
         yield DistributionsLine(spread)
     stopped_by = max(part.report.stopped_by for part in parts)
-    yield Finished(WHOLE_RUN, every.seconds, "; ".join(_lacking(parts)), stopped_by)
+    yield Finished(WHOLE_RUN, every.seconds, "; ".join((*_lacking(parts), *_errors_of(parts))), stopped_by)
+
+
+def _errors_of(parts: Sequence[_MergedPart]) -> Iterator[str]:
+    """Yield why whole runs could not go on, each once; the errors of their shards are among the repeated events."""
+    ends = (line for part in parts for line in part.lines if isinstance(line, Finished) and line.shard == WHOLE_RUN)
+    yield from dict.fromkeys(end.error for end in ends if end.error)
 
 
 def _started(parts: Sequence[Started]) -> Started:
@@ -253,9 +286,9 @@ def _repeated(parts: Sequence[_MergedPart]) -> Iterator[Event]:
     numbers = itertools.count()
     told: set[bytes] = set()
     for part in parts:
-        renumbered = {shard: next(numbers) for shard in part.shards()}
+        renumbered = {shard: next(numbers) for shard in part.shards()} | {WHOLE_RUN: WHOLE_RUN}
         for line in part.lines:
-            if not isinstance(line, OfOneShard) or line.shard == WHOLE_RUN:
+            if not isinstance(line, OfOneShard) or (line.shard == WHOLE_RUN and not isinstance(line, Note)):
                 continue
             if isinstance(line, TOLD_ONCE):
                 text = msgspec.json.encode(msgspec.structs.replace(line, shard=0))
@@ -292,5 +325,6 @@ def _lacking(parts: Sequence[_MergedPart]) -> Iterator[str]:
     present = {(part.started.seed, part.started.part.of, part.started.part.number) for part in parts}
     for seed, of in dict.fromkeys((seed, of) for seed, of, _ in present):
         absent = [str(number) for number in range(1, of + 1) if (seed, of, number) not in present]
+        more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
         if absent:
-            yield f"of {of} parts with seed {seed} there is none of {', '.join(absent)}"
+            yield f"of {of} parts with seed {seed} there is none of {', '.join(absent[:MOST_NAMED])}{more}"

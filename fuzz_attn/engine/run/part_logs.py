@@ -17,9 +17,12 @@ import msgspec
 from fuzz_attn.engine.events import Started
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, read_log
 from fuzz_attn.errors import MergeError, OutputError
+from fuzz_attn.foreign_files import content_of, write_new
 
 PARTS: Final = "parts"
 """The folder of a merged folder that keeps the logs of its parts."""
+LARGEST_LOG: Final = 4 * 2**30
+"""Bytes of the largest log that is merged."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,25 @@ def gathered(places: Iterable[Path], folder: Path) -> list[PartLog]:
             for log in _logs_below(place):
                 _keep(log, folder)
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise OutputError(f"{error.filename or folder}: cannot be read or written: {error.strerror}") from error
     return sorted((_opened(path) for path in folder.glob("*.jsonl")), key=lambda log: log.order)
 
 
 def _logs_below(place: Path) -> list[PartLog]:
     if not place.exists():
         raise MergeError(f"{place}: does not exist")
-    logs = [_opened(path) for path in _paths_below(place) if path.stat().st_size]
+    logs = [_opened(path) for path in _paths_below(place) if not _is_empty(path)]
     if not logs:
         raise MergeError(f"{place}: holds no {LOG_NAME} of a run")
     return logs
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a file was made and not written, as at the start of a run."""
+    try:
+        return path.stat().st_size == 0
+    except OSError:  # of a link that leads nowhere, which is named when it is opened
+        return False
 
 
 def _paths_below(place: Path) -> Iterator[Path]:
@@ -102,9 +113,7 @@ def _opened(path: Path) -> PartLog:
 
 def _keep(log: PartLog, folder: Path) -> None:
     """Copy a log into a folder, unless a longer one of the same run is there."""
-    kept, content = folder / log.name, log.path.read_bytes()
-    old = kept.read_bytes() if kept.exists() else b""
+    kept, content = folder / log.name, content_of(log.path, LARGEST_LOG)
+    old = content_of(kept, LARGEST_LOG) if kept.exists() else b""
     if (len(content), content) > (len(old), old):
-        temporary = kept.with_suffix(".part")
-        temporary.write_bytes(content)
-        temporary.replace(kept)
+        write_new(kept, content)

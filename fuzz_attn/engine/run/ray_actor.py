@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.engine.events import Event
 from fuzz_attn.engine.run.local_shards import COMMAND, DECODER
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
@@ -37,7 +37,7 @@ class Batch(Plain, frozen=True):
     folder: str = ""
     events: tuple[bytes, ...] = ()
     death: str = ""
-    left: dict[str, bytes] = {}  # noqa: RUF012 - msgspec copies it for each struct
+    left: dict[FileName, bytes] = {}  # noqa: RUF012 - msgspec copies it for each struct
 
 
 class ShardActor:

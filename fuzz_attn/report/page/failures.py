@@ -85,7 +85,7 @@ def _failure(found: FoundFailure, prefix: str, index: int) -> ShownFailure:
         hints=tuple(safe(hint) for hint in hints if hint),
         case=_case(found, index),
         worst=_worst(example.verdict.worst, index),
-        command=safe(failure.replay_command(Path(found.path), example.target)) if found.path else "",
+        command=safe(failure.replay_command(Path(found.path), example)) if found.path else "",
         picture=_picture(found, name) if index <= MOST_PICTURES else Markup(),
     )
 

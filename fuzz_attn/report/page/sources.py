@@ -13,9 +13,12 @@ from typing import Final
 from fuzz_attn.coverage import explanations
 from fuzz_attn.coverage.explanations import Gap
 from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.foreign_files import content_of
 
 MOST_LINES: Final = 1500
 """A longer file is shown without the rest."""
+MOST_BYTES: Final = 2**22
+"""A larger file is not read."""
 _AROUND: Final = 3
 
 
@@ -50,7 +53,8 @@ class SourceFile:
 def source_files(masks: Sequence[Mask], target: str) -> Iterator[SourceFile]:
     """Yield each file of the masks with its lines, in order.
 
-    A file is read only if it is Python and still holds the recorded lines: the log may be old, or come from elsewhere.
+    A file is shown only if it is Python and still holds the recorded lines, none of which is blank: the log may be old,
+    or come from somebody who wants to see it.
     """
     gaps = explanations.gaps(masks, target)
     for file in sorted({mask.file for mask in masks}):
@@ -93,11 +97,11 @@ def _text_of(path: Path, masks: Iterable[Mask]) -> tuple[str, str]:
     if path.suffix != ".py":
         return "", "The file is no Python file."
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content_of(path, MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return "", "The file cannot be read here."
     lines = dict(enumerate(text.splitlines(), 1))
-    if any(mask.text.strip() != lines.get(mask.line, "").strip() for mask in masks):
+    if any(not mask.text.strip() or mask.text.strip() != lines.get(mask.line, "").strip() for mask in masks):
         return "", "The file has changed since the run."
     return text, ""
 
@@ -106,7 +110,7 @@ def _functions(text: str, marked: set[int]) -> set[int]:
     """Return the numbers of the lines of the functions that hold marked lines; of code that fails to parse, a few."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {near for line in marked for near in range(max(1, line - _AROUND), line + _AROUND + 1)}
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     spans = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in functions]

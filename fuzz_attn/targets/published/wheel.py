@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zipfile
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ class Wheel:
         if not stored.exists():
             names = self._archive.namelist()
             _write(stored, json.dumps(names).encode())
-        return frozenset(json.loads(stored.read_bytes()))
+        return frozenset(name for name in json.loads(stored.read_bytes()) if _is_inside(name))
 
     def file(self, name: str) -> Path | None:
         """Return the path of a downloaded file, downloading it if need be; None if the wheel has none of that name."""
@@ -92,6 +92,12 @@ class Wheel:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["pip failed without a word"]
             raise TargetError(f"{self.requirement} cannot be downloaded: {lines[-1]}")
         return done.stdout
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name of an archive leads to a place within its folder."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,0 +1,49 @@
+"""Foreign files: reads files that somebody else may have written, and replaces files where others may write.
+
+A device, a pipe or a huge file is refused before it is read, and a file is replaced by a new one, so that a link in its
+place leads nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO, Final
+from uuid import uuid4
+
+LARGEST_BYTES: Final = 256 * 2**20
+"""No file that is read whole is larger."""
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Return an open file; raises OSError for what is no file, such as a pipe, which would be waited for."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a null character in the name
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is no file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def content_of(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
+    """Return the bytes of a file; raises OSError for what is no file and for a file of more than ``most_bytes``."""
+    with opened(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"has more than {most_bytes} bytes", str(path))
+    return content
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file, all of it or nothing; it replaces a file or a link of the name, and follows none."""
+    temporary = path.with_name(f".{uuid4().hex}.part")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
