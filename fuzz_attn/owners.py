@@ -22,6 +22,8 @@ _WATCHERS: Final = ("__torch_function__", "__torch_dispatch__")
 _PYTHON: Final = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _INSTALLED: Final = re.compile(r"(site|dist)-packages/")
 """Folders of installed packages, which may lie inside of Python's own."""
+_DUMP: Final = "(most recent call first):"
+"""How faulthandler's traceback begins. Python's own ends with the error, so all of it is kept."""
 _FRAME: Final = re.compile(r'^ *File "(?P<file>.*)", line \d+(?:,)? in (?P<function>.*)$')
 """A line of a traceback of Python or of faulthandler."""
 
@@ -39,16 +41,17 @@ def is_in_library(file: str, library: str, *parts: str) -> bool:
 
 
 def without_callers(printed: str) -> str:
-    """Return a printed traceback without the harness's frames below the target's; other text is kept.
+    """Return a printed text without the harness's frames below the target's in a traceback of faulthandler.
 
-    faulthandler prints the innermost frame first: what follows the target's last frame called it. Without a frame of
-    the target, nothing from the harness's first one on is kept.
+    It prints the innermost frame first: what follows the target's last frame called it. Without a frame of the target,
+    nothing from the harness's first one on is kept.
     """
-    lines = printed.splitlines()
+    before, began, dumped = printed.partition(_DUMP)
+    lines = dumped.splitlines()
     owners = {number: _owner_of_line(line) for number, line in enumerate(lines)}
     last = max((number for number, owner in owners.items() if owner == "target"), default=-1)
     first = next((number for number, owner in owners.items() if owner == "harness" and number > last), len(lines))
-    return "\n".join(lines[:first])
+    return before + began + "\n".join(lines[:first])
 
 
 def _owner_of_line(line: str) -> Owner | None:

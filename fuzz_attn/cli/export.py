@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuzz_attn.cli.options import FILE, exits, target_option
+from fuzz_attn.cli.options import FILE, OUTPUT_FILE, exits, target_option
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.errors import CounterexampleError
@@ -14,7 +14,7 @@ from fuzz_attn.errors import CounterexampleError
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--script", type=FILE, required=True, metavar="FILE", help="The script to write.")
+@click.option("--script", type=OUTPUT_FILE, required=True, metavar="FILE", help="The script to write.")
 @target_option("the target named in the file")
 @click.option("--trust", is_flag=True, help="Run the target that the file names, also outside of installed packages.")
 @exits

@@ -60,7 +60,7 @@ def test_parts_of_triton_are_those_of_the_installed_one() -> None:
 
 def test_callers_of_the_target_are_cut_off_a_printed_traceback() -> None:
     frames = [
-        'Fatal Python error: Segmentation fault\n\n  File "/usr/lib/x.py", line 3 in inner',
+        'Fatal Python error\n\nThread 0x1 (most recent call first):\n  File "/usr/lib/x.py", line 3 in inner',
         f'  File "{HARNESS}/simulator/run.py", line 3 in run',
         '  File "/home/me/triton/kernel.py", line 7 in attend',
         f'  File "{HARNESS}/targets/target.py", line 9 in run',
