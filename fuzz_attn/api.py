@@ -108,6 +108,7 @@ def verify(
     out = settings.out if out is None else out
     memory = (settings.memory or DEFAULT_MEMORY) if memory is None else memory
     wanted = settings.workers if workers is None else workers
+    seed = settings.seed if seed is None else seed
     plan = RunPlan(
         Setup(
             target if isinstance(target, str) else spec_of(target),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _RUN_FOLDER = pytest.StashKey[Path]()
 _SEED = pytest.StashKey[int]()
+_SEED_IS_GIVEN = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         config.stash[_SEED] = secrets.randbelow(2**32) if seed is None else seed
         folder = config.getoption("--fuzz-run-folder") or _new_folder(config.getoption("--fuzz-out"))
+    config.stash[_SEED_IS_GIVEN] = seed is not None
     config.stash[_RUN_FOLDER] = Path(folder)
 
 
@@ -170,6 +172,9 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         max_time, max_cases = settings.max_time, settings.max_cases
     if max_time is None and max_cases is None:
         max_time = DEFAULT_MAX_TIME
+    seed = config.stash[_SEED]
+    if settings.seed is not None and not config.stash[_SEED_IS_GIVEN]:
+        seed = settings.seed
     out = config.getoption("--fuzz-out") or settings.out
     return Plan(
         setup=Setup(
@@ -182,7 +187,7 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         ),
         shard=request.param,
         shards=shards,
-        seed=config.stash[_SEED],
+        seed=seed,
         max_time=max_time,
         max_cases=share_of(max_cases, request.param, shards),
         # Named by the test, because two tests may fuzz the same target.

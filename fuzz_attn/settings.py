@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -21,18 +21,36 @@ DEFAULT_MEMORY: Final = "8G"
 TABLE: Final = "tool.fuzz_attn"
 
 
+NO_DEFAULTS: Final = ("shard", "ray", "json", "annotations")
+"""Options of ``fuzz-attn run`` that belong to one run, and that no other option of the command line takes back."""
+
+_Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+_Number: TypeAlias = Annotated[int, Meta(gt=0, le=2**53)]
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """Defaults of a project, named and written as the options of ``fuzz-attn run``; None leaves the choice to it."""
+    """Defaults of a project, named and written as the options of ``fuzz-attn run``; None leaves the choice to it.
+
+    In names, an underscore is a dash. Paths are relative to the current folder, as on the command line.
+    """
 
     target: str | tuple[str, ...] | None = None
     family: Family | None = None
+    binding: str | None = None
     backend: BackendName | None = None
-    max_time: Annotated[float, Meta(gt=0)] | None = None
-    max_cases: Annotated[int, Meta(gt=0)] | None = None
-    workers: Literal["auto"] | Annotated[int, Meta(gt=0)] | None = None
+    max_time: _Seconds | None = None
+    max_cases: _Number | None = None
+    until_flat: _Seconds | None = None
+    continued: bool | None = msgspec.field(default=None, name="continue")
+    seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    workers: Literal["auto"] | Annotated[int, Meta(gt=0, le=2**20)] | None = None
+    gpu_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    mps: bool | None = None
     strict: bool | None = None
     out: str | None = None
     memory: str | None = None
+    junit: str | None = None
+    markdown: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -83,12 +101,21 @@ def _settings_in(path: Path) -> Settings:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
     if not isinstance(table, dict):
         raise SettingsError(f"{path}: [{TABLE}] must be a table")
-    unknown = sorted(set(table) - set(_keys()))
-    if unknown:
-        raise SettingsError(f"{path}: [{TABLE}] has an unknown key {unknown[0]!r}; known are: {', '.join(_keys())}")
+    stated: dict[str, object] = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name in stated:
+            raise SettingsError(f"{path}: [{TABLE}] has {name!r} twice, with a dash and with an underscore")
+        if name in NO_DEFAULTS:
+            raise SettingsError(f"{path}: [{TABLE}] {key!r} is no default of a project: give it to each run")
+        if name not in _keys():
+            raise SettingsError(f"{path}: [{TABLE}] has an unknown key {key!r}; known are: {', '.join(_keys())}")
+        stated[name] = value
     try:
-        return msgspec.convert(table, Settings)
-    except msgspec.ValidationError as error:
+        settings = msgspec.convert(stated, Settings)
+        bytes_of(settings.memory or DEFAULT_MEMORY)
+        return settings
+    except (msgspec.ValidationError, SettingsError) as error:
         raise SettingsError(f"{path}: [{TABLE}] {error}") from error
 
 

@@ -1,7 +1,8 @@
 """Plain data: the base of every frozen structure that goes into a file or a message."""
 
+import hashlib
 from functools import cache
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
@@ -15,6 +16,18 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=-1e11, le=1e11)]
 FileName: TypeAlias = Annotated[str, Meta(pattern=r"^[\w+][\w.+-]*\Z", max_length=255)]
 """A name of a file or a folder, which leads to no other folder. It is checked where a file or a message is read."""
 Finite: TypeAlias = Annotated[float, Meta(ge=-1e30, le=1e30)]
+
+LONGEST_NAME: Final = 120
+"""Bytes of a name of a file or folder: systems allow 255, and some names get an ending."""
+
+
+def shortened(name: str) -> str:
+    """Return a name of a file as it is, or its beginning and a digest of all of it where it is too long."""
+    if len(name.encode(errors="replace")) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+    kept = name.encode(errors="replace")[: LONGEST_NAME - len(digest) - 1].decode(errors="ignore")
+    return f"{kept}-{digest}"
 
 
 class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.cli.options import backend_option, binding_option, exits, family_option, stated_binding
+from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Ready, Setup
@@ -18,7 +18,7 @@ from fuzz_attn.report.plain_text import show
 
 
 @click.command()
-@click.argument("target", metavar="TARGET")
+@click.argument("target", metavar="TARGET", type=WORDS)
 @family_option
 @binding_option
 @backend_option

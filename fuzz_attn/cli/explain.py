@@ -9,6 +9,8 @@ from rich.console import Group
 
 from fuzz_attn.cli.options import (
     FILE,
+    OUTPUT_FILE,
+    WORDS,
     backend_option,
     binding_option,
     exits,
@@ -31,6 +33,7 @@ from fuzz_attn.settings import load_settings
 @binding_option
 @click.option(
     "--healthy",
+    type=WORDS,
     metavar="T",
     default="",
     help="A target that is right on the case, named as for --target: name the first operation that differs from it.",
@@ -38,7 +41,7 @@ from fuzz_attn.settings import load_settings
 @click.option("--trust", is_flag=True, help="Run the target that the file names, called as it says.")
 @backend_option
 @memory_option
-@click.option("--svg", type=FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
+@click.option("--svg", type=OUTPUT_FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
 @exits
 def explain(
     *,

@@ -13,6 +13,7 @@ from fuzz_attn.cli.bind import bind
 from fuzz_attn.cli.coverage import coverage
 from fuzz_attn.cli.explain import explain
 from fuzz_attn.cli.export import export
+from fuzz_attn.cli.guard import Program
 from fuzz_attn.cli.ledger import ledger
 from fuzz_attn.cli.mark import mark
 from fuzz_attn.cli.replay import replay
@@ -21,35 +22,25 @@ from fuzz_attn.cli.run import run
 from fuzz_attn.cli.runs.merge import merge
 from fuzz_attn.cli.show import show
 from fuzz_attn.cli.targets import targets
-from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.settings import command_line_defaults, load_settings
 
 ONLY_READ: Final = ("show", "mark", "merge", "report", "watch", "coverage")
 """Commands that read files and import no target: what lies in the current folder is never imported for them."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fuzz-attn", prog_name="fuzz-attn")
 @click.pass_context
 def main(context: click.Context) -> None:
     """Fuzz Triton paged-attention kernels against a float64 oracle.
 
     Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged, or an argument or a file is
-    wrong.
+    wrong, 70 a defect of fuzz-attn itself, which one line names together with a file that holds the traceback.
     """
     if context.invoked_subcommand == "run":
-        context.default_map = {"run": _settings()}
+        context.default_map = {"run": command_line_defaults(load_settings())}
     if context.invoked_subcommand not in ONLY_READ:
         sys.path.insert(0, os.getcwd())  # modules of the current folder are targets, as with `python -m`
-
-
-def _settings() -> dict[str, object]:
-    """Return the project's defaults of ``run``; exits with 2 and one line where they cannot be read."""
-    try:
-        return command_line_defaults(load_settings())
-    except FuzzAttnError as error:
-        click.echo(f"fuzz-attn: {error}", err=True)
-        sys.exit(2)
 
 
 for command in (run, merge, replay, bind, show, explain, mark, export, report, watch, coverage, audit, ledger, targets):

@@ -8,16 +8,20 @@ from typing import Literal
 import click
 import msgspec
 
-from fuzz_attn.cli.options import FILE, exits
+from fuzz_attn.cli.options import FILE, WORDS, exits
 from fuzz_attn.counterexamples import counterexample
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @click.argument("status", type=click.Choice(("known", "fixed", "open")))
-@click.option("--because", metavar="TEXT", default="", help="Why the failure is accepted; needed for known.")
+@click.option("--because", type=WORDS, metavar="TEXT", default="", help="Why it is accepted; needed for known.")
 @click.option(
-    "--reference", metavar="TEXT", default="", help="Number or address in an issue tracker; needed for known."
+    "--reference",
+    type=WORDS,
+    metavar="TEXT",
+    default="",
+    help="Its number or address in a tracker; needed for known.",
 )
 @exits
 def mark(*, file: Path, status: Literal["known", "fixed", "open"], because: str, reference: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
+import stat
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -17,37 +18,79 @@ from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.case.families import Family
+from fuzz_attn.cli.guard import guarded
 from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.run.cores import available_cores
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.report.plain_text import safe
 from fuzz_attn.settings import DEFAULT_MEMORY, bytes_of
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
-INTERRUPTED: Final = 130
-"""Exit status of shells for a program that was interrupted from the keyboard."""
-FILE: Final[click.ParamType[Path]] = click.Path(path_type=Path)
-OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = click.Path(file_okay=False, path_type=Path)
+
+class Place(click.Path):
+    """A file or a folder; an empty text, as of a shell's variable that is not set, is neither."""
+
+    def __init__(self, *, folder_only: bool = False, read: bool = True) -> None:
+        super().__init__(file_okay=not folder_only, path_type=Path)
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; a device that a command would read may have no end."""
+        if not str(value):
+            self.fail("'' names no file", param, ctx)
+        path = super().convert(_utf8(self, value, param, ctx), param, ctx)
+        if self._read and _is_device(path):
+            self.fail(f"{value!r} is a device", param, ctx)
+        return path
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+class Words(click.ParamType[str]):
+    """A text that a file can hold: UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        return _utf8(self, value, param, ctx)
+
+
+def _utf8(kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    """Return a value as a text that JSON can hold and that the system takes as a name."""
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        kind.fail(f"{text!r} must be UTF-8", param, ctx)
+    if "\0" in text:
+        kind.fail(f"{text!r} must have no zero bytes", param, ctx)
+    return text
+
+
+FILE: Final[click.ParamType[Path]] = Place()
+"""A file or folder to read."""
+OUTPUT_FILE: Final[click.ParamType[Path]] = Place(read=False)
+OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = Place(folder_only=True, read=False)
+WORDS: Final[click.ParamType[str]] = Words()
 
 
 def exits(command: Callable[..., int]) -> Callable[..., None]:
     """Return a click callback that exits with the status that the command returns.
 
-    For a :class:`FuzzAttnError` it prints one line on standard error and exits with 2.
+    An exception gives one line on standard error and the status that :mod:`fuzz_attn.cli.guard` has for it.
     """
 
     @wraps(command)
     def callback(**arguments: Any) -> None:
-        try:
-            status = command(**arguments)
-        except FuzzAttnError as error:
-            click.echo(f"fuzz-attn: {safe(str(error))}", err=True)
-            status = 2
-        except KeyboardInterrupt:
-            status = INTERRUPTED
-        sys.exit(status)
+        sys.exit(guarded(lambda: command(**arguments)))
 
     return callback
 
@@ -94,7 +137,7 @@ class Output(click.ParamType[Path | str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         """Return the folder or the address."""
         if isinstance(value, str) and "://" in value:
-            return value
+            return _utf8(self, value, param, ctx)
         return OUTPUT_DIRECTORY.convert(value, param, ctx)
 
 
@@ -131,7 +174,7 @@ def target_option(default: str, name: str = "target", *, multiple: bool = False)
     """Return the option ``--target``; its help names the default."""
     words = f"A built-in name, module:function, path.py:function or entry point. Default: {default}."
     words += " Can be repeated." * multiple
-    return click.option("--target", name, metavar="T", multiple=multiple, help=words)
+    return click.option("--target", name, type=WORDS, metavar="T", multiple=multiple, help=words)
 
 
 def stated_binding(path: Path | None) -> Binding | None:
@@ -177,7 +220,10 @@ workers_option: Final = click.option(
     help="Worker processes. auto: one for each core that this process may use.",
 )
 markdown_option: Final = click.option(
-    "--markdown", type=FILE, metavar="FILE", help="Also append a summary in Markdown, as for $GITHUB_STEP_SUMMARY."
+    "--markdown",
+    type=OUTPUT_FILE,
+    metavar="FILE",
+    help="Append a summary in Markdown, as for $GITHUB_STEP_SUMMARY.",
 )
 annotations_option: Final = click.option(
     "--annotations", is_flag=True, help="Also print each failure as an annotation of GitHub Actions."

@@ -111,6 +111,8 @@ def run(
     signal that ended the run before it found a failure. Known failures do not count, nor does a launch that was too
     slow once, when no time was left to try it again.
     """
+    if binding is not None and _is_given("targets") and not _is_given("binding"):
+        binding = None  # the settings state it for their own target
     if binding is not None and len(targets) != 1:
         raise BindingError("--binding needs exactly one --target")
     if ray is None and _is_given("gpu_share"):

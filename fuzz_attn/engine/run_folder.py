@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import content_of
 
@@ -71,8 +72,8 @@ def _local(out: str | Path | None) -> str | Path | None:
 
 
 def folder_name(text: str) -> str:
-    """Return the text as a name for a folder, without slashes, colons and blanks."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.")
+    """Return the text as a name for a folder, without slashes, colons and blanks, and not long."""
+    return shortened(re.sub(r"[^\w.-]+", "-", text).strip("-."))
 
 
 def make_folder(folder: Path) -> None:

@@ -32,6 +32,7 @@ from fuzz_attn.engine.fork_server.fork import Fork, forked
 from fuzz_attn.engine.fork_server.request import worker_environment
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
+from fuzz_attn.owners import without_callers
 
 SHOWN_CHARACTERS: Final = 1500
 """How much of the last output of a dead worker is shown."""
@@ -45,10 +46,6 @@ _DEATHS: Final = {
     CONNECTION_LOST: "closed or replaced the file descriptors of its process",
 }
 """Exit statuses with a meaning, in words."""
-
-_PACKAGE: Final = Path(__file__).parents[1]
-_CALLERS: Final = (_PACKAGE / "targets" / "target.py", _PACKAGE / "properties")
-"""The file whose frame calls the target, and the folder whose frames judge its output."""
 
 Reply = TypeVar("Reply")
 
@@ -197,7 +194,5 @@ def _signal_name(number: int) -> str:
 
 def _without_noise(printed: str) -> str:
     """Return output without our own frames below the target's and without the list of extension modules."""
-    for caller in _CALLERS:
-        printed, _, _ = printed.partition(f'  File "{caller}')
-    lines = printed.splitlines()
+    lines = without_callers(printed).splitlines()
     return "\n".join(line for line in lines if not line.startswith("Extension modules:")).strip()

@@ -16,6 +16,7 @@ import torch
 
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.errors import OutputError
 from fuzz_attn.export import safetensors
 from fuzz_attn.export.expectations import Expected, SameRows, WithinBound
 from fuzz_attn.export.recorded_calls import Block, Call, View
@@ -36,13 +37,15 @@ class Script:
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]]
 
     def save(self, path: Path) -> tuple[Path, ...]:
-        """Write the script and its tensors, and return the paths."""
-        path.write_text(self.text, encoding="utf-8")
-        if not self.tensors:
-            return (path,)
+        """Write the script and its tensors, and return the paths; raises :class:`OutputError` if that is impossible."""
         beside = path.with_suffix(".safetensors")
-        safetensors.write(beside, self.tensors)
-        return path, beside
+        try:
+            path.write_text(self.text, encoding="utf-8")
+            if self.tensors:
+                safetensors.write(beside, self.tensors)
+        except OSError as error:
+            raise OutputError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
+        return (path, beside) if self.tensors else (path,)
 
 
 def script_of(found: Counterexample, expected: list[Expected], sources: list[Source]) -> Script:

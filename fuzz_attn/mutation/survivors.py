@@ -93,7 +93,7 @@ def load_reasons(path: Path) -> tuple[Reason, ...]:
     """Return the reasons of a file; raises FuzzAttnError for a file that cannot be read."""
     try:
         tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, Reason])
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise FuzzAttnError(f"reasons {str(path)!r}: {error}") from error
     return tuple(msgspec.structs.replace(reason, name=name) for name, reason in tables.items())
 

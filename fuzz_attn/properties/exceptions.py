@@ -8,15 +8,14 @@ and the features of a case only: where the same shape with other data runs, the 
 from __future__ import annotations
 
 import linecache
-import sysconfig
 import traceback
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.owners import Owner, owner_of
 from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.simulator.frontend.rejections import rejection_of
 from fuzz_attn.simulator.triton_compat import is_unknown_option
@@ -24,11 +23,6 @@ from fuzz_attn.targets import target
 
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
 """Exceptions with which host code refuses its arguments. Others, such as an IndexError, are failures."""
-
-_HERE: Final = Path(target.__file__).parents[1]
-_KERNELS: Final = (f"{_HERE / 'kernels'}/", f"{(_HERE / 'kernels').resolve()}/")
-_LIBRARIES: Final = ("/torch/", "/triton/", "/numpy/")
-_PYTHON: Final = sysconfig.get_path("stdlib")
 
 
 def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal | None:
@@ -51,7 +45,7 @@ def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal |
 
 def _refused_option(raised: BaseException, text: str) -> Refusal:
     """Return the refusal of an option, which the compiler raises for a launch that a backend may have taken over."""
-    place = next((frame for frame in reversed(_called(raised)) if not _is_foreign(frame)), None)
+    place = next((frame for frame in reversed(_called(raised)) if _owner(frame) == "target"), None)
     if place is None:
         return Refusal("compile", type(raised).__name__, text)
     return _refused_at(place, "compile", raised, text)
@@ -64,8 +58,8 @@ def _refused_at(place: traceback.FrameSummary, stage: Stage, raised: BaseExcepti
 
 def place_of(raised: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost frame of the target's own code, None where the exception comes from the harness."""
-    own = next((frame for frame in reversed(_called(raised)) if not _is_library(frame)), None)
-    return None if own is None or _is_harness(own.filename) else own
+    own = next((frame for frame in reversed(_called(raised)) if _owner(frame) != "library"), None)
+    return None if own is None or _owner(own) == "harness" else own
 
 
 def _called(raised: BaseException) -> list[traceback.FrameSummary]:
@@ -85,17 +79,5 @@ _DATA: Final = ("scores", "values", "near_uniform", "equal_heads", "key_marks", 
 """The fields of a case that change numbers only."""
 
 
-def _is_library(frame: traceback.FrameSummary) -> bool:
-    """Return whether a frame is of torch, Triton, numpy or Python, or of our watchers of torch's functions."""
-    if frame.name in ("__torch_function__", "__torch_dispatch__") or frame.filename.startswith("<"):
-        return True
-    installed = frame.filename.partition("/site-packages")[2]
-    return installed.startswith(_LIBRARIES) if installed else frame.filename.startswith(_PYTHON)
-
-
-def _is_foreign(frame: traceback.FrameSummary) -> bool:
-    return _is_library(frame) or _is_harness(frame.filename)
-
-
-def _is_harness(file: str) -> bool:
-    return file.startswith(f"{_HERE}/") and not file.startswith(_KERNELS)
+def _owner(frame: traceback.FrameSummary) -> Owner:
+    return owner_of(frame.filename, frame.name)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import traceback
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import torch
@@ -26,13 +24,11 @@ from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
+from fuzz_attn.owners import owner_of
 from fuzz_attn.properties.exceptions import refusal_by, with_other_data
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 
-LIBRARIES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy"))
-"""Folders whose lines are no lines of a target."""
-HARNESS: Final = Path(__file__).parents[1]
 SHOWN_CHARACTERS: Final = 4000
 """Characters of an exception's text that a verdict keeps: a compiler may print the whole kernel."""
 
@@ -224,13 +220,9 @@ def _described(raised: BaseException) -> str:
 
 def _site_of(raised: BaseException) -> str:
     """Return ``file:line`` of the target's innermost line, not of a library that it calls; empty without any."""
-    own = [frame for frame in traceback.extract_tb(raised.__traceback__) if _is_of_target(frame.filename)]
+    frames = traceback.extract_tb(raised.__traceback__)
+    own = [frame for frame in frames if owner_of(frame.filename, frame.name) == "target"]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
-def _is_of_target(file: str) -> bool:
-    ours = Path(file).is_relative_to(HARNESS) and not Path(file).is_relative_to(HARNESS / "kernels")
-    return not ours and not file.startswith("<") and not any(library in file for library in LIBRARIES)
 
 
 def _text(raised: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 from rich.console import Console, RenderableType
 
+from fuzz_attn.errors import OutputError
 from fuzz_attn.report.plain_text import WIDTH, safe, show, text_of
 
 _FONTS: Final = re.compile(r"\s*@font-face\s*\{.*?\}", re.DOTALL)
@@ -25,9 +26,16 @@ _WIDEST: Final = 11.6
 
 
 def save_picture(renderable: RenderableType, path: Path, *, title: str) -> None:
-    """Write the report to a file as rich draws it on a terminal, with a title bar."""
+    """Write the report to a file as rich draws it on a terminal, with a title bar.
+
+    Raises :class:`OutputError` if the file cannot be written.
+    """
     recorded = _recorded(renderable)
-    path.write_text(_FONTS.sub("", recorded.export_svg(title=_fitting(title, recorded))), encoding="utf-8")
+    drawn = _FONTS.sub("", recorded.export_svg(title=_fitting(title, recorded)))
+    try:
+        path.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -115,5 +116,6 @@ def overruled(model: RoundingModel, stated: dict[str, Constant]) -> RoundingMode
 
 
 def slug_of(name: str) -> str:
-    """Return a target's name as a folder name: letters, digits, dots, dashes and underscores only."""
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name.removesuffix(".py")).strip("-.") or "target"
+    """Return a target's name as a folder name: letters, digits, dots, dashes and underscores only, and not many."""
+    slug = "".join(c if c.isalnum() or c in "._-" else "-" for c in name.removesuffix(".py")).strip("-.") or "target"
+    return shortened(slug)

@@ -1,16 +1,22 @@
 """Settings in a user's pyproject.toml: what they may hold, and what wins over them."""
 
+import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.cli import run as run_module
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.runs.campaign import Request
 from fuzz_attn.errors import SettingsError
-from fuzz_attn.settings import Settings, load_settings
+from fuzz_attn.settings import NO_DEFAULTS, Settings, load_settings
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 ALL = """
 [tool.fuzz_attn]
@@ -22,6 +28,20 @@ max-cases = 500
 workers = 2
 out = "results"
 memory = "4G"
+"""
+
+MORE = """
+[tool.fuzz_attn]
+target = "a.py:one"
+binding = "binding.toml"
+until_flat = 20
+continue = true
+seed = 7
+gpu_share = 0.5
+mps = false
+strict = true
+junit = "results.xml"
+markdown = "results.md"
 """
 
 
@@ -56,6 +76,41 @@ def test_settings_are_the_defaults_of_run(folder: Path, requests: list[Request])
     assert request.memory == 4 * 2**30
 
 
+def test_every_option_that_makes_sense_has_a_default(folder: Path, requests: list[Request]) -> None:
+    (folder / "pyproject.toml").write_text(MORE)
+    (folder / "binding.toml").write_text('whole = true\n[roles]\nq = "query"\n')
+    result = CliRunner().invoke(main, ["run"])
+    assert result.exit_code == 0, result.output
+    (request,) = requests
+    assert (request.seed, request.until_flat, request.max_time) == (7, 20.0, None)
+    assert (request.continued, request.mps, request.strict) == (True, False, True)
+    assert (request.documents.junit, request.documents.markdown) == (Path("results.xml"), Path("results.md"))
+    assert request.binding is not None
+    other = CliRunner().invoke(main, ["run", "--target", "b.py:two", "--seed", "8"])
+    assert other.exit_code == 0, other.output
+    assert (requests[1].binding, requests[1].seed) == (None, 8), "the settings state the binding of their own target"
+
+
+def test_settings_name_all_options_of_run() -> None:
+    options = {option.removeprefix("--") for each in main.commands["run"].params for option in each.opts}
+    named = {field.encode_name for field in msgspec.structs.fields(Settings)}
+    assert options - set(NO_DEFAULTS) - {"help"} == named
+
+
+def test_snippets_of_the_documents_are_accepted(folder: Path) -> None:
+    seen = set()
+    for page in sorted(DOCS.glob("*.md")):
+        for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", page.read_text(), re.MULTILINE):
+            text = "\n\n".join(part for part in dedent(block).split("\n\n") if part.lstrip().startswith("["))
+            for table in re.findall(r"^\[([a-z_.]+)\]$", text, re.MULTILINE)[:1]:
+                name = "pyproject.toml" if table == "tool.fuzz_attn" else "binding.toml"
+                (folder / name).write_text(text)
+                assert load_settings() != Settings() if name == "pyproject.toml" else read(folder / name), page
+                seen.add((page.name, table))
+    assert ("commands.md", "tool.fuzz_attn") in seen
+    assert len({page for page, _ in seen}) >= 3, "pages that have TOML: commands, bindings, rounding"
+
+
 @pytest.mark.parametrize(("arguments", "size"), [((), 8 * 2**30), (("--memory", "none"), 0)])
 def test_a_run_limits_memory_by_default(
     arguments: tuple[str, ...], size: int, folder: Path, requests: list[Request]
@@ -88,9 +143,13 @@ def test_the_nearest_file_counts(folder: Path) -> None:
 
 WRONG: dict[str, tuple[str, str]] = {
     "unknown key": (
-        "[tool.fuzz_attn]\nmax_time = 3",
-        r"\[tool\.fuzz_attn\] has an unknown key 'max_time'; known are: target, family, backend, max-time, max-cases, ",
+        "[tool.fuzz_attn]\nmax_times = 3",
+        r"\[tool\.fuzz_attn\] has an unknown key 'max_times'; known are: target, family, binding, backend, max-time, ",
     ),
+    "twice": ("[tool.fuzz_attn]\nmax_time = 3\nmax-time = 3", r"has 'max-time' twice, with a dash and with an under"),
+    "of one run": ("[tool.fuzz_attn]\nshard = '1/2'", r"'shard' is no default of a project: give it to each run"),
+    "endless": ("[tool.fuzz_attn]\nmax_time = inf", r"Expected `float` <= 1000000000(\.0)? - at `\$\.max-time`"),
+    "memory": ("[tool.fuzz_attn]\nmemory = 'all'", r"\[tool\.fuzz_attn\] 'all' must be a size with a unit"),
     "family": ("[tool.fuzz_attn]\nfamily = 'split'", r"Invalid enum value 'split' - at `\$\.family`"),
     "time": ("[tool.fuzz_attn]\nmax-time = 0", r"Expected `float` > 0(\.0)? - at `\$\.max-time`"),
     "workers": ("[tool.fuzz_attn]\nworkers = 'all'", r"at `\$\.workers`"),

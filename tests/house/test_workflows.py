@@ -152,6 +152,43 @@ def test_inputs_reach_the_shell_as_variables(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REUSABLE)
+def test_reusable_workflows_install_the_repository_that_they_are_part_of(name: str) -> None:
+    """No index has the package; the context `github` is that of the caller."""
+    (ours,) = (step["with"] for step in steps_of(name) if "repository" in step.get("with", {}))
+    assert (ours["repository"], ours["ref"]) == ("${{ job.workflow_repository }}", "${{ job.workflow_sha }}")
+    assert f"./{ours['path']}" in inputs_of(name)["install"]["default"]
+    assert not re.search(r"\bfuzz-attn\b(?!/)", inputs_of(name)["install"]["default"].replace("./.fuzz-attn", ""))
+
+
+@pytest.mark.parametrize("name", REUSABLE)
+def test_two_calls_in_one_workflow_keep_two_artifacts(name: str, tmp_path: Path) -> None:
+    """The jobs of both have the same id, and an artifact's name must be new."""
+    (kept,) = (step for step in steps_of(name) if step.get("uses", "").startswith("actions/upload-artifact@"))
+    assert kept["with"]["name"] == "${{ steps.names.outputs.artifact }}"
+    (step,) = (step for step in steps_of(name) if step.get("id") == "names")
+    given = {"TARGET": 'a/b\\c.py:"f"|g', "GITHUB_RUN_ATTEMPT": "1", "GITHUB_OUTPUT": str(tmp_path / "outputs")}
+    for _ in range(2):
+        subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env={**os.environ, **given}, check=True)
+    lines = (tmp_path / "outputs").read_text().splitlines()
+    names = {line.removeprefix("artifact=") for line in lines}
+    assert len(names) == len(lines) == 2
+    assert all(re.fullmatch(r"fuzz-attn-[\w.-]+", each) for each in names), names
+
+
+@pytest.mark.parametrize("name", ["fuzz-pull-request", "fuzz-nightly"])
+def test_the_limit_of_a_job_follows_the_seconds_of_fuzzing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "timeout").write_text('#!/bin/sh\necho "limit $2"\n')
+    (tmp_path / "timeout").chmod(0o755)
+    (script,) = (step["run"] for step in steps_of(name) if step.get("name") == "fuzz")
+    for seconds, limit in (("300", 1200), ("36000", 36900), ("0.5", 900)):
+        given = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SECONDS_OF_FUZZING": seconds}
+        done = subprocess.run(["bash", "-c", script], env=given, check=True, capture_output=True, text=True)
+        assert done.stdout == f"limit {limit}\n"
+    (job,) = jobs_of(name)
+    assert job["timeout-minutes"] in (360, "${{ inputs.timeout_minutes || 7200 }}")
+
+
+@pytest.mark.parametrize("name", REUSABLE)
 def test_reusable_workflows_keep_their_results_in_any_case(name: str) -> None:
     (kept,) = (step for step in steps_of(name) if step.get("uses", "").startswith("actions/upload-artifact@"))
     assert kept["if"] == "always()"
@@ -183,8 +220,10 @@ def played(name: str, repository: Path, *, target: str, **inputs: str) -> tuple[
     given |= {"target": target, "install": "true", **inputs}
     summary = repository.parent / f"{repository.name}-summary.md"
     summary.touch()
+    outputs = repository.parent / f"{repository.name}-outputs"
     variables = {key: given.get(_input(value), value) for key, value in job["env"].items()}
-    environment = {**os.environ, **variables, "GITHUB_STEP_SUMMARY": str(summary)}
+    environment = {**os.environ, **variables, "GITHUB_RUN_ATTEMPT": "1"}
+    environment |= {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     status, output = 0, ""
     for step in job["steps"]:

@@ -7,6 +7,7 @@ import traceback
 from typing import Final
 
 from fuzz_attn.errors import LoweringError
+from fuzz_attn.owners import is_in_library
 from fuzz_attn.simulator.triton_compat import (
     STATED,
     STATIC_ASSERT,
@@ -18,7 +19,7 @@ from fuzz_attn.simulator.triton_compat import (
     reason_of,
 )
 
-_LIBRARY: Final = ("/triton/language/", "/triton/runtime/", "/triton/_utils.py")
+_LIBRARY: Final = ("language/", "runtime/", "_utils.py")
 """Parts of Triton that raise what the language does not allow, for the compiler and for the interpreter."""
 
 
@@ -71,4 +72,4 @@ def _rejection(message: str, name: str, root: BaseException, positions: list[Pos
 
 
 def _in_library(file: str) -> bool:
-    return any(part in file for part in _LIBRARY)
+    return is_in_library(file, "triton", *_LIBRARY)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from fuzz_attn.owners import owner_of
 from fuzz_attn.simulator.codegen.accesses import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.generator import Extension
@@ -48,7 +49,6 @@ _USED: Final[dict[str, tuple[str, ...]]] = {
 """Operations whose operands are recorded before they run, and what each operand is to the operation."""
 _SILENT: Final = frozenset({"arith.constant", "scf.for", "scf.if", "scf.while"})
 """Operations whose results are not recorded: what numbers and loops result in shows where it is used first."""
-_HARNESS: Final = ("/fuzz_attn/simulator/", "/triton/")
 
 
 class Place(NamedTuple):
@@ -192,7 +192,7 @@ def _rows(value: Array, type_: Type) -> Array:
 def _launch_line() -> Location:
     """Return the line of the target that launches the kernel."""
     for frame in _callers(sys._getframe(1)):
-        if not any(part in frame.f_code.co_filename for part in _HARNESS):
+        if owner_of(frame.f_code.co_filename, frame.f_code.co_name) == "target":
             return Location(frame.f_code.co_filename, frame.f_lineno)
     return UNKNOWN_LOCATION
 
