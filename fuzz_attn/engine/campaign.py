@@ -325,10 +325,12 @@ class Campaign:
         order = self._around(Order(case, relation))
         self.learn()
         self._lives.resume(self._seconds_left())
-        before = tuple(self._last) if self._lives.may_follow else ()
+        before = tuple(self._last)
         answer = self.judge(order, "search")
         if not answer.verdict.passed:
             self._lives.meet(order, answer, before)
+        elif answer.judged and answer.earlier is not None:
+            self._lives.excuse(order, answer.earlier, before)
 
     def _around(self, order: Order) -> Order:
         """Return the order, most often with harmless poison where it would only show a known failure."""
@@ -367,10 +369,12 @@ class Campaign:
             self.emit(CaseNotCompiled(self.plan.shard))
             return answer
         self.cases += phase == "search"
-        self._last.append(order)
-        if self.worker.deaths > deaths:
-            self._last.clear()
-            self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
+        if phase == "search" and not answer.verdict.passed:
+            self._lives.answered(order, answer)
+        died = self.worker.deaths > deaths
+        self._keep(order, answer, died=died)
+        if died:
+            self.emit(WorkerLost(self.plan.shard, (answer.earlier or answer.verdict).message))
         self._tell(answer.notes)
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
@@ -382,6 +386,14 @@ class Campaign:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer
+
+    def _keep(self, order: Order, answer: Answer, *, died: bool) -> None:
+        """Keep the orders that the worker's process has judged: none where it ended, this one if it began with that."""
+        ended = answer.verdict.kind == "timeout" or (died and answer.earlier is None)
+        if ended or died or answer.earlier is not None:
+            self._last.clear()
+        if not ended:
+            self._last.append(order)
 
     def _wait(self, order: Order, phase: Phase) -> Wait:
         """Return how long an order may take: only what makes a new failure, or confirms one, needs the full limit."""
