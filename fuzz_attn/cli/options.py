@@ -28,8 +28,20 @@ Decorator = Callable[[Decorated], Decorated]
 
 INTERRUPTED: Final = 130
 """Exit status of shells for a program that was interrupted from the keyboard."""
-FILE: Final[click.ParamType[Path]] = click.Path(path_type=Path)
-OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = click.Path(file_okay=False, path_type=Path)
+
+
+class NamedPath(click.Path):
+    """A path that is not empty: an unset variable of a shell must not mean the current folder, or a default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if str(value) == "":
+            self.fail("the path is empty, as of a variable that is not set", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE: Final[click.ParamType[Path]] = NamedPath(path_type=Path)
+OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = NamedPath(file_okay=False, path_type=Path)
 
 
 def exits(command: Callable[..., int]) -> Callable[..., None]:

@@ -151,6 +151,8 @@ class Campaign:
         self._waited = self._missing = self._hung = 0.0
         self._compiled = False
         self._own_rounds = 0
+        self._suspects: list[AttentionCase] = []
+        """Probes of a refusal one of which ended its process: each is judged as a case of the search."""
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
         self._lives = FailureLives(self, plan.shard, self.folder, plan.max_time, self.elapsed)
 
@@ -222,6 +224,8 @@ class Campaign:
         finally:
             self._journal.close(keep=broken or self._unfinished)
             self._lives.close()
+            if self._suspects:
+                self._tell([f"the worker ended in probes of a refusal, and {len(self._suspects)} were not run again"])
 
     def _introduce(self) -> None:
         """Emit that the worker is ready, and again when another one has replaced it."""
@@ -322,7 +326,12 @@ class Campaign:
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
             return
-        order = self._around(Order(case, relation))
+        self._judge_drawn(self._around(Order(case, relation)))
+        while self._suspects and self._has_time():
+            self._judge_drawn(Order(self._suspects.pop()))
+
+    def _judge_drawn(self, order: Order) -> None:
+        """Judge a case of the search; count or follow what it shows."""
         self.learn()
         self._lives.resume(self._seconds_left())
         before = tuple(self._last)
@@ -419,6 +428,7 @@ class Campaign:
         except OutOfTimeError:
             raise OutOfProbesError from None
         if len(answer.refusals) != len(cases):
+            self._suspects += cases
             raise OutOfProbesError
         return answer.refusals
 

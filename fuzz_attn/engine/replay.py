@@ -50,8 +50,8 @@ class Replayed:
         """``FAILED`` while the case fails, ``FIXED`` once it passes, ``REFUSED`` once the target refuses it.
 
         ``KNOWN`` and ``REGRESSED`` fail too, but the file says that the bug is known, or that it was fixed. Such a mark
-        covers the class of failure that the file has: ``CHANGED`` fails in another way, or also in another way. ``PASSES``
-        is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or only
+        covers the class of failure that the file has: ``CHANGED`` fails in another way, or also in another way.
+        ``PASSES`` is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or only
         sanitizers saw it and the backend of the replay has none. Writes outside a tensor are different, because guard
         bands see them on every backend.
         """
@@ -154,9 +154,7 @@ Worker: TypeAlias = IsolatedWorker | InProcess
 class _Workers:
     """The worker of each target, started when it is needed first; one that does not start is not tried again."""
 
-    def __init__(
-        self, stack: ExitStack, backend: str, memory: int, launch_seconds: float, *, in_process: bool
-    ) -> None:
+    def __init__(self, stack: ExitStack, backend: str, memory: int, launch_seconds: float, *, in_process: bool) -> None:
         self._stack = stack
         self._backend = backend
         self._memory = memory

@@ -18,7 +18,7 @@ from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
-from fuzz_attn.engine.listeners.results import RunReport
+from fuzz_attn.engine.listeners.results import FAILED, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
@@ -103,7 +103,7 @@ def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards | None] =
 
 def finish(reports: list[RunReport], documents: Documents) -> int:
     """Print the errors of all targets, write the documents that were asked for, and return the exit status."""
-    for error in (error for report in reports for error in report.errors or (report.reason,) if error):
+    for error in (problem for report in reports for problem in report.problems):
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
     status = exit_status(reports)
     if documents.json:
@@ -119,9 +119,9 @@ def finish(reports: list[RunReport], documents: Documents) -> int:
 
 
 def exit_status(reports: list[RunReport]) -> int:
-    """Return 1 if a target failed and the failures were saved, else the largest exit status of a target."""
+    """Return 1 if a case of any target failed, as for one target, else the largest exit status of a target."""
     statuses = [report.exit_status for report in reports]
-    return 1 if 1 in statuses and 2 not in statuses else max(statuses)
+    return FAILED if FAILED in statuses else max(statuses)
 
 
 def parts(request: Request) -> Iterator[Request]:
@@ -182,7 +182,7 @@ def print_report(report: RunReport, folder: Path, printer: Console) -> None:
 
 def _print_results(report: RunReport, printer: Console) -> None:
     for found in report.failures:
-        if not found.known:
+        if found.followed and not found.known:
             path, headline = Path(found.path) if found.path else None, failure.run_headline(found.counterexample)
             show(printer, failure.render(found.counterexample, path, headline))
             show(printer, "")

@@ -45,9 +45,11 @@ class Accounts:
     def __init__(self) -> None:
         self.failing = 0
         """Cases of the search, and saved ones, that failed."""
+        self.excused = 0
+        """Cases that failed in a process that had judged others, and passed in a fresh one."""
         self._shown: Counter[str] = Counter()
         """How many of them showed a class."""
-        self._excused: Counter[str] = Counter()
+        self._not_repeated: Counter[str] = Counter()
         self._rows: dict[Name, _Row] = {}
         self._names: dict[str, Name] = {}
 
@@ -58,15 +60,16 @@ class Accounts:
 
     def _accounted(self, failure_class: str) -> int:
         rows = {id(row): row for row in self._rows.values()}.values()
-        return self._excused[failure_class] + sum(row.cases for row in rows if row.covers(failure_class))
+        return self._not_repeated[failure_class] + sum(row.cases for row in rows if row.covers(failure_class))
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
         match event:
             case CaseJudged() if event.phase in ("saved", "search"):
                 self._judged(event)
-            case CaseExcused(judged=True):
-                self._excused[_without_words(class_of(event.verdict))] += 1
+            case CaseExcused():
+                self.excused += 1
+                self._not_repeated[_without_words(class_of(event.verdict))] += event.judged
             case FailureFound():
                 self._row(event).add(event.counterexample)
             case FailureChanged():

@@ -279,7 +279,6 @@ class Results:
             self.stopped_by,
         )
 
-
     def _with_failures(self, given: Statistics | None) -> Statistics:
         """Return the counts with the files of the failures as they are now.
 

@@ -17,7 +17,6 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.engine.events import (
-    CaseExcused,
     CaseJudged,
     CaseNotCompiled,
     CaseRefused,
@@ -155,7 +154,6 @@ class Tally:
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: Counter[str] = field(default_factory=Counter)
     not_judged: int = 0
-    excused: int = 0
     masks: tuple[Mask, ...] = ()
     outcomes: int = 0
     _accounts: Accounts = field(default_factory=Accounts)
@@ -182,8 +180,6 @@ class Tally:
             case CaseUnsupported():
                 self.unsupported[event.operation] += 1
                 self.not_judged += not event.instead and event.phase in ("saved", "search")
-            case CaseExcused():
-                self.excused += 1
             case CaseUnfinished():
                 self.unfinished += 1
                 self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
@@ -261,7 +257,7 @@ class Tally:
         paths = set(self._paths.values())
         open_paths, known = tuple(sorted(paths - self._known)), tuple(sorted(paths & self._known))
         accounts = self._accounts
-        counted = {"failing": accounts.failing, "lost": accounts.lost}
+        counted = {"failing": accounts.failing, "lost": accounts.lost, "excused": accounts.excused}
         return Statistics(**values, **counted, counterexamples=open_paths, known=known)
 
 

@@ -20,6 +20,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import (
     ONLY_PART,
     WHOLE_RUN,
+    CaseExcused,
     CaseJudged,
     CaseRefused,
     CaseUnfinished,
@@ -48,6 +49,7 @@ from fuzz_attn.errors import CounterexampleError, MergeError, OutputError
 
 OfOneShard = (
     WorkerReady
+    | CaseExcused
     | CaseJudged
     | CaseRefused
     | RefusalReduced
@@ -165,7 +167,8 @@ def _one_for_each_case(saved: Iterable[FoundFailure]) -> Iterator[FoundFailure]:
 
 
 def _case_of(found: Counterexample) -> bytes:
-    return msgspec.json.encode((found.case, found.relation))
+    """Return a case and its class of failure: a mark on a file covers no other failure of the same case."""
+    return msgspec.json.encode((found.case, found.relation, triage.class_of(found.verdict)))
 
 
 def _of_one_bug(kept: FoundFailure, group: Sequence[FoundFailure]) -> Iterator[FoundFailure]:
@@ -268,7 +271,7 @@ def _repeated(parts: Sequence[_MergedPart]) -> Iterator[Event]:
 def _events_of(failure: FoundFailure, number: int) -> Iterator[Event]:
     """Yield the events from which a listener learns all of a failure, as if one shard had found it."""
     found, path = failure.counterexample, failure.path
-    yield FailureFound(0, number, found, path, failure.first_seen, failure.saved)
+    yield FailureFound(0, number, found, path, failure.first_seen, failure.saved, failure.followed)
     if failure.cases > 1:
         yield FailureSeenAgain(0, path, failure.cases - 1)
     yield FailureChanged(0, number, found, path, failure.done)
