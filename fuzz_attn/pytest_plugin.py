@@ -135,6 +135,7 @@ def _failure(plan: Plan) -> str:
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.machine import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.summary import NOT_FOLLOWED  # noqa: PLC0415 - as above
 
     results = Results()
     try:
@@ -143,9 +144,15 @@ def _failure(plan: Plan) -> str:
             emit(started(plan.setup.target, plan.seed, 1, plan.max_time, plan.max_cases))
             Campaign(plan, emit).run()
     except FuzzAttnError as error:
-        return str(error)
-    texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures if found.fails]
-    return "\n\n".join(texts) or results.report().reason
+        failed = str(error)
+    else:
+        failed = ""
+    report = results.report()
+    found = [each for each in report.failures if each.fails]
+    texts = [plain_text(each.counterexample, Path(each.path) if each.path else None) for each in found if each.followed]
+    only_seen = [f"{NOT_FOLLOWED}: {each.kind}: {each.message}" for each in found if not each.followed]
+    problems = [failed] if failed else report.problems
+    return "\n\n".join((*texts, *only_seen, *problems))
 
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:

@@ -18,7 +18,6 @@ from fuzz_attn.cli.options import (
     stated_binding,
     target_option,
 )
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.explaining import explanation_of
 from fuzz_attn.report import explanation as report
 from fuzz_attn.report import failure
@@ -64,7 +63,7 @@ def explain(
     With --healthy, for example an earlier version of the kernel, both run the case in the simulator, and the first
     operation is named whose value differs.
     """
-    found = explanation_of(
+    explained = explanation_of(
         file,
         target=target,
         backend=backend,
@@ -74,7 +73,7 @@ def explain(
         binding=stated_binding(binding),
         healthy=healthy,
     )
-    shown = Group(failure.reason(counterexample.load(file)), report.render(found))
+    shown = Group(failure.headline(explained.found, explained.verdict), report.render(explained.explanation))
     show(console(), shown)
     if svg is not None:
         save_picture(shown, svg, title=f"fuzz-attn explain {file}")

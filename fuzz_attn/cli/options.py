@@ -38,7 +38,7 @@ class Place(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; a device that a command would read may have no end."""
         if not str(value):
-            self.fail("'' names no file", param, ctx)
+            self.fail("the path is empty, as of a variable that is not set", param, ctx)
         path = super().convert(_utf8(self, value, param, ctx), param, ctx)
         if self._read and _is_device(path):
             self.fail(f"{value!r} is a device", param, ctx)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fuzz_attn.cli.options import (
     FILE,
+    Seconds,
     annotations_option,
     backend_option,
     binding_option,
@@ -23,12 +24,14 @@ from fuzz_attn.cli.options import (
     target_option,
 )
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.engine.replay import replay as replay_files
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report import github
 from fuzz_attn.report.markdown import append, of_replay
 from fuzz_attn.report.plain_text import console, safe, show, whole
+from fuzz_attn.report.waiting import Waiting
 from fuzz_attn.settings import load_settings
 
 FOLDER: Final = Path("tests") / "counterexamples"
@@ -36,6 +39,7 @@ COLOURS: Final = {
     "FIXED": "bold green",
     "PASSES": "bold green",
     "FAILED": "bold red",
+    "CHANGED": "bold red",
     "REGRESSED": "bold red",
     "KNOWN": "bold yellow",
     "UNSEEN": "bold yellow",
@@ -50,6 +54,14 @@ COLOURS: Final = {
 @click.option("--trust", is_flag=True, help="Run the targets that the files name, called as they say.")
 @backend_option
 @memory_option
+@click.option(
+    "--launch-limit",
+    type=Seconds(),
+    metavar="SECONDS",
+    default=LAUNCH_SECONDS,
+    show_default=True,
+    help="After how long a launch counts as a hang.",
+)
 @click.option("--in-process", is_flag=True, help="Run the target in this process, so that print and breakpoint work.")
 @markdown_option
 @annotations_option
@@ -62,6 +74,7 @@ def replay(
     trust: bool,
     backend: str,
     memory: int,
+    launch_limit: float,
     in_process: bool,
     markdown: Path | None,
     annotations: bool,
@@ -70,8 +83,9 @@ def replay(
 
     Print FAILED or FIXED for each and exit with 1 if any fails. The default is all of tests/counterexamples. KNOWN
     fails as its file says and is no failure of the replay, PASSES is a known one that passes now, and REGRESSED is a
-    fixed one that fails again. REFUSED means that the target or the compiler refuses the case now, or that the target
-    does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see it and
+    fixed one that fails again. CHANGED is a known or fixed one that fails in another way than its file says, or also in
+    another way, and is a failure. REFUSED means that the target or the compiler refuses the case now, or that the
+    target does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see it and
     the backend has none; it counts as a failure while the file's status is open. If none fails and a file cannot be
     replayed, the exit status is 2. A file does not choose what code runs: unless it names a built-in target, an
     installed entry point or the target of the settings, it needs --target or --trust.
@@ -83,26 +97,32 @@ def replay(
     printer, counts, done, errors = console(), Counter[str](), list[Replayed](), list[str]()
 
     def report(path: Path, error: FuzzAttnError) -> None:
+        waiting.stop()
         named = str(error).startswith(f"{path}: ")
         errors.append(safe(str(error) if named else f"{path}: {error}"))
         click.echo(f"fuzz-attn: {errors[-1]}", err=True)
         counts["not replayed"] += 1
 
-    for replayed in replay_files(
-        paths,
-        target=target,
-        backend=backend,
-        memory=memory,
-        in_process=in_process,
-        trust=trust,
-        named=load_settings().targets,
-        binding=stated_binding(binding),
-        on_error=report,
-    ):
-        done.append(replayed)
-        show(printer, _result(replayed))
-        counts["failed"] += replayed.still_fails
-        counts["unseen"] += replayed.status == "UNSEEN"
+    named = load_settings().targets
+    with Waiting(console(stderr=True)) as waiting:
+        for replayed in replay_files(
+            paths,
+            target=target,
+            backend=backend,
+            memory=memory,
+            in_process=in_process,
+            trust=trust,
+            named=named,
+            binding=stated_binding(binding),
+            launch_seconds=launch_limit,
+            on_start=lambda path: None if in_process else waiting.start(f"Replaying {path}"),
+            on_error=report,
+        ):
+            waiting.stop()
+            done.append(replayed)
+            show(printer, _result(replayed))
+            counts["failed"] += replayed.still_fails
+            counts["unseen"] += replayed.status == "UNSEEN"
     if len(paths) > counts["not replayed"]:
         show(printer, _total(len(paths) - counts["not replayed"], counts))
     if markdown is not None:
@@ -130,7 +150,10 @@ def _unseen(replayed: Replayed) -> str:
 def _result(replayed: Replayed) -> RenderableType:
     """Return the status and the path of a counterexample, and below them what there is to know of its failure."""
     line = whole("").append(f"{replayed.status:6}", COLOURS[replayed.status])
-    notes = [replayed.verdict.message] * (not replayed.verdict.passed)
+    notes = [replayed.message] * (not replayed.verdict.passed)
+    if replayed.status != "CHANGED":
+        others = [verdict for verdict in replayed.others if verdict != replayed.verdict]
+        notes += [f"also {verdict.what}: {verdict.message}" for verdict in others]
     notes += [_unseen(replayed)] * (replayed.status == "UNSEEN")
     notes += [replayed.refused] * bool(replayed.refused)
     if replayed.found.status == "known":

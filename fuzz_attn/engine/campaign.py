@@ -152,6 +152,8 @@ class Campaign:
         self._waited = self._missing = self._hung = 0.0
         self._compiled = False
         self._own_rounds = 0
+        self._suspects: list[AttentionCase] = []
+        """Probes of a refusal one of which ended its process: each is judged as a case of the search."""
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
         self._lives = FailureLives(self, plan.shard, self.folder, plan.max_time, self.elapsed)
 
@@ -228,6 +230,8 @@ class Campaign:
         finally:
             self._journal.close(keep=broken or self._unfinished)
             self._lives.close()
+            if self._suspects:
+                self._tell([f"the worker ended in probes of a refusal, and {len(self._suspects)} were not run again"])
 
     def _introduce(self) -> None:
         """Emit that the worker is ready, and again when another one has replaced it."""
@@ -328,12 +332,19 @@ class Campaign:
     def _try(self, case: AttentionCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
             return
-        order = self._around(Order(case, relation))
+        self._judge_drawn(self._around(Order(case, relation)))
+        while self._suspects and self._has_time():
+            self._judge_drawn(Order(self._suspects.pop()))
+
+    def _judge_drawn(self, order: Order) -> None:
+        """Judge a case of the search; count or follow what it shows."""
         self._lives.resume(self._seconds_left())
-        before = tuple(self._last) if self._lives.may_follow else ()
+        before = tuple(self._last)
         answer = self.judge(order, "search")
         if not answer.verdict.passed:
             self._lives.meet(order, answer, before)
+        elif answer.judged and answer.earlier is not None:
+            self._lives.excuse(order, answer.earlier, before)
 
     def _around(self, order: Order) -> Order:
         """Return the order, most often with harmless poison where it would only show a known failure."""
@@ -373,10 +384,12 @@ class Campaign:
             self.emit(CaseNotCompiled(self.plan.shard))
             return answer
         self.cases += phase == "search"
-        self._last.append(order)
-        if self.worker.deaths > deaths:
-            self._last.clear()
-            self.emit(WorkerLost(self.plan.shard, answer.verdict.message))
+        if phase == "search" and not answer.verdict.passed:
+            self._lives.answered(order, answer)
+        died = self.worker.deaths > deaths
+        self._keep(order, answer, died=died)
+        if died:
+            self.emit(WorkerLost(self.plan.shard, (answer.earlier or answer.verdict).message))
         self._tell(answer.notes)
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
@@ -388,6 +401,14 @@ class Campaign:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer
+
+    def _keep(self, order: Order, answer: Answer, *, died: bool) -> None:
+        """Keep the orders that the worker's process has judged: none where it ended, this one if it began with that."""
+        ended = answer.verdict.kind == "timeout" or (died and answer.earlier is None)
+        if ended or died or answer.earlier is not None:
+            self._last.clear()
+        if not ended:
+            self._last.append(order)
 
     def _wait(self, order: Order, phase: Phase) -> Wait:
         """Return how long an order may take: only what makes a new failure, or confirms one, needs the full limit."""
@@ -413,6 +434,7 @@ class Campaign:
         except OutOfTimeError:
             raise OutOfProbesError from None
         if len(answer.refusals) != len(cases):
+            self._suspects += cases
             raise OutOfProbesError
         return answer.refusals
 

@@ -143,8 +143,8 @@ class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
     """A failure that is none of those known so far; it is saved in ``path``.
 
     Its status is ``open`` if it is new. A saved one that still fails is ``open`` or ``known``; a ``fixed`` one that
-    fails again is a regression. A ``saved`` one has a file from before the run. ``seconds`` is the time since the shard
-    began to fuzz.
+    fails again is a regression. A ``saved`` one has a file from before the run. One that is not ``followed`` is saved
+    as it was seen, because the shard follows too many others. ``seconds`` is the time since the shard began to fuzz.
     """
 
     shard: Whole
@@ -153,12 +153,14 @@ class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
     path: str
     seconds: Seconds = 0.0
     saved: bool = False
+    followed: bool = True
 
 
 class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):
     """A failure was confirmed, classified or shrunk further; ``path`` is its file now, ``done`` after the last change.
 
-    ``same_as`` is the path of an earlier failure where this one turned out to be the same bug; its file is gone then.
+    ``same_as`` is the name of an earlier failure (:func:`name_of`) where this one turned out to be the same bug; its
+    file is gone then.
     """
 
     shard: Whole
@@ -178,11 +180,23 @@ class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
 
 
 class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
-    """Another case, or in a merged log so many, showed a failure that has a file."""
+    """Another case, or in a merged log so many, showed a failure; ``path`` is its name (:func:`name_of`)."""
 
     shard: Whole
     path: str
     cases: Positive = 1
+
+
+class CaseExcused(Plain, frozen=True, tag_field="event", tag="case_excused"):
+    """A case failed in a process that had judged others, and passed in a fresh one, or the time was up before that.
+
+    It is counted and makes no failure: the machine may be slow, or somebody ended the process. Several of them make a
+    failure that depends on earlier cases. If it was ``judged``, its event :class:`CaseJudged` has the failed verdict.
+    """
+
+    shard: int
+    verdict: Verdict
+    judged: bool = False
 
 
 class WorkerLost(Plain, frozen=True, tag_field="event", tag="worker_lost"):
@@ -227,6 +241,7 @@ Event: TypeAlias = (
     | FailureChanged
     | SavedPassed
     | FailureSeenAgain
+    | CaseExcused
     | WorkerLost
     | Note
     | Finished
@@ -234,6 +249,11 @@ Event: TypeAlias = (
 Emit: TypeAlias = Callable[[Event], None]
 News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
 """Returns what the other shards of the run have found or changed since the last call; called between cases."""
+
+
+def name_of(shard: int, failure: int, path: str) -> str:
+    """Return what names a failure in events: the path of its file, or words for one that could not be saved."""
+    return path or f"failure {failure} of worker {shard}, which could not be saved"
 
 
 def ignore(event: Event) -> None:

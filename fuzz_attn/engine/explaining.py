@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
+from fuzz_attn.engine.failures.life import order_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.forensics.explanation import Explanation
+from fuzz_attn.oracle.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The explanation of a counterexample, and the verdict on its case now, which may have passed."""
+
+    found: Counterexample
+    verdict: Verdict
+    explanation: Explanation
 
 
 def explanation_of(
@@ -24,7 +37,7 @@ def explanation_of(
     named: Collection[str] = (),
     binding: Binding | None = None,
     healthy: str = "",
-) -> Explanation:
+) -> Explained:
     """Return the explanation of a saved failure on its own target or on another.
 
     With ``healthy``, a target that is right on the case, it also names the first operation that gives another value
@@ -37,7 +50,8 @@ def explanation_of(
     name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
     setup = Setup(name, found.family, backend, memory=memory, binding=stated)
     with IsolatedWorker(setup) as worker:
+        verdict = worker.judge(order_of(found)).verdict
         answer = worker.judge(Order(found.case, found.relation, forensics=True, healthy=healthy))
         if answer.explanation is None:
             raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")
-        return answer.explanation
+        return Explained(found, verdict, answer.explanation)

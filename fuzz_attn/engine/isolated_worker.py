@@ -183,9 +183,10 @@ class IsolatedWorker:
         if shared or not self._end_fork():
             self._end()
             self._apart = 1 if again else ORDERS_APART
-        if again:
-            return self._judge_apart(order, deadline, wait, shared=shared)
         failed = _failed("timeout", f"the launch did not end within {seconds:.0f} s")
+        if again:
+            answer = self._judge_apart(order, deadline, wait, shared=shared)
+            return answer if shared else msgspec.structs.replace(answer, earlier=failed.verdict)
         return msgspec.structs.replace(failed, fresh=apart and wait == "full")
 
     def _end_fork(self) -> bool:
@@ -222,7 +223,8 @@ class IsolatedWorker:
         if failed.worker_ended:
             self._end()
         if not again:
-            return self._judge(order, deadline, wait, again=True)
+            earlier = Verdict("oracle", "crash", f"broke the harness: {failed.error}")
+            return msgspec.structs.replace(self._judge(order, deadline, wait, again=True), earlier=earlier)
         if self.setup.target in get_args(Family):
             raise FuzzAttnError(f"fuzz_attn itself failed on a case:\n{failed.traceback}")
         return _failed("crash", f"broke the harness, in a fresh process too: {failed.error}")

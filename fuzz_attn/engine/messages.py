@@ -105,6 +105,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     ``fresh`` is true for a hang that lasted for the full limit in a process that had judged no other case.
+    ``earlier`` is what the order showed in a process that had judged others, where it was judged again in a fresh one.
     """
 
     verdict: Verdict = Verdict("oracle")
@@ -121,6 +122,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     missing: bool = False
     killed: bool = False
     fresh: bool = False
+    earlier: Verdict | None = None
     notes: tuple[str, ...] = ()
     explanation: Explanation | None = None
 

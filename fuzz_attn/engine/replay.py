@@ -17,8 +17,10 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.events import Phase
-from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, played
-from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.failures.life import order_of
+from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
+from fuzz_attn.engine.failures.triage import failures_of
+from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.messages import Answer, Order, Setup
@@ -40,13 +42,16 @@ class Replayed:
     """Why the case is not judged: the target or the compiler refuses it, or the target does not promise it."""
     unsupported: bool = False
     """Whether no backend that may be used can run the case."""
+    others: tuple[Verdict, ...] = ()
+    """Failures of other classes than the file's, which ``verdict`` is the first of if the file's does not show."""
 
     @property
     def status(self) -> str:
         """``FAILED`` while the case fails, ``FIXED`` once it passes, ``REFUSED`` once the target refuses it.
 
-        ``KNOWN`` and ``REGRESSED`` fail too, but the file says that the bug is known, or that it was fixed. ``PASSES``
-        is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or only
+        ``KNOWN`` and ``REGRESSED`` fail too, but the file says that the bug is known, or that it was fixed. Such a mark
+        covers the class of failure that the file has: ``CHANGED`` fails in another way, or also in another way.
+        ``PASSES`` is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or only
         sanitizers saw it and the backend of the replay has none. Writes outside a tensor are different, because guard
         bands see them on every backend.
         """
@@ -55,7 +60,9 @@ class Replayed:
         if self.unsupported:
             return "UNSEEN"
         if not self.verdict.passed:
-            return {"open": "FAILED", "known": "KNOWN", "fixed": "REGRESSED"}[self.found.status]
+            changed = self.others and (self.found.status == "known" or self.verdict in self.others)
+            marked = {"known": "KNOWN", "fixed": "REGRESSED"}
+            return "FAILED" if self.found.status == "open" else "CHANGED" if changed else marked[self.found.status]
         found = self.found.verdict
         seen = self.sanitizers or found.property_name != "sanitizers" or found.kind == "written_outside"
         if not seen or self.found.confirmation == "flaky":
@@ -65,7 +72,17 @@ class Replayed:
     @property
     def still_fails(self) -> bool:
         """Whether a reader must act: the case fails, or it is unseen here and its file is not marked fixed."""
-        return self.status in ("FAILED", "REGRESSED") or (self.status == "UNSEEN" and self.found.status == "open")
+        if self.status == "UNSEEN":
+            return self.found.status == "open"
+        return self.status in ("FAILED", "REGRESSED", "CHANGED")
+
+    @property
+    def message(self) -> str:
+        """What fails, in words; of a changed failure, also what its file does not say."""
+        if self.status != "CHANGED":
+            return self.verdict.message
+        others = "; ".join(f"{verdict.what}: {verdict.message}" for verdict in self.others)
+        return f"it fails in another way than the file says ({self.found.verdict.what}): {others}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,8 @@ def replay(
     trust: bool = True,
     named: Collection[str] = (),
     binding: Binding | None = None,
+    launch_seconds: float = LAUNCH_SECONDS,
+    on_start: Callable[[Path], None] = lambda path: None,
     on_error: Callable[[Path, FuzzAttnError], None] = _raise,
 ) -> Iterator[Replayed]:
     """Yield each file, replayed on its own target or on another; each target has one worker process.
@@ -105,12 +124,14 @@ def replay(
     that is the file's in all else keeps the explanation of the file.
     Each target is called with ``binding``, or else as its file says. Without ``trust``, a file decides neither what
     code runs nor what values it gets, apart from ``target`` and ``named`` targets
-    (:func:`fuzz_attn.counterexamples.trust.trusted_call`). ``on_error`` is called with a file that cannot be replayed,
-    because it is no counterexample, it is not trusted or its target does not load; the rest goes on.
+    (:func:`fuzz_attn.counterexamples.trust.trusted_call`). A launch that has not ended after ``launch_seconds`` is a
+    hang. ``on_start`` is called with each file before it is replayed, and ``on_error`` with one that cannot be
+    replayed, because it is no counterexample, it is not trusted or its target does not load; the rest goes on.
     """
     with ExitStack() as stack:
-        workers = _Workers(stack, backend, memory, in_process=in_process)
+        workers = _Workers(stack, backend, memory, launch_seconds, in_process=in_process)
         for path in paths:
+            on_start(path)
             try:
                 found = counterexample.load(path)
                 name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
@@ -125,10 +146,11 @@ Worker: TypeAlias = IsolatedWorker | InProcess
 class _Workers:
     """The worker of each target, started when it is needed first; one that does not start is not tried again."""
 
-    def __init__(self, stack: ExitStack, backend: str, memory: int, *, in_process: bool) -> None:
+    def __init__(self, stack: ExitStack, backend: str, memory: int, launch_seconds: float, *, in_process: bool) -> None:
         self._stack = stack
         self._backend = backend
         self._memory = memory
+        self._launch_seconds = launch_seconds
         self._in_process = in_process
         self._found: list[tuple[Setup, Worker | FuzzAttnError]] = []
 
@@ -142,7 +164,8 @@ class _Workers:
 
     def _started(self, setup: Setup) -> Worker | FuzzAttnError:
         """Return a new worker, or the error where it does not start."""
-        worker = InProcess(setup) if self._in_process else IsolatedWorker(setup)
+        isolated = IsolatedWorker(setup, launch_seconds=self._launch_seconds)
+        worker = InProcess(setup) if self._in_process else isolated
         started: Worker | FuzzAttnError = worker
         try:
             self._stack.enter_context(worker)
@@ -157,15 +180,22 @@ def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     if lacking:
         return Replayed(path, found, Verdict("oracle"), False, worker.ready.sanitizers, NOT_PROMISED.format(lacking))
     digest = worker.judge(Order(found.case, digest=True)).digest
-    order = Order(found.case, found.relation)
-    answer = played(found, _Launches(worker), "confirm")
-    verdict = answer.verdict
-    if isinstance(worker, IsolatedWorker):
-        verdict = explained(worker.judge, order, verdict)
+    result = played(found, _Launches(worker), "confirm")
+    verdict = _shown(result)
+    if isinstance(worker, IsolatedWorker) and result.own:
+        verdict = explained(worker.judge, order_of(found), verdict)
     in_words = msgspec.structs.replace(verdict, explanation=found.verdict.explanation)
     if in_words == found.verdict:
         verdict = in_words
+    answer, others = result.answer, tuple(each for failing in result.others for each in failures_of(failing.answer))
     drifted = bool(found.digest) and digest != found.digest
-    refused = REFUSES if answer.refusal is not None else ""
-    unsupported = bool(answer.unsupported) and not answer.judged
-    return Replayed(path, found, verdict, drifted, worker.ready.sanitizers, refused, unsupported)
+    refused = REFUSES if answer.refusal is not None and result.passed else ""
+    unsupported = bool(answer.unsupported) and not answer.judged and result.passed
+    return Replayed(path, found, verdict, drifted, worker.ready.sanitizers, refused, unsupported, others)
+
+
+def _shown(result: Played) -> Verdict:
+    """Return the verdict of the file's class, else another failure, else the pass."""
+    if result.own:
+        return result.own[0]
+    return result.others[0].answer.verdict if result.others else result.answer.verdict

@@ -21,7 +21,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Pipe
-from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 import msgspec

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +17,7 @@ from rich.text import Text
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import needs_trust
-from fuzz_attn.oracle.verdict import Element
+from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report.bias_values import bias_values
 from fuzz_attn.report.plain_text import count, text_of, whole
@@ -70,13 +71,15 @@ def needs(found: Counterexample) -> str:
 def certainty(found: Counterexample) -> str:
     """Return how the failure was confirmed."""
     if found.confirmation == "state":
+        if not found.sequence:
+            return "State: it fails only in a process that has judged other cases, which are not known"
         cases = count(len(found.sequence), "case")
         return f"State: it fails only after {cases} before it in the same process, which the file contains"
     if found.confirmation == "flaky":
         return f"Flaky: it failed {found.failed} times of {found.tries}"
     if found.confirmation == "unconfirmed":
         doubt = "; this does not fail the run" if found.verdict.kind == "timeout" else ""
-        return f"Unconfirmed: the time was up before it ran again{doubt}"
+        return f"Unconfirmed: it was seen, and did not run again{doubt}"
     return "Confirmed in a fresh process" + ", not shrunk fully" * (not found.shrunk)
 
 
@@ -106,6 +109,17 @@ def reason(found: Counterexample, status: str = "FAILED") -> RenderableType:
     if verdict.where:
         message.append(f" [{verdict.where.replace('_', ' ')}]")
     return Group(headline, message)
+
+
+def headline(found: Counterexample, verdict: Verdict) -> RenderableType:
+    """Return what a saved failure does now: how it fails, or that it passes and how it failed when it was saved."""
+    if not verdict.passed:
+        same = verdict.what == found.verdict.what
+        return reason(found if same else msgspec.structs.replace(found, verdict=verdict))
+    where = "in a fresh process" if found.confirmation == "state" else "now"
+    saved = f"{found.verdict.what}: {found.verdict.message}"
+    passes = whole("PASSES ", "bold green").append(found.target, "bold")
+    return Group(passes, Text(f"The case passes {where}. When it was saved, it failed: {saved}"))
 
 
 def case_table(found: Counterexample) -> Table:

@@ -8,7 +8,7 @@ from typing import Final
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.report.plain_text import safe
-from fuzz_attn.report.summary import failure_in_words
+from fuzz_attn.report.summary import NOT_FOLLOWED, failure_in_words
 
 _DATA: Final = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
 _PROPERTY: Final = {**_DATA, ord(":"): "%3A", ord(","): "%2C"}
@@ -19,7 +19,7 @@ def of_run(reports: Iterable[RunReport]) -> Iterator[str]:
     for report in reports:
         for found in report.failures:
             yield _of_failure(report.target, found)
-        for error in report.errors or filter(None, (report.reason,)):
+        for error in report.problems:
             yield _line("error", f"fuzz-attn: {report.target}", "", error)
 
 
@@ -27,7 +27,7 @@ def of_replay(replayed: Iterable[Replayed], errors: Iterable[str]) -> Iterator[s
     """Yield an error for each file that fails or cannot be replayed, and a notice for each known failure."""
     for each in replayed:
         if each.still_fails:
-            yield _line("error", f"{each.status}: {each.found.target}", str(each.path), each.verdict.message)
+            yield _line("error", f"{each.status}: {each.found.target}", str(each.path), each.message)
         elif each.status in ("KNOWN", "PASSES"):
             words = f"{each.found.because} ({each.found.reference})"
             yield _line("notice", f"{each.status}: {each.found.target}", str(each.path), words)
@@ -41,6 +41,7 @@ def _of_failure(target: str, found: FoundFailure) -> str:
         return _line("notice", f"known: {title}", found.path, found.counterexample.reference)
     if not found.fails:
         return _line("warning", f"unconfirmed: {title}", found.path, found.message)
+    title = title if found.followed else f"{NOT_FOLLOWED}: {title}"
     return _line("error", title, found.path, found.message)
 
 

@@ -37,6 +37,7 @@ def _target(report: RunReport) -> dict[str, Any]:
         "target": report.target,
         "ok": report.ok,
         "reason": report.reason,
+        "lost": report.lost,
         "failures": [_failure(found) for found in report.failures],
         "refusals": msgspec.to_builtins(report.refusals),
         "notes": report.notes,

@@ -36,7 +36,7 @@ def _add_suite(root: Element, report: RunReport) -> None:
     """
     failures = [found for found in report.failures if found.fails]
     others = [found for found in report.failures if not found.fails]
-    errors = [*report.errors, *([report.reason] if report.reason else [])]
+    errors = report.problems
     tests = len(failures) + len(others) + len(errors) or 1
     numbers = {
         "tests": str(tests),

@@ -11,7 +11,7 @@ from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.errors import OutputError
 from fuzz_attn.report.failure import program
 from fuzz_attn.report.plain_text import count, safe
-from fuzz_attn.report.summary import failure_in_words, smallest_case, status_of
+from fuzz_attn.report.summary import failure_in_words, rows_of, smallest_case
 
 _ESCAPED: Final = {ord(character): f"\\{character}" for character in "\\`*_{}[]<>#|~&"}
 
@@ -47,20 +47,21 @@ def _of_target(report: RunReport) -> Iterator[str]:
     yield f"{', '.join(words)}, on {statistics.backend or 'no backend'}."
     yield ""
     if report.failures:
-        yield from _table(("failure", "cases", "smallest case", "status", "replay"), map(_failure_row, report.failures))
-    for error in report.errors or filter(None, (report.reason,)):
+        yield from _table(("failure", "cases", "smallest case", "status", "replay"), _failure_rows(report.failures))
+    for error in report.problems:
         yield f"- **Error:** {_escaped(error)}"
     for note in report.notes:
         yield f"- {_escaped(note)}"
     yield ""
 
 
-def _failure_row(found: FoundFailure) -> tuple[str, ...]:
-    words = f"{failure_in_words(found)}: {found.message}"
-    known = f" ({found.counterexample.reference})" if found.known else ""
-    command = f"{program()} replay {found.path}" if found.path else ""
-    cells = words, str(found.cases), smallest_case(found), f"{status_of(found)}{known}"
-    return (*map(_escaped, cells), _code(command))
+def _failure_rows(failures: Sequence[FoundFailure]) -> Iterator[tuple[str, ...]]:
+    for found, cases, status in rows_of(failures):
+        words = f"{failure_in_words(found)}: {found.message}"
+        known = f" ({found.counterexample.reference})" if found.known else ""
+        command = f"{program()} replay {found.path}" if found.path else ""
+        cells = words, str(cases), smallest_case(found), f"{status}{known}"
+        yield (*map(_escaped, cells), _code(command))
 
 
 def of_replay(replayed: Sequence[Replayed], errors: Sequence[str]) -> str:
@@ -75,6 +76,8 @@ def of_replay(replayed: Sequence[Replayed], errors: Sequence[str]) -> str:
 
 
 def _why(replayed: Replayed) -> str:
+    if replayed.status == "CHANGED":
+        return replayed.message
     if replayed.found.status == "known":
         return f"{replayed.found.because} ({replayed.found.reference})"
     return replayed.refused or ("" if replayed.verdict.passed else replayed.verdict.message)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fuzz_attn.case.features import features_of
 from fuzz_attn.coverage import explanations
+from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
@@ -18,6 +19,12 @@ from fuzz_attn.report import refusals
 from fuzz_attn.report.plain_text import count, safe, whole
 
 Row: TypeAlias = tuple[str, str | Text]
+
+ENOUGH_CASES: Final = 30
+"""From so many cases on, the rule of three holds: without a failure in n, at most 3 / n fail."""
+
+
+NOT_FOLLOWED: Final = "seen, not followed"
 
 
 def progress_line(statistics: Statistics, time_left: float | None, gained: int = 0) -> str:
@@ -45,17 +52,32 @@ def features_line(statistics: Statistics) -> str:
 
 
 def failures_table(report: RunReport) -> RenderableType:
-    """Return a row for each failure: the failure in words, cases that showed it, smallest case, first seen, status."""
+    """Return a row for each failure: the failure in words, cases that showed it, smallest case, first seen, status.
+
+    Failures of a class that were seen and not followed have one row together.
+    """
     table = Table(box=None, padding=(0, 1), title=f"Failures of {safe(report.target)}", title_justify="left")
     table.add_column("failure")
     table.add_column("cases", justify="right")
     table.add_column("smallest case")
     table.add_column("first seen", justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    for found in report.failures:
+    for found, cases, status in rows_of(report.failures):
         words, case = Text(failure_in_words(found)), Text(smallest_case(found))
-        table.add_row(words, Text(str(found.cases)), case, f"{found.first_seen:.1f} s", Text(status_of(found)))
+        table.add_row(words, Text(str(cases)), case, f"{found.first_seen:.1f} s", Text(status))
     return table
+
+
+def rows_of(failures: Sequence[FoundFailure]) -> Iterator[tuple[FoundFailure, int, str]]:
+    """Yield a failure, its cases and its status for each row; those of a class that were only seen have one row."""
+    yield from ((found, found.cases, status_of(found)) for found in failures if found.followed)
+    only_seen: dict[str, list[FoundFailure]] = {}
+    for found in failures:
+        if not found.followed:
+            only_seen.setdefault(class_of(found.counterexample.verdict), []).append(found)
+    for same in only_seen.values():
+        files = count(sum(bool(found.path) for found in same), "file")
+        yield same[0], sum(found.cases for found in same), f"{NOT_FOLLOWED}, {files}"
 
 
 def failure_in_words(found: FoundFailure) -> str:
@@ -83,7 +105,15 @@ def status_of(found: FoundFailure) -> str:
         "flaky": f"flaky ({counterexample.failed} of {counterexample.tries})",
         "unconfirmed": "unconfirmed",
     }[counterexample.confirmation]
+    doubt = doubt if found.followed else NOT_FOLLOWED
     return ", ".join(filter(None, (status if found.path else "not saved", doubt)))
+
+
+def confidence(cases: int) -> str:
+    """Return what so many cases without a failure say about how many fail at most."""
+    if cases < ENOUGH_CASES:
+        return f"fewer than {ENOUGH_CASES} cases say too little about how often one fails"
+    return f"at most {3 / cases:.2g} failures per case with 95% confidence (3/n)"
 
 
 def render(statistics: Statistics) -> RenderableType:
@@ -115,9 +145,15 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     if statistics.shrinking:
         yield "shrinking", count(statistics.shrinking, "attempt")
     if statistics.refused:
-        yield "refused", f"{count(statistics.refused, 'case')}, not among the cases above; listed below"
+        share = f"{statistics.judged_share:.0%} of all cases were judged"
+        yield "refused", f"{count(statistics.refused, 'case')}, not among the cases above; {share}; listed below"
     if statistics.deaths:
         yield "worker deaths", str(statistics.deaths)
+    if statistics.excused:
+        words = "failed or hung in a used process and passed in a fresh one, which is no failure yet"
+        yield "not repeated", f"{count(statistics.excused, 'case')} {words}"
+    if statistics.lost:
+        yield "lost failures", Text(f"{statistics.lost}: no row of the table has them", style="bold red")
     if statistics.unfinished_seconds >= POSSIBLE_HANG:
         yield "unfinished", _unfinished(statistics)
     failures = len(statistics.counterexamples)
@@ -194,5 +230,4 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
     yield "largest err / bound", ratios or "none measured"
     yield "mask coverage", _covered(statistics)
     if not statistics.counterexamples and not statistics.known:
-        limit = f"at most {3 / statistics.cases:.2g} failures per case with 95% confidence (3/n)"
-        yield "no failure in", f"{count(statistics.cases, 'case')}: {limit}"
+        yield "no failure in", f"{count(statistics.cases, 'case')}: {confidence(statistics.cases)}"

@@ -10,14 +10,30 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fuzz_attn.engine.events import Event, FailureChanged, FailureFound, Note, SavedPassed, Started, WorkerReady
+from fuzz_attn.engine.events import (
+    CaseExcused,
+    Event,
+    FailureChanged,
+    FailureFound,
+    Note,
+    SavedPassed,
+    Started,
+    WorkerReady,
+)
 from fuzz_attn.engine.listeners.results import pass_in_words
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally
 from fuzz_attn.report.plain_text import PIPE_SECONDS, count, safe, show, whole
 from fuzz_attn.report.summary import features_line, progress_line
 
 FRAME_SECONDS: Final = 0.25
-STYLES: Final = {"found": "bold red", "known": "yellow", "shrunk": "red", "same": "dim", "note": "yellow"}
+STYLES: Final = {
+    "found": "bold red",
+    "seen": "red",
+    "known": "yellow",
+    "shrunk": "red",
+    "same": "dim",
+    "note": "yellow",
+}
 
 
 class Terminal:
@@ -34,6 +50,7 @@ class Terminal:
         self._began: float | None = None
         self._headline = ""
         self._told: set[str] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._shown = self._compared = time.monotonic()
         self._outcomes = self._gained = 0
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -60,18 +77,32 @@ class Terminal:
                 self._began = self._began or time.monotonic()
             case FailureFound() if event.counterexample.status == "known":
                 self._row("known", event.path)
+            case FailureFound(followed=False):
+                self._seen.add((event.shard, event.failure))
+                self._row("seen", f"{event.counterexample.verdict.what}, not followed: {event.path}")
             case FailureFound():
                 verdict = event.counterexample.verdict
                 self._row("found", f"{verdict.what}: {verdict.message}")
             case FailureChanged(same_as=same_as) if same_as:
                 self._row("same", f"it is the failure in {same_as}")
-            case FailureChanged(done=True) if event.counterexample.status != "known":
+            case FailureChanged(done=True) if self._is_told(event):
                 self._row("shrunk", event.path or event.counterexample.signature)
             case SavedPassed() if event.counterexample.status != "fixed":
                 self._row("note", pass_in_words(event))
-            case Note() if event.text not in self._told:  # by another worker
-                self._told.add(event.text)
-                self._row("note", event.text)
+            case Note():
+                self._tell(event.text)
+            case CaseExcused():
+                self._tell(f"a case failed that passes in a fresh process: {event.verdict.message}")
+
+    def _is_told(self, event: FailureChanged) -> bool:
+        """Return whether the end of a failure has a row: not of a known one, nor of one that was only seen."""
+        return event.counterexample.status != "known" and (event.shard, event.failure) not in self._seen
+
+    def _tell(self, text: str) -> None:
+        """Print a note that no worker has told before."""
+        if text not in self._told:
+            self._told.add(text)
+            self._row("note", text)
 
     def _show_headline(self) -> None:
         """Print what is fuzzed, once a worker is ready or takes long: the error of a bad target is the only line."""

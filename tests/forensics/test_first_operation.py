@@ -98,8 +98,8 @@ def test_two_versions_of_a_file_are_compared_each_with_its_own_modules(tmp_path:
     failure = signed(f"{tmp_path}/new/version.py:my_attention", "unified", None, case, verdict)
     stated = msgspec.structs.replace(failure, binding=Binding(layout="rows"))
     file = save(stated, tmp_path)
-    found = explanation_of(file, backend="simulator", healthy=f"{tmp_path}/old/version.py:my_attention").operation
-    assert found is not None
-    assert found.source == "visible = (keys < seq_len) & (keys <= position)", found.words
-    assert found.site.startswith(f"{tmp_path}/new/its_kernel.py:")
-    assert [line.partition(": ")[2].partition("  #")[0] for line in found.own_lines] == [f"{limit} + 1"]
+    found = explanation_of(file, backend="simulator", healthy=f"{tmp_path}/old/version.py:my_attention").explanation
+    assert found.operation is not None
+    assert found.operation.source == "visible = (keys < seq_len) & (keys <= position)", found.operation.words
+    assert found.operation.site.startswith(f"{tmp_path}/new/its_kernel.py:")
+    assert [line.partition(": ")[2].partition("  #")[0] for line in found.operation.own_lines] == [f"{limit} + 1"]

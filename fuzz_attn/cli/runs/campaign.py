@@ -18,7 +18,7 @@ from fuzz_attn.cli.options import OUTPUT_FILE, Decorated, annotations_option, ma
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
-from fuzz_attn.engine.listeners.results import BROKEN, RunReport
+from fuzz_attn.engine.listeners.results import BROKEN, FAILED, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
@@ -107,7 +107,7 @@ def finish(reports: list[RunReport], documents: Documents, *, is_whole: bool = T
 
     It is 2 where the results are not the ``whole``, as when a part of a run is missing.
     """
-    for error in (error for report in reports for error in report.errors or (report.reason,) if error):
+    for error in (problem for report in reports for problem in report.problems):
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
     status = exit_status(reports) if is_whole else BROKEN
     if documents.json:
@@ -123,9 +123,9 @@ def finish(reports: list[RunReport], documents: Documents, *, is_whole: bool = T
 
 
 def exit_status(reports: list[RunReport]) -> int:
-    """Return 1 if a target failed and the failures were saved, else the largest exit status of a target."""
+    """Return 1 if a case of any target failed, as for one target, else the largest exit status of a target."""
     statuses = [report.exit_status for report in reports]
-    return 1 if 1 in statuses and 2 not in statuses else max(statuses)
+    return FAILED if FAILED in statuses else max(statuses)
 
 
 def parts(request: Request) -> Iterator[Request]:
@@ -186,7 +186,7 @@ def print_report(report: RunReport, folder: Path, printer: Console) -> None:
 
 def _print_results(report: RunReport, printer: Console) -> None:
     for found in report.failures:
-        if not found.known:
+        if found.followed and not found.known:
             path, headline = Path(found.path) if found.path else None, failure.run_headline(found.counterexample)
             show(printer, failure.render(found.counterexample, path, headline))
             show(printer, "")

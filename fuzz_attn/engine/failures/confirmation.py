@@ -42,9 +42,14 @@ class Dependent:
     tries: int = 0
 
 
-def dependent(order: Order, failure_class: str, launches: Launches, before: Sequence[Order]) -> Dependent:
-    """Return what a failure depends on that does not recur in a fresh process: earlier cases, or chance."""
-    sequence = sequence_before(order, failure_class, launches, before)
+def dependent(
+    order: Order, failure_class: str, launches: Launches, before: Sequence[Order], checks: int = CHECKS
+) -> Dependent:
+    """Return what a failure depends on that does not recur in a fresh process: earlier cases, or chance.
+
+    After earlier cases it must recur in all of some ``checks``.
+    """
+    sequence = sequence_before(order, failure_class, launches, before, checks)
     if sequence:
         return Dependent("state", sequence)
     failed = 1 + repeated(order, failure_class, launches)
@@ -53,7 +58,7 @@ def dependent(order: Order, failure_class: str, launches: Launches, before: Sequ
 
 def repeated(order: Order, failure_class: str, launches: Launches) -> int:
     """Return how often an order fails of ``TRIES`` times."""
-    return sum(shows(launches.judge(order, "confirm"), failure_class) for _ in range(TRIES))
+    return sum(showed(launches.judge(order, "confirm"), failure_class) for _ in range(TRIES))
 
 
 def in_fresh_process(order: Order, launches: Launches) -> Answer:
@@ -67,11 +72,19 @@ def shows(answer: Answer, failure_class: str) -> bool:
     return any(class_of(verdict) == failure_class for verdict in failures_of(answer))
 
 
-def sequence_before(order: Order, failure_class: str, launches: Launches, before: Sequence[Order]) -> tuple[Order, ...]:
+def showed(answer: Answer, failure_class: str) -> bool:
+    """Return whether an answer has a failure of a class, or had it before the order was judged in a fresh process."""
+    earlier = answer.earlier is not None and class_of(answer.earlier) == failure_class
+    return earlier or shows(answer, failure_class)
+
+
+def sequence_before(
+    order: Order, failure_class: str, launches: Launches, before: Sequence[Order], checks: int = CHECKS
+) -> tuple[Order, ...]:
     """Return the last cases before an order after which it fails each time, nothing if it passes."""
     for count in LAST_CASES:
         sequence = tuple(before[-count:])
-        if sequence and all(after(sequence, order, failure_class, launches) for _ in range(CHECKS)):
+        if sequence and all(after(sequence, order, failure_class, launches) for _ in range(checks)):
             return sequence
         if count >= len(before):
             break
@@ -83,7 +96,7 @@ def after(sequence: Sequence[Order], order: Order, failure_class: str, launches:
     launches.renew()
     for earlier in sequence:
         launches.judge(earlier, "confirm")
-    return shows(launches.judge(order, "confirm"), failure_class)
+    return showed(launches.judge(order, "confirm"), failure_class)
 
 
 def shortened(sequence: tuple[Order, ...], fails: Callable[[tuple[Order, ...]], bool]) -> tuple[Order, ...]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,9 +19,17 @@ from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.counterexamples.signature import signature_of
-from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, FailureSeenAgain, Note
+from fuzz_attn.engine.events import (
+    CaseExcused,
+    Emit,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Note,
+    Phase,
+)
 from fuzz_attn.engine.failures import confirmation
-from fuzz_attn.engine.failures.confirmation import Launches
+from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches
 from fuzz_attn.engine.failures.share import Share
 from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.failures.simplification import allowed, second_order, simplify
@@ -36,13 +46,18 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.failures.trigger import Shown, trigger_of
+from fuzz_attn.engine.failures.unfollowed import Unfollowed
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.messages import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
 MOST_FAILURES: Final = 40
-"""A shard follows this many failures; a target with more of them fails in every case."""
+"""A shard follows this many failures of its own; a target with more of them fails in every case."""
+EXCUSED: Final = 2
+"""So many failures of a class that do not recur in a fresh process may be chance; one more depends on earlier cases."""
+MOST_SLOW: Final = 2
+"""So many launches that took long while a failure was shrunk are run again, to see whether they hang."""
 
 
 class Shard(Launches, Protocol):
@@ -69,7 +84,12 @@ class Shard(Launches, Protocol):
 
 
 class FailureLives:
-    """Follows every failure of one shard."""
+    """Follows every failure of one shard.
+
+    What a failing case shows is saved at once: also what shows beside a failure while that is confirmed or shrunk, and
+    what the shard has no room to follow. :meth:`answered` says that a case failed and :meth:`meet` what becomes of it;
+    whatever ends the shard between them, :meth:`close` saves the failure.
+    """
 
     def __init__(
         self,
@@ -89,36 +109,159 @@ class FailureLives:
         self._count = 0
         self._open: list[KnownFailure] = []
         self._resumed = False
+        self._unmet: tuple[Order, Answer] | None = None
+        """A failing case of the search that :meth:`meet` has not saved or counted yet."""
+        self._living: KnownFailure | None = None
+        """The failure that is being confirmed or shrunk."""
+        self._beside: list[tuple[KnownFailure, Answer]] = []
+        """What showed beside it, to be followed next."""
+        self._slow: Order | None = None
+        self._slow_checks = 0
+        self._foreign: dict[tuple[int, int], KnownFailure] = {}
+        """What other shards told, by shard and number."""
+        self._unfollowed = Unfollowed(self._saved_as_seen, self._seen_again)
+        self._excused: Counter[str] = Counter()
 
     @property
     def may_follow(self) -> bool:
-        """Whether another failure would be followed."""
-        return len(self.known) + len(self._open) < MOST_FAILURES
+        """Whether another failure would be followed; saved ones and those of other shards take no room."""
+        own = sum(known.shard == self.shard and not known.saved for known in self.known)
+        return own + len(self._open) < MOST_FAILURES
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        """Return the shard's answer to an order, and save what it shows beside the failure that is being followed."""
+        answer = self._shard.judge(order, phase)
+        if self._living is not None and order.only_judges and not answer.killed:
+            self._look_beside(self._living, order, answer, phase)
+        return answer
+
+    def renew(self) -> None:
+        """Let the next order be judged by a process that has judged none."""
+        self._shard.renew()
+
+    def answered(self, order: Order, answer: Answer) -> None:
+        """Note that a case of the search failed, so that it is saved even if the shard ends before :meth:`meet`."""
+        self._unmet = order, answer
 
     def meet(self, order: Order, answer: Answer, before: Sequence[Order]) -> None:
         """Count the known failures of an answer, and follow the new ones.
 
         ``before`` are the cases that ran in the same process before this one.
         """
+        self._unmet = order, answer
         if answer.killed:
-            answer = confirmation.in_fresh_process(order, self._shard)
+            killed, answer = answer.verdict, confirmation.in_fresh_process(order, self)
             if answer.verdict.passed:
                 text = "a worker was ended from outside, and the case that it was running passes in another"
                 self.emit(Note(self.shard, text))
+                self.excuse(order, killed, before, judged=True)
                 return
+            self._unmet = order, answer
         failures = failures_of(answer)
         shown, new = self._sorted(order, failures)
         second, new = self._of_second_launch(order, new)
         for known in (*shown, *second):
-            self.emit(FailureSeenAgain(self.shard, known.path))
-        if not self.may_follow:
-            return
-        for failure in [self._started(order, verdict) for verdict in new]:
+            self._seen_again(known)
+        started = [self._started(order, verdict) for verdict in new if self._may_start(order, verdict)]
+        self._unmet = None
+        for failure in started:
             explained = self._explanation(order, failures, failure)
             if explained is None:
                 self._live(failure, answer, before)
             else:
                 self._end_as(failure, explained)
+        self._follow_beside()
+
+    def excuse(self, order: Order, verdict: Verdict, before: Sequence[Order], *, judged: bool = False) -> None:
+        """Count a failure that did not recur in a fresh process; after some of a class, follow the next as dependent.
+
+        ``before`` are the cases that ran in the process that failed, and ``judged`` says whether the failed verdict was
+        reported.
+        """
+        failure_class = class_of(verdict)
+        known = self.known.of_confirmation(failure_class, "state", "flaky")
+        if known is not None:
+            self._unmet = None
+            self._seen_again(known)
+            return
+        self.emit(CaseExcused(self.shard, verdict, judged))
+        self._unmet = None
+        self._excused[failure_class] += 1
+        if self._excused[failure_class] > EXCUSED and self._may_start(order, verdict):
+            self._follow_dependent(order, verdict, before)
+            self._follow_beside()
+
+    def _follow_dependent(self, order: Order, verdict: Verdict, before: Sequence[Order]) -> None:
+        """Follow a failure that has not recurred in a fresh process several times; it counts if the time is up first.
+
+        Where it recurs neither after the cases before it nor in some tries, something else was the cause.
+        """
+        failure_class = class_of(verdict)
+        share = Share.of_time(self._max_time, hang=failure_class == HANG)
+        checks = 1 if failure_class == HANG else CHECKS
+        try:
+            found = confirmation.dependent(order, failure_class, self, before, checks)
+        except BaseException:
+            sequence = tuple(before[-LAST_CASES[0] :])
+            self._change(self._started(order, verdict), confirmation="state", sequence=_steps(sequence))
+            raise
+        if found.confirmation == "flaky" and found.failed == 1:
+            self._excused[failure_class] = 0
+            text = f"{verdict.message}, and not again after the same cases before it: the machine may be the cause"
+            self.emit(Note(self.shard, text))
+            return
+        self._settle_dependent(self._started(order, verdict), found, share)
+
+    def _may_start(self, order: Order, verdict: Verdict) -> bool:
+        """Return whether there is room to follow a new failure; if not, save it as it was seen, or count it."""
+        if self.may_follow:
+            return True
+        self._unfollowed.add(order, verdict)
+        return False
+
+    def _seen_again(self, known: KnownFailure) -> None:
+        self.emit(FailureSeenAgain(self.shard, known.name))
+
+    def _look_beside(self, failure: KnownFailure, order: Order, answer: Answer, phase: Phase) -> None:
+        """Save each new failure that a case shows beside the one that is followed, and that does not follow from it."""
+        failures = failures_of(answer)
+        own = any(_is_of(failure, verdict) for verdict in failures)
+        _, new = self._sorted(order, failures)
+        waiting = {known.failure_class for known in self._open}
+        for verdict in new:
+            name = class_of(verdict)
+            follows = name in failure.found.also or (own and not has_place(name))
+            if _is_of(failure, verdict) or follows or name in waiting:
+                continue
+            if name == HANG and phase == "shrink":  # it had only a short time
+                self._slow = self._slow or order
+            elif self._may_start(order, verdict):
+                self._beside.append((self._started(order, verdict), answer))
+
+    def _follow_beside(self) -> None:
+        """Follow what was saved while other failures were followed."""
+        self._judge_slow()
+        while self._beside:
+            failure, answer = self._beside.pop(0)
+            known = self.known.matching(order_of(failure.found), failure.found.verdict)
+            if known is None:
+                self._live(failure, answer, ())
+                self._judge_slow()
+            else:
+                self._end_as(failure, known)
+
+    def _judge_slow(self) -> None:
+        """Run a launch that took long while a failure was shrunk with the full limit, where no hang is known."""
+        order, self._slow = self._slow, None
+        known = any(known.failure_class == HANG for known in (*self.known, *self._open))
+        if order is None or known or self._slow_checks >= MOST_SLOW:
+            return
+        self._slow_checks += 1
+        answer = confirmation.in_fresh_process(order, self)
+        for verdict in failures_of(answer):
+            if class_of(verdict) == HANG and self._may_start(order, verdict):
+                answer = msgspec.structs.replace(answer, fresh=True)
+                self._beside.append((self._started(order, verdict), answer))
 
     def _sorted(self, order: Order, failures: Sequence[Verdict]) -> tuple[list[KnownFailure], list[Verdict]]:
         """Return the known failures, and the verdicts that are none and follow from none."""
@@ -137,7 +280,7 @@ class FailureLives:
         shown: list[KnownFailure] = []
         if second is not None and allowed(second, self._shard.ready.domain):
             with contextlib.suppress(BudgetSpentInterrupt):
-                shown, _ = self._sorted(second, failures_of(self._judge(second)))
+                shown, _ = self._sorted(second, failures_of(self._shard.judge(second, "shrink")))
         classes = {name for known in shown for name in (known.failure_class, *known.found.also)}
         return shown, [verdict for verdict in new if verdict not in related or class_of(verdict) not in classes]
 
@@ -149,44 +292,58 @@ class FailureLives:
 
     def _started(self, order: Order, verdict: Verdict) -> KnownFailure:
         """Save a new failure as it was found."""
-        found, path = self._shard.signed(order, verdict), ""
-        try:
-            path = str(counterexample.save(found, self._folder()))
-        except OSError as error:
-            self._cannot_save(error)
-        failure = self.enter(found, path)
+        found = self._shard.signed(order, verdict)
+        failure = self.enter(found, self._new_file(found))
         self._open.append(failure)
         return failure
 
-    def enter(self, found: Counterexample, path: str, *, saved: bool = False) -> KnownFailure:
+    def _saved_as_seen(self, order: Order, verdict: Verdict) -> KnownFailure:
+        """Save a failure that is not followed, as it was found."""
+        found = self._shard.signed(order, verdict)
+        failure = self.enter(found, self._new_file(found), followed=False)
+        self._report(failure, done=True)
+        return failure
+
+    def _new_file(self, found: Counterexample) -> str:
+        """Return the path of a new file with a counterexample, or nothing if it cannot be written."""
+        try:
+            return str(counterexample.save(found, self._folder()))
+        except OSError as error:
+            self._cannot_save(error)
+            return ""
+
+    def enter(self, found: Counterexample, path: str, *, saved: bool = False, followed: bool = True) -> KnownFailure:
         """Report a failure of this run."""
         failure = KnownFailure(self.shard, self._count, found, path, saved=saved)
         self._count += 1
-        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed(), saved))
+        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed(), saved, followed))
         return failure
 
     def learn(self, news: Sequence[FailureFound | FailureChanged]) -> None:
         """Learn the failures of other shards; one of this shard that is the same bug as an earlier one ends.
 
-        News that comes twice changes nothing, and what came first of a failure is replaced by what comes later.
+        What is told twice changes nothing. A failure that was only seen says too little, and one without a file has
+        nothing that could stand for another.
         """
         for event in news:
             done = isinstance(event, FailureChanged) and event.done and not event.same_as
-            if not done or event.shard == self.shard:
-                continue
-            before = self._told(event)
-            if before is not None and before.found == event.counterexample:
-                continue
-            if before is not None:
-                self.known.remove(before)
-            other = KnownFailure(event.shard, event.failure, event.counterexample, event.path)
-            other.trigger, other.complete = trigger_in(other.found), other.found.shrunk
-            self._learn(other)
+            certain = event.path and event.counterexample.confirmation != "unconfirmed"
+            if done and certain and event.shard != self.shard:
+                self._learn_changed(event)
 
-    def _told(self, event: FailureChanged | FailureFound) -> KnownFailure | None:
-        """Return what is known already of a failure of another shard."""
-        told = (known for known in self.known if (known.shard, known.number) == (event.shard, event.failure))
-        return next(told, None)
+    def _learn_changed(self, event: FailureFound | FailureChanged) -> None:
+        """Learn a failure of another shard as it is now, in the place of what was told of it before."""
+        name = event.shard, event.failure
+        before = self._foreign.get(name)
+        if before is not None and (before.found, before.path) == (event.counterexample, event.path):
+            return
+        other = KnownFailure(event.shard, event.failure, event.counterexample, event.path)
+        other.trigger, other.complete = trigger_in(other.found), other.found.shrunk
+        self._foreign[name] = other
+        if before is not None:
+            other.other_triggers = before.other_triggers
+            self.known.remove(before)
+        self._learn(other)
 
     def _learn(self, other: KnownFailure) -> None:
         """Add a failure of another shard, unless it is one of this shard, which then stays or ends."""
@@ -202,16 +359,53 @@ class FailureLives:
         self.known.add(other)
 
     def close(self) -> None:
-        """Report the failures that the end of the campaign interrupted as they are."""
+        """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are."""
+        self._living = None
+        if self._unmet is not None:
+            self._save_unmet(*self._unmet)
         for failure in tuple(self._open):
             self._end(failure)
 
+    def _save_unmet(self, order: Order, answer: Answer) -> None:
+        """Save the failures of a case that nothing has become of yet; one whose worker was killed is only counted."""
+        self._unmet = None
+        if answer.killed:
+            self.emit(CaseExcused(self.shard, answer.verdict, judged=True))
+            self.emit(Note(self.shard, "a worker was ended from outside, and no time was left to run its case again"))
+            return
+        self.see(order, answer)
+
+    def see(self, order: Order, answer: Answer) -> None:
+        """Count the known failures of an answer, and save the new ones without following them now."""
+        shown, new = self._sorted(order, failures_of(answer))
+        for known in shown:
+            self._seen_again(known)
+        started = {known.failure_class for known in self._open if known.found.case == order.case}
+        for verdict in new:
+            if class_of(verdict) not in started and self._may_start(order, verdict):
+                failure = self._started(order, verdict)
+                if answer.fresh:
+                    self._change(failure, confirmation="confirmed")
+
     def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
-        """Confirm, shrink and classify one failure; a hang in a fresh process is confirmed by that."""
+        """Confirm, shrink and classify one failure, and look at what shows beside it."""
+        with self._followed(failure):
+            self._confirm(failure, answer, before)
+
+    @contextmanager
+    def _followed(self, failure: KnownFailure) -> Iterator[None]:
+        before, self._living = self._living, failure
+        try:
+            yield
+        finally:
+            self._living = before
+
+    def _confirm(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
+        """Confirm a failure and what comes after; a hang in a fresh process is confirmed by that."""
         share = Share.of_time(self._max_time, hang=failure.failure_class == HANG)
         order = order_of(failure.found)
         if not answer.fresh:
-            answer = confirmation.in_fresh_process(order, self._shard)
+            answer = confirmation.in_fresh_process(order, self)
         if not confirmation.shows(answer, failure.failure_class):
             self._classify_dependent(failure, before, share)
             return
@@ -265,7 +459,8 @@ class FailureLives:
         waiting = [known for known in self.known if known.shard == self.shard and not known.complete]
         for failure in waiting:
             failure.complete = True
-            self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
+            with self._followed(failure):
+                self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
             self._explain(failure)
             earlier = self.known.same_as(failure)
@@ -274,6 +469,7 @@ class FailureLives:
             else:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
+        self._follow_beside()
 
     def _also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
         """Return the classes of what follows from a failure: that no line and no known failure explains."""
@@ -287,20 +483,25 @@ class FailureLives:
         if earlier is not None:
             self._end_as(failure, earlier)
             return
-        found = confirmation.dependent(order_of(failure.found), failure.failure_class, self._shard, before)
+        found = confirmation.dependent(order_of(failure.found), failure.failure_class, self, before)
+        self._settle_dependent(failure, found, share)
+
+    def _settle_dependent(self, failure: KnownFailure, found: Dependent, share: Share) -> None:
+        """Let a failure say what it depends on, and end it."""
         sequence = _steps(found.sequence)
         fields = {"confirmation": found.confirmation, "failed": found.failed, "tries": found.tries}
         self._change(failure, sequence=sequence, **fields)
-        if sequence:
-            self._shorten(failure, found.sequence, share)
-        self._settle(failure)
+        with self._followed(failure):
+            if sequence:
+                self._shorten(failure, found.sequence, share)
+            self._settle(failure)
 
     def _shorten(self, failure: KnownFailure, sequence: tuple[Order, ...], share: Share) -> None:
         order = order_of(failure.found)
 
         def fails(shorter: tuple[Order, ...]) -> bool:
             share.spend()
-            failed = confirmation.after(shorter, order, failure.failure_class, self._shard)
+            failed = confirmation.after(shorter, order, failure.failure_class, self)
             if failed:
                 self._change(failure, sequence=_steps(shorter))
             return failed
@@ -316,7 +517,7 @@ class FailureLives:
             if order not in answers:
                 share.spend()
                 self._shard.learn()
-                answers[order] = self._shard.judge(order, "shrink")
+                answers[order] = self.judge(order, "shrink")
                 if self._known_elsewhere(failure, order_of(failure.found), failure.found.verdict):
                     raise ShareSpentInterrupt  # another shard has found it too
             return self._shown(failure, order, answers[order])
@@ -348,8 +549,7 @@ class FailureLives:
     def _shown(self, failure: KnownFailure, order: Order, answer: Answer) -> Verdict | None:
         """Return the verdict that shows a failure, None where a known failure may have caused it."""
         for verdict in failures_of(answer):
-            same_place = bool(verdict.site) and verdict.site == failure.found.verdict.site
-            if class_of(verdict) == failure.failure_class or same_place:
+            if _is_of(failure, verdict):
                 return None if self._known_elsewhere(failure, order, verdict) else verdict
         return None
 
@@ -367,7 +567,7 @@ class FailureLives:
         if hang and order == order_of(first):
             return
         checks = 1 if failure.failure_class in ("crash", HANG) else confirmation.CHECKS
-        answers = [confirmation.in_fresh_process(order, self._shard) for _ in range(checks)]
+        answers = [confirmation.in_fresh_process(order, self) for _ in range(checks)]
         failed = sum(confirmation.shows(answer, failure.failure_class) for answer in answers)
         if failed == checks:
             if hang:
@@ -378,7 +578,7 @@ class FailureLives:
             self._restore(failure, first)
             if hang:
                 return
-            failed = confirmation.repeated(order_of(first), failure.failure_class, self._shard)
+            failed = confirmation.repeated(order_of(first), failure.failure_class, self)
             checks = confirmation.TRIES
         if failed < checks:
             self._change(failure, confirmation="flaky", failed=failed + 1, tries=checks + 1)
@@ -399,7 +599,7 @@ class FailureLives:
             failure.found = msgspec.structs.replace(found, verdict=verdict)
 
     def _judge(self, order: Order) -> Answer:
-        return self._shard.judge(order, "shrink")
+        return self.judge(order, "shrink")
 
     def _change(self, failure: KnownFailure, **fields: object) -> None:
         """Change the counterexample, in its file too, and report it."""
@@ -423,29 +623,46 @@ class FailureLives:
 
     def _end(self, failure: KnownFailure, digest: str = "") -> None:
         """Write and report a failure for the last time, its file named by its signature."""
-        self._open.remove(failure)
+        if failure in self._open:
+            self._open.remove(failure)
         self._finish(failure, digest)
 
     def _finish(self, failure: KnownFailure, digest: str) -> None:
         failure.found = msgspec.structs.replace(failure.found, digest=digest)
-        self._write(failure)
+        if failure.path:
+            self._write(failure)
+        else:
+            failure.path = self._new_file(failure.found)  # there may be room on the disk again
         with contextlib.suppress(OSError):
             failure.path = failure.path and str(counterexample.rename(Path(failure.path), failure.found))
         self._report(failure, done=True)
 
     def _end_as(self, failure: KnownFailure, earlier: KnownFailure) -> None:
-        """End a failure that is the same bug as an earlier one: its file goes."""
+        """End a failure that is the same bug as an earlier one: its file goes, or is that of one without a file."""
         if failure in self._open:
             self._open.remove(failure)
-        if failure.path:
-            Path(failure.path).unlink(missing_ok=True)
-        self._report(failure, done=True, same_as=earlier.path)
+        name = earlier.name
+        if failure.path and not earlier.path:
+            earlier.path = failure.path
+            self._write(earlier)
+            self._report(earlier, done=True)
+            failure.path = ""
+        self._report(failure, done=True, same_as=name)
+        with contextlib.suppress(OSError):  # what is left of it is the same bug
+            if failure.path:
+                Path(failure.path).unlink(missing_ok=True)
 
     def _cannot_save(self, error: OSError) -> None:
         self.emit(Note(self.shard, f"a failure cannot be saved: {error}"))
 
 
 _SHRUNK: Final = ("case", "relation", "verdict", "also", "trigger", "shrunk")
+
+
+def _is_of(failure: KnownFailure, verdict: Verdict) -> bool:
+    """Return whether a verdict is of the class of a failure, or of its line."""
+    same_place = bool(verdict.site) and verdict.site == failure.found.verdict.site
+    return same_place or class_of(verdict) == failure.failure_class
 
 
 def _is_simpler(failure: KnownFailure, other: KnownFailure) -> bool:

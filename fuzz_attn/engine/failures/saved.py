@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,59 +16,128 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed
 from fuzz_attn.engine.failures.confirmation import Launches
 from fuzz_attn.engine.failures.life import FailureLives, order_of
-from fuzz_attn.engine.failures.triage import failures_of, trigger_in
+from fuzz_attn.engine.failures.triage import class_of, split, trigger_in
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.oracle.verdict import Verdict
 
 NOT_PROMISED: Final = "the target does not promise {}"
 REFUSES: Final = "the target or the compiler refuses the case"
+UNSUPPORTED: Final = "this backend cannot run the case"
 MOST_TRIES: Final = 20
 """How often a flaky failure runs before it counts as passing."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A failing answer, and the orders that ran before it in the same process."""
+
+    order: Order
+    answer: Answer
+    before: tuple[Order, ...] = ()
+
+
+@dataclass(frozen=True)
+class Played:
+    """A counterexample that was run again: the answer on its case, and what else failed.
+
+    A file covers the class of failure that it has. ``own`` are the verdicts of that class, and ``others`` all failures
+    of other classes: of the case, of the cases before it, and of tries that failed in another way.
+    """
+
+    answer: Answer
+    own: tuple[Verdict, ...] = ()
+    others: tuple[Failing, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not self.own and not self.others
 
 
 def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domain) -> None:
     """Play the counterexamples of a folder and report each; those that fail are known from then on.
 
-    One that the target refuses, or that its domain does not promise, is reported as such.
+    One that the target refuses, or that its domain does not promise, is reported as such. What fails in another way
+    than a file says is a new failure, whatever the status of the file: it is followed once all files have been played,
+    because another file may have it.
     """
-    for path in counterexample.files_in((folder,)) if folder.is_dir() else ():
-        try:
-            found = counterexample.load(path)
-        except CounterexampleError as error:
-            lives.emit(Note(lives.shard, str(error)))
-            continue
-        lacking = unpromised(found.case, domain)
-        if lacking:
-            lives.emit(Note(lives.shard, f"{path} is not played: {NOT_PROMISED.format(lacking)}"))
-            continue
-        answer = played(found, shard, "saved")
-        if answer.refusal is not None:
-            lives.emit(Note(lives.shard, f"{path} is not judged: {REFUSES}"))
-        elif answer.verdict.passed:
-            lives.emit(SavedPassed(lives.shard, found, str(path)))
-        else:
-            _enter(found, answer, path, lives)
+    others: list[Failing] = []
+    try:
+        for path in counterexample.files_in((folder,)) if folder.is_dir() else ():
+            others += _play(path, shard, lives, domain)
+    except BaseException:
+        for failing in others:
+            lives.see(failing.order, failing.answer)
+        raise
+    for failing in others:
+        lives.meet(failing.order, failing.answer, failing.before)
 
 
-def played(found: Counterexample, launches: Launches, phase: Phase) -> Answer:
-    """Return the answer to a counterexample in a fresh process, after its sequence if it has one.
+def _play(path: Path, shard: Launches, lives: FailureLives, domain: Domain) -> Sequence[Failing]:
+    """Play one counterexample and report it; return what it does not cover."""
+    try:
+        found = counterexample.load(path)
+    except CounterexampleError as error:
+        lives.emit(Note(lives.shard, str(error)))
+        return ()
+    lacking = unpromised(found.case, domain)
+    if lacking:
+        lives.emit(Note(lives.shard, f"{path} is not played: {NOT_PROMISED.format(lacking)}"))
+        return ()
+    result = played(found, shard, "saved")
+    if result.own:
+        _enter(found, result.own[0], path, lives)
+    elif result.others:
+        lives.emit(Note(lives.shard, changed_in_words(path, found, result)))
+    elif result.answer.judged:
+        lives.emit(SavedPassed(lives.shard, found, str(path)))
+    else:
+        why = REFUSES if result.answer.refusal is not None else UNSUPPORTED
+        lives.emit(Note(lives.shard, f"{path} is not judged: {why}"))
+    return result.others
 
-    A flaky one runs until it fails, as often as it needed when it was found.
+
+def changed_in_words(path: Path, found: Counterexample, result: Played) -> str:
+    """Return that a file does not fail any more as it says, and how it fails now."""
+    now = ", ".join(dict.fromkeys(failing.answer.verdict.what for failing in result.others))
+    return f"{path} fails in another way than it says ({found.verdict.what}): {now}, which is a failure of its own"
+
+
+def played(found: Counterexample, launches: Launches, phase: Phase) -> Played:
+    """Return what a counterexample does in a fresh process, after its sequence if it has one.
+
+    A flaky one runs until it fails as it says, as often as it needed when it was found.
     """
     launches.renew()
+    others: list[Failing] = []
+    before: list[Order] = []
     for step in found.sequence:
-        launches.judge(Order(step.case, step.relation), phase)
-    answer = launches.judge(order_of(found), phase)
-    tries = min(2 * found.tries, MOST_TRIES) if found.confirmation == "flaky" else 1
-    while answer.verdict.passed and tries > 1:
-        answer = launches.judge(order_of(found), phase)
-        tries -= 1
-    return answer
+        order = Order(step.case, step.relation)
+        answer = launches.judge(order, phase)
+        others += [Failing(order, answer, tuple(before))] * (not answer.verdict.passed)
+        before.append(order)
+    order = order_of(found)
+    for _ in range(max(1, min(2 * found.tries, MOST_TRIES)) if found.confirmation == "flaky" else 1):
+        answer = launches.judge(order, phase)
+        own, rest = split(found, answer)
+        if rest:
+            only_rest = msgspec.structs.replace(answer, verdict=rest[0], others=rest[1:])
+            others.append(Failing(order, only_rest, tuple(before)))
+        before.append(order)
+        if own:
+            break
+    return Played(answer, own, _one_for_each_class(others))
 
 
-def _enter(found: Counterexample, answer: Answer, path: Path, lives: FailureLives) -> None:
+def _one_for_each_class(failing: Sequence[Failing]) -> tuple[Failing, ...]:
+    """Return failing answers, those on one order with the same failures once: a flaky case runs many times."""
+    by_class = {(each.order, class_of(each.answer.verdict)): each for each in reversed(failing)}
+    return tuple(reversed(by_class.values()))
+
+
+def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLives) -> None:
     """Make a saved failure that still fails a known one; its trigger says which cases to draw less often."""
-    verdict = failures_of(answer)[0]
     trigger = found.trigger or needed_by(found.case, found.relation)
     found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
     failure = lives.enter(found, str(path), saved=True)

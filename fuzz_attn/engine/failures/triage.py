@@ -17,6 +17,7 @@ import msgspec
 from fuzz_attn.case.attention_case import replace
 from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.events import name_of
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
@@ -62,6 +63,18 @@ def _alike(one: str, other: str, traits: frozenset[str]) -> bool:
     return one == other or (FP8_OUTPUT in traits and {one, other} == {OUTPUT, UNWRITTEN})
 
 
+def split(found: Counterexample, answer: Answer) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...]]:
+    """Return the failed verdicts of an answer that a counterexample's file covers, and the others.
+
+    A file covers the class of its verdict and, while that shows, what follows from it.
+    """
+    failures, own_class = failures_of(answer), class_of(found.verdict)
+    traits = _traits(found)
+    own = tuple(verdict for verdict in failures if _alike(class_of(verdict), own_class, traits))
+    covered = found.also if own else ()
+    return own, tuple(verdict for verdict in failures if verdict not in own and class_of(verdict) not in covered)
+
+
 @dataclass(eq=False)
 class KnownFailure:
     """A failure that this shard knows: its own, another shard's, or a saved one.
@@ -79,6 +92,11 @@ class KnownFailure:
     saved: bool = False
     other_triggers: list[frozenset[str]] = field(default_factory=list)
     """Triggers of other cases that turned out to be the same bug."""
+
+    @property
+    def name(self) -> str:
+        """What names it in events."""
+        return name_of(self.shard, self.number, self.path)
 
     @property
     def failure_class(self) -> str:
@@ -200,11 +218,20 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     if has_place(new.failure_class) or _same_poison(known, new):
         return True
     if known.trigger is None or new.trigger is None:
-        return known.trigger is new.trigger
+        return known.trigger is new.trigger and _same_without_triggers(known, new)
     if known.trigger <= _traits(new.found) or core(known.trigger) == core(new.trigger) != frozenset():
         return True
     needs_less = core(new.trigger) and core(new.trigger) <= core(known.trigger)
     return bool(not known.complete or needs_less) and new.trigger <= _traits(known.found)
+
+
+def _same_without_triggers(one: KnownFailure, other: KnownFailure) -> bool:
+    """Return whether two failures of a class are one bug where neither trigger is known.
+
+    Those that are unconfirmed were only seen, so that nothing but their signature says what they are.
+    """
+    seen_only = "unconfirmed" in (one.found.confirmation, other.found.confirmation)
+    return not seen_only or one.found.signature == other.found.signature
 
 
 def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain, Seconds, Whole
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -21,6 +22,7 @@ from fuzz_attn.engine.events import (
     Finished,
     Note,
     SavedPassed,
+    name_of,
 )
 from fuzz_attn.engine.failures import triage
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
@@ -31,13 +33,16 @@ FAILED: Final = 1
 BROKEN: Final = 2
 INTERRUPTED: Final = 128
 """Exit status of shells for a program that a signal ended, without the signal's number."""
+LEAST_JUDGED: Final = 0.1
+"""A run that judged a smaller part of its cases says too little about the target to have the exit status 0."""
 
 
 class FoundFailure(Plain, frozen=True, omit_defaults=False):
     """A failure of a run: its smallest case and file, how many cases showed it, and after how many seconds the first.
 
     ``path`` is empty where the file could not be written. ``done`` is false where the run ended before the failure was
-    shrunk completely. A ``saved`` one has a file from before the run.
+    shrunk completely. A ``saved`` one has a file from before the run. One that is not ``followed`` is saved as it was
+    seen, because there were too many others.
     """
 
     counterexample: Counterexample
@@ -46,6 +51,7 @@ class FoundFailure(Plain, frozen=True, omit_defaults=False):
     cases: Whole = 1
     done: bool = False
     saved: bool = False
+    followed: bool = True
 
     @property
     def kind(self) -> str:
@@ -110,13 +116,15 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
 
     @property
     def ok(self) -> bool:
-        """Whether cases were judged, nothing was found that fails the run, and no worker ended early."""
+        """Whether enough cases were judged, nothing was found that fails the run, and no worker ended early."""
         return self.exit_status == 0
 
     @property
     def reason(self) -> str:
-        """Why the run judged nothing, in one line; empty if it judged a case."""
-        if self.cases or self.failures:
+        """Why the run judged nothing or too little, in one line; empty if it judged enough cases."""
+        if self.cases:
+            return self._too_few
+        if self.failures:
             return ""
         refused = self.statistics.refused
         if refused:
@@ -129,13 +137,43 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
         return "no case was judged: the run ended before the first launch did"
 
     @property
-    def exit_status(self) -> int:
-        """The exit status: 1 for a failure, else 128 and a signal, else 2 for nothing judged or an error, else 0.
+    def _too_few(self) -> str:
+        """Say that most cases were refused, or could not be run; empty if enough were judged.
 
-        A failure that could not be saved is 2. Only those count that fail the run.
+        A built-in target must not refuse what its domain promises, and with ``--strict`` a refusal is a failure.
+        """
+        counts = self.statistics
+        if counts.judged_share >= LEAST_JUDGED or self.target in get_args(Family):
+            return ""
+        every = self.cases + counts.refused + counts.not_judged
+        few = f"only {self.cases} of {every} cases were judged, fewer than one in {1 / LEAST_JUDGED:.0f}"
+        if counts.not_judged > counts.refused:
+            return f"{few}: the backend could not run the others: {counts.fallback}"
+        first = self.refusals[0].refusal
+        return f"{few}: {self.target} refused {counts.refused}; most with {first.error}: {first.message}"
+
+    @property
+    def lost(self) -> str:
+        """Say that failing cases of the log are in no failure of the report; empty if all of them are."""
+        lost = self.statistics.lost
+        if not lost:
+            return ""
+        of = f"{self.statistics.failing} cases failed"
+        return f"{of}, and {lost} of their failures are in no row of the table: the log of the run has these cases"
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the run itself, each in one line: errors, too little judged, failures that are lost."""
+        return (*(self.errors or filter(None, (self.reason,))), *filter(None, (self.lost,)))
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status: 1 for a failure, else 128 and a signal, else 2 for too little judged or an error, else 0.
+
+        A failure that could not be saved is 2. Only those count that fail the run, and those that no row accounts for.
         """
         failing = [found for found in self.failures if found.fails]
-        if failing:
+        if failing or self.lost:
             return FAILED if all(found.path for found in failing) else BROKEN
         if self.stopped_by:
             return INTERRUPTED + self.stopped_by
@@ -152,9 +190,10 @@ class _Failure:
     cases: int = 1
     done: bool = False
     saved: bool = False
+    followed: bool = True
 
     def found(self) -> FoundFailure:
-        return FoundFailure(self.counterexample, self.path, self.first_seen, self.cases, self.done, self.saved)
+        return FoundFailure(**vars(self))
 
 
 class Results:
@@ -174,8 +213,10 @@ class Results:
         match event:
             case FailureFound():
                 name = event.shard, event.failure
-                self._failures[name] = _Failure(event.counterexample, event.path, event.seconds, saved=event.saved)
-                self._names[event.path] = name
+                self._failures[name] = _Failure(
+                    event.counterexample, event.path, event.seconds, saved=event.saved, followed=event.followed
+                )
+                self._names[name_of(*name, event.path)] = name
             case FailureChanged():
                 self._change(event)
             case FailureSeenAgain():
@@ -192,16 +233,19 @@ class Results:
         name = event.shard, event.failure
         # An interrupt may come between the failure and its first event.
         new = _Failure(event.counterexample, event.path, self.statistics.seconds)
-        if event.same_as:
-            self._count(event.same_as, self._failures.pop(name, new).cases)
-            self._names[event.path] = self._names.get(event.same_as, name)
-            return
         failure = self._failures.setdefault(name, new)
+        other = self._names.get(event.same_as)
+        if other is not None and other != name and other in self._failures:
+            self._count(event.same_as, self._failures.pop(name).cases)
+            self._names = {own: other if known == name else known for own, known in self._names.items()}
+            self._names[name_of(*name, event.path)] = other
+            return
+        # Of two failures that ended as each other, one has to stay.
         failure.counterexample, failure.path, failure.done = event.counterexample, event.path, event.done
-        self._names[event.path] = name
+        self._names[name_of(*name, event.path)] = name
 
     def _count(self, path: str, cases: int) -> None:
-        """Add cases to the failure whose file is or was at a path."""
+        """Add cases to the failure that has or had a name."""
         failure = self._failures.get(self._names.get(path, (-1, -1)))
         if failure is not None:
             failure.cases += cases
@@ -229,12 +273,26 @@ class Results:
     def report(self, statistics: Statistics | None = None) -> RunReport:
         """Return the report, with other statistics where the events were not all of the run's."""
         return RunReport(
-            statistics or self.statistics,
+            self._with_failures(statistics),
             self.failures,
             tuple(self.notes),
             tuple(dict.fromkeys(self.errors)),
             self.stopped_by,
         )
+
+    def _with_failures(self, given: Statistics | None) -> Statistics:
+        """Return the counts with the files of the failures as they are now.
+
+        Of what is lost, the smaller number is right where both are known: counts in the middle of a run come before
+        the failure, and a merged log has no longer what became of each failure.
+        """
+        own = self.statistics
+        counts = given or own
+        lost = min(counts.lost, own.lost) if own.failing else counts.lost
+        rows = self._failures.values()
+        known = sorted({row.path for row in rows if row.counterexample.status == "known"})
+        others = sorted({row.path for row in rows if row.counterexample.status != "known"})
+        return msgspec.structs.replace(counts, lost=lost, counterexamples=tuple(others), known=tuple(known))
 
 
 def pass_in_words(event: SavedPassed) -> str:
@@ -259,14 +317,23 @@ def one_for_each_bug(report: RunReport) -> RunReport:
     """Return a report without the failures that are the same bug as another one, and delete their files.
 
     Shards that found a bug at the same time, shortly before the end, could not tell each other. A file from before the
-    run stays.
+    run stays. A failure that has lost its file gets it back.
     """
     left, same = without_duplicates(report)
     for path in map(Path, same):
         with contextlib.suppress(OSError, CounterexampleError):
             counterexample.load(path)  # the path may come from a log: nothing else is deleted
             path.unlink(missing_ok=True)
+    for failure in left.failures:
+        _restore(failure)
     return left
+
+
+def _restore(failure: FoundFailure) -> None:
+    """Write the file of a failure again that has gone, for example with a failure that it was taken for."""
+    if failure.path and not failure.saved and not Path(failure.path).exists():
+        with contextlib.suppress(OSError):
+            counterexample.overwrite(failure.counterexample, Path(failure.path))
 
 
 def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:

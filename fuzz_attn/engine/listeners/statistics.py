@@ -32,6 +32,7 @@ from fuzz_attn.engine.events import (
     WorkerLost,
     WorkerReady,
 )
+from fuzz_attn.engine.listeners.accounts import Accounts
 from fuzz_attn.engine.refusals import counts
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted
 from fuzz_attn.oracle.verdict import Verdict
@@ -48,6 +49,9 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
     - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
       run to its number of cases; they are among ``cases`` where another backend judged them.
+    - ``not_judged`` cases have no verdict, because the backend could not run them and no other one was allowed.
+    - ``failing`` cases failed in the search or in a saved file; ``lost`` failed verdicts of them are in no failure.
+    - ``excused`` cases failed in a process that had judged others, and passed in a fresh one.
     - ``unfinished`` launches were still running when the time was up, for ``unfinished_seconds`` at most.
     - ``compile_keys`` maps the number of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
@@ -89,6 +93,10 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     shims: tuple[str, ...] = ()
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: dict[str, Whole] = msgspec.field(default_factory=dict)
+    not_judged: Whole = 0
+    failing: Whole = 0
+    lost: Whole = 0
+    excused: Whole = 0
     counterexamples: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     shrinking_now: Whole = 0
@@ -99,6 +107,11 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     def refused(self) -> int:
         """Cases that the target or the compiler refused."""
         return sum(refused.cases for refused in self.refusals)
+
+    @property
+    def judged_share(self) -> float:
+        """The part of the cases that has a verdict: the others were refused, or no backend could run them."""
+        return self.cases / max(1, self.cases + self.refused + self.not_judged)
 
     @property
     def fallback(self) -> str:
@@ -140,8 +153,10 @@ class Tally:
     shims: tuple[str, ...] = ()
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: Counter[str] = field(default_factory=Counter)
+    not_judged: int = 0
     masks: tuple[Mask, ...] = ()
     outcomes: int = 0
+    _accounts: Accounts = field(default_factory=Accounts)
     _began: float | None = None
     _paths: dict[tuple[int, int], str] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
@@ -150,6 +165,7 @@ class Tally:
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
+        self._accounts(event)
         match event:
             case Started():
                 self.target, self.seed, self.shards = event.target, event.seed, event.workers
@@ -163,6 +179,7 @@ class Tally:
                 self.refusals = counted(self.refusals, event.refusal, combination=event.combination)
             case CaseUnsupported():
                 self.unsupported[event.operation] += 1
+                self.not_judged += not event.instead and event.phase in ("saved", "search")
             case CaseUnfinished():
                 self.unfinished += 1
                 self.unfinished_seconds = max(self.unfinished_seconds, event.seconds)
@@ -239,7 +256,9 @@ class Tally:
         values["shrinking_now"] = len(self._open)
         paths = set(self._paths.values())
         open_paths, known = tuple(sorted(paths - self._known)), tuple(sorted(paths & self._known))
-        return Statistics(**values, counterexamples=open_paths, known=known)
+        accounts = self._accounts
+        counted = {"failing": accounts.failing, "lost": accounts.lost, "excused": accounts.excused}
+        return Statistics(**values, **counted, counterexamples=open_paths, known=known)
 
 
 def merged(parts: Iterable[Statistics]) -> Statistics | None:
@@ -275,6 +294,10 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         shims=first.shims,
         refusals=counts.merged(refused for shard in shards for refused in shard.refusals),
         unsupported=_sums(shard.unsupported for shard in shards),
+        not_judged=sum(shard.not_judged for shard in shards),
+        failing=sum(shard.failing for shard in shards),
+        lost=sum(shard.lost for shard in shards),
+        excused=sum(shard.excused for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         known=tuple(sorted({path for shard in shards for path in shard.known})),
         masks=masks,

@@ -21,6 +21,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import (
     ONLY_PART,
     WHOLE_RUN,
+    CaseExcused,
     CaseJudged,
     CaseRefused,
     CaseUnfinished,
@@ -50,6 +51,7 @@ from fuzz_attn.foreign_files import write_new
 
 OfOneShard = (
     WorkerReady
+    | CaseExcused
     | CaseJudged
     | CaseRefused
     | RefusalReduced
@@ -301,7 +303,7 @@ def _repeated(parts: Sequence[_MergedPart]) -> Iterator[Event]:
 def _events_of(failure: FoundFailure, number: int) -> Iterator[Event]:
     """Yield the events from which a listener learns all of a failure, as if one shard had found it."""
     found, path = failure.counterexample, failure.path
-    yield FailureFound(0, number, found, path, failure.first_seen, failure.saved)
+    yield FailureFound(0, number, found, path, failure.first_seen, failure.saved, failure.followed)
     if failure.cases > 1:
         yield FailureSeenAgain(0, path, failure.cases - 1)
     yield FailureChanged(0, number, found, path, failure.done)

@@ -22,6 +22,7 @@ from fuzz_attn.report.page.run_log import RunLog
 from fuzz_attn.report.page.sources import source_files
 from fuzz_attn.report.page.tables import Table, number, table
 from fuzz_attn.report.plain_text import count, safe
+from fuzz_attn.report.summary import confidence
 
 PAGE_NAME: Final = "report.html"
 
@@ -121,12 +122,12 @@ def verdict_of(log: RunLog) -> Verdict:
     if failures:
         words = f"{judged} {others} beside." if others else judged
         return Verdict("bad", count(len(failures), "failure"), words + going_on)
-    if report.errors or (report.reason and log.finished):
-        return Verdict("bad", "Something is wrong", safe(" ".join((*report.errors, report.reason)).strip()) + going_on)
+    if report.errors or (report.problems and log.finished):
+        return Verdict("bad", "Something is wrong", safe(" ".join(report.problems)) + going_on)
     if not cases:
         return Verdict("open", "Nothing judged yet", going_on.strip())
     known = f"{others} and no other. " if others else ""
-    limit = "" if report.failures else f" At most {3 / cases:.2g} failures per case with 95% confidence (3/n)."
+    limit = "" if report.failures else f" {confidence(cases).capitalize()}."
     headline = "No failure" if log.finished else "No failure so far"
     return Verdict("good" if log.finished else "open", headline, f"{known}{judged}{limit}{going_on}")
 
