@@ -22,6 +22,7 @@ from fuzz_attn.cli.runs.merge import merge
 from fuzz_attn.cli.show import show
 from fuzz_attn.cli.targets import targets
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.report.plain_text import safe
 from fuzz_attn.settings import command_line_defaults, load_settings
 
 ONLY_READ: Final = ("show", "mark", "merge", "report", "watch", "coverage")
@@ -48,7 +49,7 @@ def _settings() -> dict[str, object]:
     try:
         return command_line_defaults(load_settings())
     except FuzzAttnError as error:
-        click.echo(f"fuzz-attn: {error}", err=True)
+        click.echo(f"fuzz-attn: {safe(str(error))}", err=True)
         sys.exit(2)
 
 
