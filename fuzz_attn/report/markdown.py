@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -58,7 +59,7 @@ def _of_target(report: RunReport) -> Iterator[str]:
 def _failure_row(found: FoundFailure) -> tuple[str, ...]:
     words = f"{failure_in_words(found)}: {found.message}"
     known = f" ({found.counterexample.reference})" if found.known else ""
-    command = f"{program()} replay {found.path}" if found.path else ""
+    command = f"{program()} replay {shlex.quote(found.path)}" if found.path else ""
     cells = words, str(found.cases), smallest_case(found), f"{status_of(found)}{known}"
     return (*map(_escaped, cells), _code(command))
 
@@ -95,4 +96,5 @@ def _escaped(text: str) -> str:
 
 def _code(text: str) -> str:
     """Return a text as code, which needs no escapes but those of a table's cell."""
-    return f"`{safe(text).replace('`', '').replace('|', chr(92) + '|')}`" if text else ""
+    line = " ".join(safe(text).split("\n"))  # a name of a file may hold the end of a line
+    return f"`{line.replace('`', '').replace('|', chr(92) + '|')}`" if text else ""

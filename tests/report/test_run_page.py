@@ -17,7 +17,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.events import Event, Finished
 from fuzz_attn.errors import ReportError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report.page.page import run_page, verdict_of
+from fuzz_attn.report.page.page import run_page, save, verdict_of
 from fuzz_attn.report.page.run_log import read_run
 from fuzz_attn.report.page.sources import source_files
 
@@ -205,6 +205,15 @@ def test_a_log_that_is_no_file_is_one_error(make: Callable[[Path], object], tmp_
     make(tmp_path / "events.jsonl")
     with pytest.raises(ReportError, match=r"events\.jsonl: cannot be read: is no file"):
         read_run(tmp_path)
+
+
+def test_a_page_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
+    """The folder of a run may come from somebody else."""
+    precious, path = tmp_path / "precious", tmp_path / "report.html"
+    precious.write_text("precious")
+    path.symlink_to(precious)
+    save("<p>", path)
+    assert (path.read_text(), precious.read_text()) == ("<p>", "precious")
 
 
 def test_many_failures_stay_small(events: Events, log: Log) -> None:

@@ -104,6 +104,12 @@ NUMBERS: Final = (
 )
 RAW: Final = ("1e999", "-1e999", "9" * 5000, "[" * 100_000 + "]" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "tru")
 OTHERS: Final[tuple[Any, ...]] = (None, True, [], {}, [[]], {"": ""}, [None], {"__class__": "x"})
+FREE: Final = (
+    " target relation message property_name site hint explanation backend digest reference because path ratio wrong "
+    "elements text reason error seconds time workers system operation file line kernel ordinal cases failed tries "
+    "outcomes number of max_time shard failure query_index location source combination "
+)
+"""Fields that hold any text or number, in which most mutations are made: they are read, and must harm nobody."""
 MARK: Final = "@raw-"
 TOML: Final = {
     "binding.toml": 'layout = "rows"\nwindow = "keys"\noff = {window = [-1, -1]}\n[roles]\na = "query"\n'
@@ -180,7 +186,7 @@ def lines_of_everything(target: str) -> list[bytes]:
         {"sequences": {2: 3}}, {"q": {"float32": 3}}, {"search": 1.0},
     )  # fmt: skip
     log: list[Any] = [
-        events.Started(target, 7, 1, 1.0e9, 60.0, 100, events.Part(1, 2), {"triton": "3"}, "a machine"),
+        events.Started(target, 7, 1, 1.0e9, 60.0, 100, events.Part(1, 1), {"triton": "3"}, "a machine"),
         events.WorkerReady(0, Ready(target, "slug", "unified", "simulator", notes=("a note",), reasons={"q": "name"})),
         events.CaseJudged(0, "search", order, (found.verdict,), 0.5, (mask,)),
         events.CaseRefused(0, "search", order, refusal),
@@ -218,7 +224,12 @@ def places_of(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from places_of(inner, (*place, key))
 
 
-def hostile_value(chance: random.Random) -> Any:
+def hostile_value(chance: random.Random, old: object = None) -> Any:
+    """Return any hostile value; most often of the type of an old one, as others are refused at once."""
+    if chance.random() < 0.85 and isinstance(old, str):
+        return chance.choice(TEXTS)
+    if chance.random() < 0.85 and isinstance(old, int | float) and not isinstance(old, bool):
+        return chance.choice(NUMBERS)
     kind = chance.randrange(10)
     if kind < 5:
         return chance.choice(TEXTS)
@@ -229,16 +240,18 @@ def hostile_value(chance: random.Random) -> Any:
 
 def mutated_tree(tree: Any, chance: random.Random) -> Any:
     """Return a tree with a few nodes replaced, left out, repeated or added."""
-    for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        *before, last = chance.choice([place for place in places_of(tree) if place] or [(None,)])
+    for _ in range(chance.choice((1, 1, 1, 1, 3))):
+        places = [place for place in places_of(tree) if place] or [(None,)]
+        free = [place for place in places if f" {place[-1]} " in FREE and place[-1]]
+        *before, last = chance.choice(free if free and chance.random() < 0.6 else places)
         holder = tree
         for key in before:
             holder = holder[key]
         if last is None or not isinstance(holder, dict | list):
             return hostile_value(chance)
         action = chance.randrange(8)
-        if action < 5:
-            holder[last] = hostile_value(chance)
+        if action < 5 or f" {last} " in FREE:
+            holder[last] = hostile_value(chance, holder[last])
         elif action == 5:
             del holder[last]
         elif isinstance(holder, dict):
@@ -276,7 +289,7 @@ def mutated_text(text: bytes, chance: random.Random) -> bytes:
 
 
 def mutated(text: bytes, chance: random.Random) -> bytes:
-    if chance.random() < 0.25:
+    if chance.random() < 0.15:
         return mutated_text(text, chance)
     try:
         return text_of(mutated_tree(json.loads(text), chance))
