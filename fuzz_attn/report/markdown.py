@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.errors import OutputError
-from fuzz_attn.report.failure import program
+from fuzz_attn.report.failure import replay_command
 from fuzz_attn.report.plain_text import count, safe
 from fuzz_attn.report.summary import failure_in_words, smallest_case, status_of
 
@@ -59,7 +58,7 @@ def _of_target(report: RunReport) -> Iterator[str]:
 def _failure_row(found: FoundFailure) -> tuple[str, ...]:
     words = f"{failure_in_words(found)}: {found.message}"
     known = f" ({found.counterexample.reference})" if found.known else ""
-    command = f"{program()} replay {shlex.quote(found.path)}" if found.path else ""
+    command = replay_command(Path(found.path), found.counterexample) if found.path else ""
     cells = words, str(found.cases), smallest_case(found), f"{status_of(found)}{known}"
     return (*map(_escaped, cells), _code(command))
 
