@@ -30,7 +30,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.runs.remote_output import SENT, _unsent
-from fuzz_attn.counterexamples.counterexample import Step, signed
+from fuzz_attn.counterexamples.counterexample import Counterexample, Step, signed
 from fuzz_attn.coverage.mask_coverage import CoverageFile, Mask, TargetCoverage
 from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
@@ -174,7 +174,7 @@ def counterexample_of(target: str) -> bytes:
 
 def lines_of_everything(target: str) -> list[bytes]:
     """Return the lines of a log with every event."""
-    found = msgspec.json.decode(counterexample_of(target), type=events.Counterexample)
+    found = msgspec.json.decode(counterexample_of(target), type=Counterexample)
     order, refusal = Order(found.case), Refusal("host", "ValueError", "no", "f:1", "raise")
     mask = Mask("a.py", 3, "kernel", "load", 0, "x = load()", True, ("all true",))
     counts = Statistics(
