@@ -97,7 +97,7 @@ def load_settings(folder: Path | None = None) -> Settings:
 def _settings_in(path: Path) -> Settings:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("fuzz_attn", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a huge number
         raise SettingsError(f"{path}: cannot be read: {error}") from error
     if not isinstance(table, dict):
         raise SettingsError(f"{path}: [{TABLE}] must be a table")

@@ -18,7 +18,7 @@ def read(path: Path) -> Binding:
     """Return the binding that a file states; raises :class:`BindingError`, in one line that names the file."""
     try:
         table = tomllib.loads(content_of(path, LARGEST_BYTES).decode("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a huge number
         raise BindingError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     known = Binding.__struct_fields__
     unknown = sorted(set(table) - set(known))

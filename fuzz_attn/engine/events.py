@@ -7,7 +7,9 @@ failure within its shard, from 0, so that (shard, failure) names one failure of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
+
+from msgspec import Meta
 
 from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -18,6 +20,9 @@ from fuzz_attn.properties.refusal import Refusal
 
 WHOLE_RUN: Final = -1
 """The shard number of an event that concerns the whole run."""
+
+Signal: TypeAlias = Annotated[int, Meta(ge=0, le=127)]
+"""The number of a signal, which is a part of an exit status; 0 is none."""
 
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
@@ -223,7 +228,7 @@ class Finished(Plain, frozen=True, tag_field="event", tag="finished"):
     shard: Whole
     seconds: Seconds
     error: str = ""
-    stopped_by: Whole = 0
+    stopped_by: Signal = 0
     waited: Seconds = 0.0
 
 

@@ -61,5 +61,5 @@ def gap_lines(gaps: tuple[Gap, ...]) -> Iterator[str]:
 
 
 def _shown(file: str) -> str:
-    path = os.path.relpath(file)
+    path = os.path.relpath(file or os.curdir)  # a file of others may name none
     return file if path.startswith(os.pardir) else path

@@ -9,7 +9,7 @@ from typing import Final
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.errors import OutputError
-from fuzz_attn.report.failure import program
+from fuzz_attn.report.failure import replay_command
 from fuzz_attn.report.plain_text import count, safe
 from fuzz_attn.report.summary import failure_in_words, rows_of, smallest_case
 
@@ -59,7 +59,7 @@ def _failure_rows(failures: Sequence[FoundFailure]) -> Iterator[tuple[str, ...]]
     for found, cases, status in rows_of(failures):
         words = f"{failure_in_words(found)}: {found.message}"
         known = f" ({found.counterexample.reference})" if found.known else ""
-        command = f"{program()} replay {found.path}" if found.path else ""
+        command = replay_command(Path(found.path), found.counterexample) if found.path else ""
         cells = words, str(cases), smallest_case(found), f"{status}{known}"
         yield (*map(_escaped, cells), _code(command))
 
@@ -98,4 +98,5 @@ def _escaped(text: str) -> str:
 
 def _code(text: str) -> str:
     """Return a text as code, which needs no escapes but those of a table's cell."""
-    return f"`{safe(text).replace('`', '').replace('|', chr(92) + '|')}`" if text else ""
+    line = " ".join(safe(text).split("\n"))  # a name of a file may hold the end of a line
+    return f"`{line.replace('`', '').replace('|', chr(92) + '|')}`" if text else ""

@@ -206,5 +206,13 @@ def test_a_saved_failure_is_played_where_calibration_fails(campaign: Callable[..
     (played,) = again.failures
     assert (played.saved, played.path) == (True, found.path)
     assert any(note.startswith(f"it is called as {found.path} says, because target=") for note in again.notes)
+    saved = counterexample.load(Path(found.path))
+    for beside in ({"constants": {"softmax_scale": 1.0}}, {"rounding": {"p": "half"}}, {"domain": {"fp8": False}}):
+        counterexample.overwrite(
+            msgspec.structs.replace(saved, binding=binding_of({"layout": "rows", **beside})), Path(found.path)
+        )
+        with pytest.raises(FuzzAttnError, match="is not used, because it chooses values or what counts as wrong"):
+            campaign("", setup=setup, max_cases=3)
+    counterexample.overwrite(saved, Path(found.path))
     file.write_text(DOUBLED.format(path=path, factor=1))
     assert not campaign("", setup=setup, max_cases=3).failures

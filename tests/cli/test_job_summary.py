@@ -55,3 +55,13 @@ def test_a_known_failure_is_a_notice(case: AttentionCase) -> None:
 def test_an_error_is_annotated() -> None:
     (line,) = github.of_run([RunReport(Statistics("t"))])
     assert line.startswith("::error title=fuzz-attn%3A t::no case was judged")
+
+
+def test_a_command_to_copy_is_one_word_for_each_name(case: AttentionCase) -> None:
+    report = report_of(case)
+    (found,) = report.failures
+    hostile = msgspec.structs.replace(found, path="a b\n# heading; rm -rf `x` | y.json")
+    text = markdown.of_run([msgspec.structs.replace(report, failures=(hostile,))], 1)
+    (row,) = (line for line in text.splitlines() if line.startswith("| oracle"))
+    assert "replay 'a b # heading; rm -rf x \\| y.json' --trust` |" in row
+    assert not [line for line in text.splitlines() if line.startswith("# heading")]

@@ -134,3 +134,35 @@ def test_a_run_knows_what_an_earlier_one_saved_at_an_address(address: str) -> No
     assert len([name for name in names_at(address) if name.endswith("/events.jsonl")]) == 2
     (failure,) = json.loads(second.stdout)["targets"][0]["failures"]
     assert failure["path"].endswith(saved.pop())
+
+
+class Tricking(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
+    """A bucket whose keys lead out of the folder."""
+
+    def find(self, path: str, *_: object, **__: object) -> list[str]:
+        return [f"{path}/counterexamples/{name}" for name in ("../../../../escaped.json", "a.json", "..\\b.json")]
+
+    def get_file(self, rpath: str, lpath: str, **_: object) -> None:
+        Path(lpath).write_text(rpath)
+
+
+def test_a_name_at_an_address_leads_to_no_other_folder(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (Tricking(), url.removeprefix("memory:/")))
+    with remote_output(address) as folder:
+        found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {SENT}
+        assert found == {"counterexamples/a.json"}
+        assert not list(tmp_path.rglob("escaped.json"))
+        (folder / "counterexamples" / "a.json").unlink()  # nothing is sent to the bucket
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}'])
+def test_a_list_of_sent_files_that_was_cut_off_is_no_error(text: str, address: str) -> None:
+    with remote_output(address) as folder:
+        (folder / "counterexamples").mkdir(parents=True)
+        (folder / "counterexamples" / "a.json").write_text("found")
+    (folder / SENT).write_text(text)
+    with remote_output(address):
+        pass
+    assert names_at(address) == {"counterexamples/a.json"}

@@ -1,6 +1,7 @@
 """The page of a run: every part is there, nothing of a target becomes markup, and nothing is loaded."""
 
 import dataclasses
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,11 +13,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.events import Event, Finished
 from fuzz_attn.errors import ReportError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report.page.page import run_page, verdict_of
+from fuzz_attn.report.page.page import run_page, save, verdict_of
 from fuzz_attn.report.page.run_log import read_run
+from fuzz_attn.report.page.sources import source_files
 
 Events = Callable[..., list[Event]]
 Log = Callable[..., Path]
@@ -185,6 +188,32 @@ def test_a_source_is_shown_only_where_it_is_what_was_run(events: Events, log: Lo
     assert "tl.store(a, x, mask=m)" in text
     kernel.unlink()
     assert "The file cannot be read here." in page(run_page(read_run(folder), 0.0)).text
+
+
+def test_a_log_that_names_a_blank_line_shows_no_source(tmp_path: Path) -> None:
+    """Somebody who sends a log must know a line of a file to have it shown."""
+    file = tmp_path / "secret.py"
+    file.write_text("def f():\n    secret = 1\n\n    return secret\n")
+    blank = Mask(str(file), 3, "kernel", "load", 0, "  ", True, ())
+    (shown,) = source_files([blank], "t")
+    assert shown.problem == "The file has changed since the run."
+    assert not any("secret" in line.text for line in shown.lines)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_no_file_is_one_error(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "events.jsonl")
+    with pytest.raises(ReportError, match=r"events\.jsonl: cannot be read: is no file"):
+        read_run(tmp_path)
+
+
+def test_a_page_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
+    """The folder of a run may come from somebody else."""
+    precious, path = tmp_path / "precious", tmp_path / "report.html"
+    precious.write_text("precious")
+    path.symlink_to(precious)
+    save("<p>", path)
+    assert (path.read_text(), precious.read_text()) == ("<p>", "precious")
 
 
 def test_many_failures_stay_small(events: Events, log: Log) -> None:

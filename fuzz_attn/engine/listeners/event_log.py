@@ -130,9 +130,10 @@ def read_log(path: Path, *, skipped: Collection[str] = ()) -> Iterator[Line]:
 
 def _decoded(text: bytes) -> Line:
     try:
-        return _DECODER.decode(text)
+        line: Line = _DECODER.decode(text)
     except RecursionError as error:
         raise msgspec.DecodeError("a line is nested too deeply") from error
+    return line
 
 
 def report_of(log: Path) -> RunReport:

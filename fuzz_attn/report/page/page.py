@@ -15,6 +15,7 @@ from markupsafe import Markup
 from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import OutputError
+from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report.bindings import parameters_of
 from fuzz_attn.report.page import sections
 from fuzz_attn.report.page.failures import MOST_FAILURES, by_kind
@@ -55,7 +56,7 @@ def save(text: str, path: Path) -> Path:
     """Write a page and return its path; raises :class:`OutputError` where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_new(path, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
     return path

@@ -130,5 +130,5 @@ def _lines(numbers: Sequence[int], text: Sequence[str], marked: dict[int, Source
 
 
 def _shown(file: str) -> str:
-    path = os.path.relpath(file)
+    path = os.path.relpath(file or os.curdir)  # a file of others may name none
     return file if path.startswith(os.pardir) else path

@@ -11,11 +11,13 @@ import json
 import subprocess
 import sys
 import zipfile
+import zlib
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final
 from uuid import uuid4
 
+import msgspec
 import requests
 from remotezip import RemoteIOError, RemoteZip
 
@@ -24,6 +26,10 @@ from fuzz_attn.errors import TargetError
 
 _URL: Final = "wheel.url"
 _NAMES: Final = "names.json"
+LARGEST_FILE: Final = 2**28
+"""Bytes of the largest file that is unpacked."""
+_NO_ARCHIVE: Final = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError)
+"""What zipfile raises for an archive that is damaged or encrypted."""
 _PIP: Final = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
@@ -40,8 +46,11 @@ class Wheel:
         stored = self.folder / _NAMES
         if not stored.exists():
             names = self._archive.namelist()
-            _write(stored, json.dumps(names).encode())
-        return frozenset(name for name in json.loads(stored.read_bytes()) if _is_inside(name))
+            _write(stored, msgspec.json.encode(names))
+        try:
+            return frozenset(filter(_is_inside, msgspec.json.decode(stored.read_bytes(), type=list[str])))
+        except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            raise TargetError(f"{self.requirement}: {stored} cannot be read: {error}; delete it") from error
 
     def file(self, name: str) -> Path | None:
         """Return the path of a downloaded file, downloading it if need be; None if the wheel has none of that name."""
@@ -50,11 +59,18 @@ class Wheel:
         path = self.folder / "files" / name
         if not path.exists():
             try:
-                data = self._archive.read(name)
-            except (RemoteIOError, requests.RequestException, OSError) as error:
+                data = self._read(name)
+            except (RemoteIOError, requests.RequestException, OSError, *_NO_ARCHIVE) as error:
                 raise TargetError(f"{self.requirement}: {name} cannot be downloaded: {error}") from error
             _write(path, data)
         return path
+
+    def _read(self, name: str) -> bytes:
+        """Return the content of a file of the wheel; raises OSError for one that is no source and fills the memory."""
+        size = self._archive.getinfo(name).file_size
+        if size > LARGEST_FILE:
+            raise OSError(f"it has {size} bytes, more than {LARGEST_FILE}")
+        return self._archive.read(name)
 
     def provide(self, prefix: str) -> None:
         """Download all files whose names begin with a prefix."""
@@ -66,14 +82,20 @@ class Wheel:
     def _archive(self) -> zipfile.ZipFile:
         whole = sorted(self.folder.glob("*.whl"))
         if whole:
-            return zipfile.ZipFile(whole[0])
+            return self._opened(whole[0])
         try:
             remote: zipfile.ZipFile = RemoteZip(self._url)
         except (RemoteIOError, requests.RequestException):
             options = ("--no-deps", "--quiet", "--only-binary", ":all:")
             self._pip("download", *options, "-d", str(self.folder), self.requirement)
-            return zipfile.ZipFile(next(iter(self.folder.glob("*.whl"))))
+            return self._opened(next(iter(self.folder.glob("*.whl"))))
         return remote
+
+    def _opened(self, path: Path) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(path)
+        except (OSError, *_NO_ARCHIVE) as error:
+            raise TargetError(f"{self.requirement}: {path} is no wheel: {error}; delete it") from error
 
     @property
     def _url(self) -> str:
