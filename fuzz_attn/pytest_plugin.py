@@ -135,6 +135,7 @@ def _failure(plan: Plan) -> str:
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.machine import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.plain_text import safe  # noqa: PLC0415 - loads rich
 
     results = Results()
     try:
@@ -143,9 +144,9 @@ def _failure(plan: Plan) -> str:
             emit(started(plan.setup.target, plan.seed, 1, plan.max_time, plan.max_cases))
             Campaign(plan, emit).run()
     except FuzzAttnError as error:
-        return str(error)
+        return safe(str(error))
     texts = [plain_text(found.counterexample, Path(found.path)) for found in results.failures if found.fails]
-    return "\n\n".join(texts) or results.report().reason
+    return "\n\n".join(texts) or safe(results.report().reason)
 
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:

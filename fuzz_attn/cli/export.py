@@ -10,6 +10,7 @@ from fuzz_attn.cli.options import FILE, OUTPUT_FILE, exits, target_option
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.report.plain_text import safe
 
 
 @click.command()
@@ -35,5 +36,5 @@ def export(*, file: Path, script: Path, target: str | None, trust: bool) -> int:
             "--trust to run the code of that target"
         )
     for path in exported(found, target or found.target).save(script):
-        click.echo(f"written  {path}")
+        click.echo(safe(f"written  {path}"))
     return 0

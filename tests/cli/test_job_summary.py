@@ -55,3 +55,9 @@ def test_a_known_failure_is_a_notice(case: AttentionCase) -> None:
 def test_an_error_is_annotated() -> None:
     (line,) = github.of_run([RunReport(Statistics("t"))])
     assert line.startswith("::error title=fuzz-attn%3A t::no case was judged")
+
+
+def test_a_message_makes_no_link(case: AttentionCase) -> None:
+    text = markdown.of_run([report_of(case, message="see https://evil.example and www.evil.example/x\u202e")], 1)
+    assert "https://" not in text
+    assert r"https\://evil.example and www\.evil.example/x\\u202e" in text
