@@ -8,6 +8,7 @@ it imports the heavier modules only where it needs them.
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from fuzz_attn.api import MARKER
+from fuzz_attn.api import CALLED_BY_PLUGIN, MARKER, SHARD
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
@@ -99,9 +100,18 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test for each shard of a fuzz test."""
-    if "fuzz_attn_shard" in metafunc.fixturenames:
+    if SHARD in metafunc.fixturenames:
         count = shards_of(metafunc.config)
-        metafunc.parametrize("fuzz_attn_shard", range(count), indirect=True, ids=lambda shard: f"shard{shard}")
+        metafunc.parametrize(SHARD, range(count), indirect=True, ids=lambda shard: f"shard{shard}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the shard of a fuzz test, which takes no fixtures as arguments, so that it can be a method too."""
+    if not hasattr(pyfuncitem.function, CALLED_BY_PLUGIN):
+        return None
+    pyfuncitem.funcargs[SHARD]()
+    return True
 
 
 def shards_of(config: pytest.Config) -> int:
@@ -192,9 +202,15 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         max_time=max_time,
         max_cases=share_of(max_cases, request.param, shards),
         # Named by the test, because two tests may fuzz the same target.
-        run_folder=config.stash[_RUN_FOLDER] / folder_name(request.node.nodeid.partition("[")[0]),
+        run_folder=config.stash[_RUN_FOLDER] / folder_name(_name_of(request.node)),
         fixtures=counterexample_folder(out),
     )
+
+
+def _name_of(node: Any) -> str:
+    """Return the name of a test with its parameters, which all of its shards share."""
+    parameters = [part for part in node.callspec.id.split("-") if not re.fullmatch(r"shard\d+", part)]
+    return "-".join((node.nodeid.partition("[")[0], *parameters))
 
 
 def _argument(config: pytest.Config, name: str, marked: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
+from fuzz_attn.api import LARGEST, LARGEST_NUMBER
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.binding_file import read
@@ -108,8 +109,8 @@ class Workers(click.ParamType[int]):
             workers = int(value)
         except ValueError:
             workers = 0
-        if workers < 1:
-            self.fail(f"{value!r} must be 'auto' or a number of at least 1", param, ctx)
+        if not 1 <= workers <= LARGEST["workers"]:
+            self.fail(f"{value!r} must be 'auto' or a number from 1 to {LARGEST['workers']}", param, ctx)
         return workers
 
 
@@ -207,7 +208,7 @@ backend_option: Final = click.option(
 )
 seed_option: Final = click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, LARGEST_NUMBER),
     metavar="N",
     default=lambda: secrets.randbelow(2**32),
     help="Seed of the drawn cases. Default: a random one, which is printed.",

@@ -233,3 +233,30 @@ def test_only_a_known_failure_passes_the_test(status: str, tmp_path: Path, monke
     reason = pytest_plugin._failure(Plan(Setup("mine.py:attend"), 0, 1, 0, None, 1, tmp_path, tmp_path))
     assert ("FAILED mine.py:attend" in reason) == (status == "open")
     assert bool(reason) == (status == "open")
+
+
+IN_CLASSES = """
+import pytest
+from fuzz_attn import fuzz
+
+class TestOne:
+    test_it = fuzz("attention.py:unified_attention", max_cases=2)
+
+class TestTwo(TestOne):
+    def test_another(self):
+        assert True
+
+@pytest.fixture(params=["a", "b"], autouse=True)
+def of_users(request):
+    return request.param
+
+test_it = fuzz("attention.py:unified_attention", max_cases=3)
+test_same = test_it
+"""
+
+
+def test_fuzz_tests_in_classes_and_with_parameters(folder: Path) -> None:
+    done = call_pytest(folder, IN_CLASSES, "-W", "error")
+    assert done.returncode == 0, done.stdout
+    assert "10 passed" in done.stdout
+    assert sorted(shard.cases for shard in statistics_in(folder)) == [2] * 4 + [3] * 4, "each has a log of its own"
