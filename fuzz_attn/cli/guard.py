@@ -33,7 +33,7 @@ SHOWN_CHARACTERS: Final = 1000
 class Program(click.Group):
     """A group of commands, none of which ends with a traceback or with an exit status that means another thing."""
 
-    def main(  # type: ignore[override] # click's overloads say what it returns in which mode
+    def main(
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,
@@ -154,7 +154,7 @@ def sturdy_streams() -> Iterator[SturdyStream]:
         _open(number)
     before = sys.stdout, sys.stderr
     stdout, stderr = (_sturdy(stream) for stream in before)
-    sys.stdout, sys.stderr = stdout, stderr  # type: ignore[assignment] # they have what text streams have
+    sys.stdout, sys.stderr = stdout, stderr
     try:
         yield stdout
     finally:
