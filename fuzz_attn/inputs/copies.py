@@ -32,9 +32,8 @@ def with_output_of(tensors: AttentionTensors, launched: AttentionTensors) -> Att
 def without_gradients(tensors: AttentionTensors) -> AttentionTensors:
     """Return tensors over the same memory that require no gradients and belong to no graph."""
     held = {field.name: getattr(tensors, field.name) for field in dataclasses.fields(tensors)}
-    return dataclasses.replace(
-        tensors, **{name: each.detach() for name, each in held.items() if isinstance(each, torch.Tensor)}
-    )
+    detached: dict[str, Any] = {name: each.detach() for name, each in held.items() if isinstance(each, torch.Tensor)}
+    return dataclasses.replace(tensors, **detached)
 
 
 def _copied(tensor: torch.Tensor, device: str, memory: dict[int, torch.Tensor]) -> torch.Tensor:
