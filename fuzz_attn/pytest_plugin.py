@@ -110,7 +110,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the shard of a fuzz test, which takes no fixtures as arguments, so that it can be a method too."""
     if not hasattr(pyfuncitem.function, CALLED_BY_PLUGIN):
         return None
-    pyfuncitem.funcargs[SHARD]()
+    run: Any = pyfuncitem.funcargs[SHARD]
+    run()
     return True
 
 

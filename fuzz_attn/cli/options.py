@@ -29,18 +29,19 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
 
-class Place(click.Path):
+class Place(click.ParamType[Path]):
     """A file or a folder; an empty text, as of a shell's variable that is not set, is neither."""
 
     def __init__(self, *, folder_only: bool = False, read: bool = True) -> None:
-        super().__init__(file_okay=not folder_only, path_type=Path)
+        self._kind: click.ParamType[Path] = click.Path(file_okay=not folder_only, path_type=Path)
+        self.name = self._kind.name
         self._read = read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; a device that a command would read may have no end."""
         if not str(value):
             self.fail("'' names no file", param, ctx)
-        path = super().convert(_utf8(self, value, param, ctx), param, ctx)
+        path = self._kind.convert(_utf8(self, value, param, ctx), param, ctx)
         if self._read and _is_device(path):
             self.fail(f"{value!r} is a device", param, ctx)
         return path
