@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 import secrets
 import signal
 import sys
@@ -27,7 +28,14 @@ from fuzz_attn.errors import FuzzAttnError, TargetError
 if TYPE_CHECKING:
     from fuzz_attn.engine.listeners.results import RunReport
 
+LARGEST_NUMBER: Final = 2**53
+LARGEST: Final = {"workers": 4096}
+"""The largest values of arguments; messages hold no larger numbers, and no machine starts more processes."""
 MARKER: Final = "fuzz_attn"
+SHARD: Final = "fuzz_attn_shard"
+"""The fixture that runs a shard of a fuzz test."""
+CALLED_BY_PLUGIN: Final = "called_by_fuzz_attn"
+"""An attribute of the tests of :func:`fuzz`."""
 IN_WORKER: Final = "FUZZ_ATTN_WORKER"
 """An environment variable that the processes of a run have."""
 
@@ -50,15 +58,17 @@ def fuzz(
     """
     import pytest  # noqa: PLC0415 - programs that only call verify need no pytest
 
-    _check(family=family, backend=backend, max_time=max_time, max_cases=max_cases)
+    _check(target=target, family=family, binding=binding, backend=backend, max_time=max_time, max_cases=max_cases)
     spec = target if isinstance(target, str) else spec_of(target)
 
+    @pytest.mark.usefixtures(SHARD)
     @pytest.mark.fuzz_attn(
         target=spec, family=family, binding=binding, backend=backend, max_time=max_time, max_cases=max_cases
     )
-    def test(fuzz_attn_shard: Callable[[], None]) -> None:
-        fuzz_attn_shard()
+    def test(*_: object) -> None:  # a method of a test class gets the instance, so it names no argument
+        raise FuzzAttnError("a test of fuzz_attn.fuzz is called by pytest, with the plugin of fuzz_attn")
 
+    setattr(test, CALLED_BY_PLUGIN, True)
     return test
 
 
@@ -87,7 +97,8 @@ def verify(
 
     Raises :class:`fuzz_attn.errors.FuzzAttnError` where the target does not load or the output cannot be written.
     """
-    _check(family=family, backend=backend, max_time=max_time, max_cases=max_cases, workers=workers)
+    _check(target=target, family=family, binding=binding, backend=backend, max_time=max_time, max_cases=max_cases)
+    _check(seed=seed, workers=workers, memory=memory, strict=strict, out=out)
     if IN_WORKER in os.environ:
         raise TargetError(
             "verify() was called while a worker imported the target's file: call it under `if __name__ == '__main__':`"
@@ -133,15 +144,56 @@ def verify(
     return report
 
 
+_WORDS: Final = {"family": get_args(Family), "backend": BACKEND_NAMES}
+_TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "target": ((str, Callable), "a text or a function"),  # type: ignore[dict-item] # isinstance takes it
+    "family": ((str,), "a text"),
+    "binding": ((dict,), "a dict"),
+    "backend": ((str,), "a text"),
+    "max_time": ((int, float), "a number of seconds"),
+    "max_cases": ((int,), "a whole number"),
+    "seed": ((int,), "a whole number"),
+    "workers": ((int,), "a whole number"),
+    "memory": ((str,), "a text such as '8G'"),
+    "strict": ((bool,), "True or False"),
+    "out": ((str, Path), "a text or a path"),
+}
+"""What each argument may be; all but the target may also be None."""
+
+
 def _check(**arguments: object) -> None:
-    """Raise :class:`FuzzAttnError` for an argument that is out of its range or no known word."""
+    """Raise :class:`FuzzAttnError` for an argument of a wrong type, out of its range, or that is no known word."""
     for name, value in arguments.items():
-        if isinstance(value, int | float) and not 0 < value < math.inf:
-            raise FuzzAttnError(f"{name}={value} must be above 0")
-    for name, known in (("family", get_args(Family)), ("backend", BACKEND_NAMES)):
-        word = arguments[name]
-        if word is not None and word not in known:
-            raise FuzzAttnError(f"{name}={word!r} must be one of: {', '.join(known)}")
+        if value is not None or name == "target":
+            _check_type(name, value)
+            _check_value(name, value)
+
+
+def _check_type(name: str, value: object) -> None:
+    types, words = _TYPES[name]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise FuzzAttnError(f"{name}={_shown(value)} must be {words}, and is a {type(value).__name__}")
+
+
+def _check_value(name: str, value: object) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        least = 0 if name == "seed" else 1 if isinstance(value, int) else math.nextafter(0.0, 1.0)
+        if not least <= value < math.inf:
+            raise FuzzAttnError(f"{name}={value} must be {'at least' if name == 'seed' else 'above'} 0")
+        if value > LARGEST.get(name, LARGEST_NUMBER):
+            raise FuzzAttnError(f"{name}={_shown(value)} must be at most {LARGEST.get(name, LARGEST_NUMBER)}")
+    if isinstance(value, str) and not value:
+        raise FuzzAttnError(f"{name}='' must not be empty")
+    if name in _WORDS and value not in _WORDS[name]:
+        raise FuzzAttnError(f"{name}={_shown(value)} must be one of: {', '.join(_WORDS[name])}")
+
+
+def _shown(value: object) -> str:
+    """Return a value in a few characters; one of a class of the user's may have no text."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # noqa: BLE001 - its class is the user's
+        return f"<{type(value).__name__}>"
 
 
 def spec_of(function: Callable[..., object]) -> str:

@@ -8,6 +8,7 @@ it imports the heavier modules only where it needs them.
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from fuzz_attn.api import MARKER
+from fuzz_attn.api import CALLED_BY_PLUGIN, MARKER, SHARD
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
@@ -99,9 +100,19 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test for each shard of a fuzz test."""
-    if "fuzz_attn_shard" in metafunc.fixturenames:
+    if SHARD in metafunc.fixturenames:
         count = shards_of(metafunc.config)
-        metafunc.parametrize("fuzz_attn_shard", range(count), indirect=True, ids=lambda shard: f"shard{shard}")
+        metafunc.parametrize(SHARD, range(count), indirect=True, ids=lambda shard: f"shard{shard}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run the shard of a fuzz test, which takes no fixtures as arguments, so that it can be a method too."""
+    if not hasattr(pyfuncitem.function, CALLED_BY_PLUGIN):
+        return None
+    run: Any = pyfuncitem.funcargs[SHARD]
+    run()
+    return True
 
 
 def shards_of(config: pytest.Config) -> int:
@@ -135,6 +146,7 @@ def _failure(plan: Plan) -> str:
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.machine import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.plain_text import safe  # noqa: PLC0415 - as above
     from fuzz_attn.report.summary import NOT_FOLLOWED  # noqa: PLC0415 - as above
 
     results = Results()
@@ -150,8 +162,8 @@ def _failure(plan: Plan) -> str:
     report = results.report()
     found = [each for each in report.failures if each.fails]
     texts = [plain_text(each.counterexample, Path(each.path) if each.path else None) for each in found if each.followed]
-    only_seen = [f"{NOT_FOLLOWED}: {each.kind}: {each.message}" for each in found if not each.followed]
-    problems = [failed] if failed else report.problems
+    only_seen = [safe(f"{NOT_FOLLOWED}: {each.kind}: {each.message}") for each in found if not each.followed]
+    problems = map(safe, [failed] if failed else report.problems)
     return "\n\n".join((*texts, *only_seen, *problems))
 
 
@@ -198,9 +210,15 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
         max_time=max_time,
         max_cases=share_of(max_cases, request.param, shards),
         # Named by the test, because two tests may fuzz the same target.
-        run_folder=config.stash[_RUN_FOLDER] / folder_name(request.node.nodeid.partition("[")[0]),
+        run_folder=config.stash[_RUN_FOLDER] / folder_name(_name_of(request.node)),
         fixtures=counterexample_folder(out),
     )
+
+
+def _name_of(node: Any) -> str:
+    """Return the name of a test with its parameters, which all of its shards share."""
+    parameters = [part for part in node.callspec.id.split("-") if not re.fullmatch(r"shard\d+", part)]
+    return "-".join((node.nodeid.partition("[")[0], *parameters))
 
 
 def _argument(config: pytest.Config, name: str, marked: dict[str, Any]) -> Any:

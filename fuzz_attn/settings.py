@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     until_flat: _Seconds | None = None
     continued: bool | None = msgspec.field(default=None, name="continue")
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    workers: Literal["auto"] | Annotated[int, Meta(gt=0, le=2**20)] | None = None
+    workers: Literal["auto"] | Annotated[int, Meta(gt=0, le=4096)] | None = None
     gpu_share: Annotated[float, Meta(gt=0, le=1)] | None = None
     mps: bool | None = None
     strict: bool | None = None

@@ -9,6 +9,7 @@ import click
 from fuzz_attn.cli.options import FILE, OUTPUT_FILE, binding_option, exits, stated_binding, target_option
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
+from fuzz_attn.report.plain_text import safe
 from fuzz_attn.settings import load_settings
 
 
@@ -34,5 +35,5 @@ def export(*, file: Path, script: Path, target: str | None, binding: Path | None
     from fuzz_attn.export.exporting import exported  # noqa: PLC0415 - imports torch, which other commands do without
 
     for path in exported(found, name, stated).save(script):
-        click.echo(f"written  {path}")
+        click.echo(safe(f"written  {path}"))
     return 0

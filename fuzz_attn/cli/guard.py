@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TextIO
 
 import click
@@ -32,13 +33,21 @@ SHOWN_CHARACTERS: Final = 1000
 class Program(click.Group):
     """A group of commands, none of which ends with a traceback or with an exit status that means another thing."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run the command and exit; a text that standard output does not take changes the exit status to 2."""
+        run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return run()
         with sturdy_streams() as stdout:
             try:
-                sys.exit(guarded(lambda: super(Program, self).main(*args, standalone_mode=False, **extra)))
+                sys.exit(guarded(run))
             finally:
                 stdout.flush()
                 if stdout.error:
@@ -145,7 +154,7 @@ def sturdy_streams() -> Iterator[SturdyStream]:
         _open(number)
     before = sys.stdout, sys.stderr
     stdout, stderr = (_sturdy(stream) for stream in before)
-    sys.stdout, sys.stderr = stdout, stderr  # type: ignore[assignment] # they have what text streams have
+    sys.stdout, sys.stderr = stdout, stderr
     try:
         yield stdout
     finally:

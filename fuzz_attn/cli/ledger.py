@@ -57,7 +57,7 @@ def ledger(
     table = chosen(load_table(folder), names)
     if pages:
         for path in write_pages(table, out):
-            click.echo(f"written  {path}")
+            click.echo(safe(f"written  {path}"))
         return 0
     cells = _replayed(table, backend, memory) if replays else []
     if as_json:
@@ -65,7 +65,7 @@ def ledger(
     else:
         show(console(), summaries.matrix(table, cells) if replays else summaries.overview(table))
         if any(cell.explanation for cell in cells):
-            click.echo(summaries.agreement(cells), err=True)
+            click.echo(safe(summaries.agreement(cells)), err=True)
     for cell in cells:
         if cell.surprising or not cell.available:
             text = f"{cell.row.name} on {cell.version}: {cell.word}, stated is {cell.expected}. {cell.message}"
@@ -84,6 +84,6 @@ def _replayed(table: Table, backend: str, memory: int) -> list[Cell]:
 
     cells = []
     for cell in replay(table, backend, memory):
-        click.echo(f"{cell.word:8} {cell.version:8} {cell.row.name}", err=True)
+        click.echo(safe(f"{cell.word:8} {cell.version:8} {cell.row.name}"), err=True)
         cells.append(cell)
     return cells

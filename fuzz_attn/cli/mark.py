@@ -10,6 +10,7 @@ import msgspec
 
 from fuzz_attn.cli.options import FILE, WORDS, exits
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.report.plain_text import safe
 
 
 @click.command()
@@ -37,5 +38,5 @@ def mark(*, file: Path, status: Literal["known", "fixed", "open"], because: str,
         raise click.UsageError(f"--because and --reference belong to the status known, not to {status}")
     marked = msgspec.structs.replace(found, status=status, because=because, reference=reference)
     counterexample.overwrite(marked, file)
-    click.echo(f"{file}: {status}")
+    click.echo(safe(f"{file}: {status}"))
     return 0

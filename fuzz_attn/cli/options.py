@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
+from fuzz_attn.api import LARGEST, LARGEST_NUMBER
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.binding_file import read
@@ -28,18 +29,19 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Decorator = Callable[[Decorated], Decorated]
 
 
-class Place(click.Path):
+class Place(click.ParamType[Path]):
     """A file or a folder; an empty text, as of a shell's variable that is not set, is neither."""
 
     def __init__(self, *, folder_only: bool = False, read: bool = True) -> None:
-        super().__init__(file_okay=not folder_only, path_type=Path)
+        self._kind: click.ParamType[Path] = click.Path(file_okay=not folder_only, path_type=Path)
+        self.name = self._kind.name
         self._read = read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; a device that a command would read may have no end."""
         if not str(value):
             self.fail("the path is empty, as of a variable that is not set", param, ctx)
-        path = super().convert(_utf8(self, value, param, ctx), param, ctx)
+        path = self._kind.convert(_utf8(self, value, param, ctx), param, ctx)
         if self._read and _is_device(path):
             self.fail(f"{value!r} is a device", param, ctx)
         return path
@@ -108,8 +110,8 @@ class Workers(click.ParamType[int]):
             workers = int(value)
         except ValueError:
             workers = 0
-        if workers < 1:
-            self.fail(f"{value!r} must be 'auto' or a number of at least 1", param, ctx)
+        if not 1 <= workers <= LARGEST["workers"]:
+            self.fail(f"{value!r} must be 'auto' or a number from 1 to {LARGEST['workers']}", param, ctx)
         return workers
 
 
@@ -207,7 +209,7 @@ backend_option: Final = click.option(
 )
 seed_option: Final = click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, LARGEST_NUMBER),
     metavar="N",
     default=lambda: secrets.randbelow(2**32),
     help="Seed of the drawn cases. Default: a random one, which is printed.",

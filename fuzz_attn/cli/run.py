@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
+from fuzz_attn.api import LARGEST_NUMBER
 from fuzz_attn.case.families import Family
 from fuzz_attn.cli.options import (
     Output,
@@ -41,7 +42,9 @@ from fuzz_attn.settings import DEFAULT_MAX_TIME
 @binding_option
 @backend_option
 @click.option("--max-time", type=Seconds(), metavar="SECONDS", help="Time limit, shrinking included.")
-@click.option("--max-cases", type=click.IntRange(min=1), metavar="N", help="Case limit for all workers together.")
+@click.option(
+    "--max-cases", type=click.IntRange(1, LARGEST_NUMBER), metavar="N", help="Case limit for all workers together."
+)
 @click.option(
     "--until-flat", type=Seconds(), metavar="SECONDS", help="End a target's run when nothing was new for so long."
 )

@@ -29,6 +29,13 @@ def with_output_of(tensors: AttentionTensors, launched: AttentionTensors) -> Att
     return dataclasses.replace(tensors, output=_copied(launched.output, str(tensors.output.device), {}))
 
 
+def without_gradients(tensors: AttentionTensors) -> AttentionTensors:
+    """Return tensors over the same memory that require no gradients and belong to no graph."""
+    held = {field.name: getattr(tensors, field.name) for field in dataclasses.fields(tensors)}
+    detached: dict[str, Any] = {name: each.detach() for name, each in held.items() if isinstance(each, torch.Tensor)}
+    return dataclasses.replace(tensors, **detached)
+
+
 def _copied(tensor: torch.Tensor, device: str, memory: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return a view like a tensor of a copy of its memory, which ``memory`` keeps by the address of the first."""
     address = tensor.untyped_storage().data_ptr()

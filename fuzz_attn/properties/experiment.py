@@ -19,7 +19,7 @@ from fuzz_attn.errors import (
     NotCompiledInterrupt,
     UnsupportedByBackendError,
 )
-from fuzz_attn.inputs.copies import copied, with_output_of
+from fuzz_attn.inputs.copies import copied, with_output_of, without_gradients
 from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
@@ -178,6 +178,11 @@ class Experiment:
                 refusal = refusal_by(raised, _text(raised), launched=began)
         else:
             error = _resized(layouts, _layouts(launched))
+        flagged = tuple(name for name, tensor in launched.inputs() if tensor.requires_grad)
+        if flagged or launched.output.requires_grad:
+            launched = without_gradients(launched)
+            tensors = launched if here else tensors
+            changed += tuple(f"{name}: it requires gradients now" for name in flagged if name not in changed)
         if here:
             return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed)
         tensors = tensors if error else with_output_of(tensors, launched)

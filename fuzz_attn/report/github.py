@@ -7,7 +7,7 @@ from typing import Final
 
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.replay import Replayed
-from fuzz_attn.report.plain_text import safe
+from fuzz_attn.report.plain_text import visible
 from fuzz_attn.report.summary import NOT_FOLLOWED, failure_in_words
 
 _DATA: Final = {ord("%"): "%25", ord("\r"): "%0D", ord("\n"): "%0A"}
@@ -47,9 +47,9 @@ def _of_failure(target: str, found: FoundFailure) -> str:
 
 def _line(level: str, title: str, file: str, text: str) -> str:
     """Return one annotation; a line that a target's message would begin is no command, as its line ends are escaped."""
-    place = f"file={_safe(file).translate(_PROPERTY)}," if file else ""
-    return f"::{level} {place}title={_safe(title).translate(_PROPERTY)}::{_safe(text).translate(_DATA)}"
+    place = f"file={_one_text(file).translate(_PROPERTY)}," if file else ""
+    return f"::{level} {place}title={_one_text(title).translate(_PROPERTY)}::{_one_text(text).translate(_DATA)}"
 
 
-def _safe(text: str) -> str:
-    return safe(text.replace("\r\n", "\n"))
+def _one_text(text: str) -> str:
+    return visible(text.replace("\r\n", "\n"))

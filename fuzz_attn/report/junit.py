@@ -11,6 +11,7 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.errors import OutputError
 from fuzz_attn.report.failure import certainty, known_line, plain_text
+from fuzz_attn.report.plain_text import visible
 
 _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""
@@ -62,7 +63,7 @@ def _add_suite(root: Element, report: RunReport) -> None:
 
 def _add_failure(suite: Element, report: RunReport, found: FoundFailure) -> None:
     test = _test(suite, report, found.counterexample.signature)
-    failure = SubElement(test, "failure", type=found.kind, message=_clean(found.message))
+    failure = SubElement(test, "failure", type=_clean(found.kind), message=_clean(found.message))
     failure.text = _clean(plain_text(found.counterexample, Path(found.path) if found.path else None))
 
 
@@ -71,4 +72,4 @@ def _test(suite: Element, report: RunReport, name: str) -> Element:
 
 
 def _clean(text: str) -> str:
-    return _FORBIDDEN.sub("?", text)
+    return _FORBIDDEN.sub("?", visible(text))

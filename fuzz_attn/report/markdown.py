@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,10 +11,13 @@ from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.errors import OutputError
 from fuzz_attn.report.failure import replay_command
-from fuzz_attn.report.plain_text import count, safe
+from fuzz_attn.report.plain_text import count, visible
 from fuzz_attn.report.summary import failure_in_words, rows_of, smallest_case
 
 _ESCAPED: Final = {ord(character): f"\\{character}" for character in "\\`*_{}[]<>#|~&"}
+
+_LINK: Final = re.compile(r"(?i)(\w(?=://)|\bwww(?=\.))")
+"""Where GitHub's Markdown would see an address."""
 
 
 def append(path: Path, text: str) -> None:
@@ -92,11 +96,11 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[s
 
 
 def _escaped(text: str) -> str:
-    """Return a text in one line in which nothing is markup: messages contain what a target says."""
-    return " ".join(safe(text).translate(_ESCAPED).split())
+    """Return a text in one line in which nothing is markup or a link: messages contain what a target says."""
+    return _LINK.sub(r"\1\\", " ".join(visible(text).translate(_ESCAPED).split()))
 
 
 def _code(text: str) -> str:
     """Return a text as code, which needs no escapes but those of a table's cell."""
-    line = " ".join(safe(text).split("\n"))  # a name of a file may hold the end of a line
-    return f"`{line.replace('`', '').replace('|', chr(92) + '|')}`" if text else ""
+    one_line = " ".join(visible(text).split()).replace("`", "").replace("|", "\\|")
+    return f"`{one_line}`" if one_line else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import unicodedata
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -13,9 +15,10 @@ WIDTH: Final = 110
 PIPE_SECONDS: Final = 10.0
 """How often progress is printed where the output is no terminal."""
 
-
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Control characters as visible text: a target's message must not reach the terminal as an escape sequence."""
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of characters that control a terminal, change the direction of a text, end a line or have no shape."""
+_COMMAND: Final = re.compile(r"^([^\S\n]*):(?=:)|(?<=#)#(?=\[)", re.MULTILINE)
+"""The character that makes a line a command of GitHub Actions: ``::`` at its beginning, ``##[`` anywhere."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -23,9 +26,32 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+def visible(text: str) -> str:
+    """Return a text in which characters that are not seen, or that change how others are seen, are escapes."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(each) if each not in "\n\t" and _is_invisible(each) else each for each in text)
+
+
 def safe(text: str) -> str:
-    """Return a text with its control characters made visible."""
-    return text.translate(_ESCAPES)
+    """Return a text of others for a person to read: all of it is visible, and no line is a command of GitHub Actions.
+
+    Every text of a target, a file or a log passes here or :func:`visible` before it is shown, but for JSON.
+    """
+    return _without_commands(visible(text))
+
+
+def _is_invisible(character: str) -> bool:
+    return unicodedata.category(character) in _INVISIBLE
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _without_commands(text: str) -> str:
+    return _COMMAND.sub(lambda found: f"{found[1] or ''}{_escape(found[0][-1])}", text)
 
 
 class _Safe:
@@ -36,7 +62,7 @@ class _Safe:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for text, style, control in console.render(self._group, options):
-            yield Segment(text if control else safe(text), style, control)
+            yield Segment(text if control else visible(text), style, control)
 
 
 def text_of(renderable: RenderableType, width: int = WIDTH) -> str:
@@ -44,7 +70,7 @@ def text_of(renderable: RenderableType, width: int = WIDTH) -> str:
     out = io.StringIO()
     printer = Console(file=out, width=width, no_color=True, markup=False, emoji=False)
     printer.print(_Safe(renderable), highlight=False, crop=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return _without_commands("\n".join(line.rstrip() for line in out.getvalue().splitlines()))
 
 
 def show(console: Console, renderable: RenderableType) -> None:

@@ -65,3 +65,9 @@ def test_a_command_to_copy_is_one_word_for_each_name(case: AttentionCase) -> Non
     (row,) = (line for line in text.splitlines() if line.startswith("| oracle"))
     assert "replay 'a b # heading; rm -rf x \\| y.json' --trust` |" in row
     assert not [line for line in text.splitlines() if line.startswith("# heading")]
+
+
+def test_a_message_makes_no_link(case: AttentionCase) -> None:
+    text = markdown.of_run([report_of(case, message="see https://evil.example and www.evil.example/x\u202e")], 1)
+    assert "https://" not in text
+    assert r"https\://evil.example and www\.evil.example/x\\u202e" in text

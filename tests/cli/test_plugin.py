@@ -33,6 +33,12 @@ test_attention = fuzz("attention.py:unified_attention", max_cases=30)
 AUTO_WORKERS = 3
 """What ``-n auto`` stands for, on every machine."""
 
+OF_OTHERS = (
+    *("-W", "ignore:The configuration option:pytest.PytestDeprecationWarning"),
+    *("-W", "ignore:Benchmarks are automatically disabled"),
+)
+"""Options that silence what pytest-asyncio and pytest-benchmark say of themselves, where they are installed."""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -50,7 +56,7 @@ def call_pytest(folder: Path, test: str, *options: str) -> "subprocess.Completed
     environment = {name: value for name, value in os.environ.items() if name not in settings}
     environment["PYTEST_XDIST_AUTO_NUM_WORKERS"] = str(AUTO_WORKERS)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_attention.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *OF_OTHERS, "test_attention.py"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -233,3 +239,28 @@ def test_only_a_known_failure_passes_the_test(status: str, tmp_path: Path, monke
     reason = pytest_plugin._failure(Plan(Setup("mine.py:attend"), 0, 1, 0, None, 1, tmp_path, tmp_path))
     assert ("FAILED mine.py:attend" in reason) == (status == "open")
     assert bool(reason) == (status == "open")
+
+
+IN_CLASSES = """
+import pytest
+from fuzz_attn import fuzz
+
+class TestOne:
+    test_it = fuzz("attention.py:unified_attention", max_cases=2)
+
+    def test_another(self):
+        assert True
+
+@pytest.fixture(params=["a", "b"], autouse=True)
+def of_users(request):
+    return request.param
+
+test_it = fuzz("attention.py:unified_attention", max_cases=3)
+"""
+
+
+def test_fuzz_tests_in_classes_and_with_parameters(folder: Path) -> None:
+    done = call_pytest(folder, IN_CLASSES, "-W", "error")
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+    assert sorted(shard.cases for shard in statistics_in(folder)) == [2, 2, 3, 3], "each has a log of its own"

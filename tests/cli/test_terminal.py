@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
@@ -224,7 +225,31 @@ def test_the_status_says_how_sure_a_failure_is(fields: dict[str, object], done: 
 
 def test_control_characters_are_shown() -> None:
     assert safe(HOSTILE) == SHOWN
-    assert safe("a\tb\nc é") == "a\tb\nc é"
+    assert safe("a\tb\nc é ✓ 数") == "a\tb\nc é ✓ 数"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\u202eb\u2066c\u200fd", r"a\u202eb\u2066c\u200fd"),
+        ("zero\u200bwidth\ufeff", r"zero\u200bwidth\ufeff"),
+        ("a\u2028::error::b", r"a\u2028::error::b"),
+        ("tag \U000e0041 half \ud800", r"tag \U000e0041 half \ud800"),
+        ("::error::owned", r"\x3a:error::owned"),
+        ("a\n \t\xa0::set-output name=x::y\nb", "a\n \t\xa0\\x3a:set-output name=x::y\nb"),
+        ("a\r\n::stop-commands::x", "a\\x0d\n\\x3a:stop-commands::x"),
+        ("in the middle ##[error]owned", r"in the middle #\x23[error]owned"),
+        ("test.py::test_one #[x] a::b", "test.py::test_one #[x] a::b"),
+    ],
+)
+def test_a_text_of_others_is_seen_as_it_is_and_commands_nothing(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+def test_a_line_that_is_wrapped_is_no_command() -> None:
+    for width in range(20, 40):
+        lines = text_of(Text("a b c d e f g h i j ::error::owned ##[error]x"), width).splitlines()
+        assert not [line for line in lines if line.lstrip().startswith("::")]
 
 
 def test_junit_holds_any_message(tmp_path: Path) -> None:
@@ -234,8 +259,7 @@ def test_junit_holds_any_message(tmp_path: Path) -> None:
     save_junit([results.report()], tmp_path / "new" / "junit.xml")
     root = ElementTree.parse(tmp_path / "new" / "junit.xml").getroot()
     (message, _) = (found.attrib["message"] for found in root.iter("failure"))
-    assert message.startswith("[bold]wrong[/] ?]0;title? ?[2J :smile: ")
-    assert message.endswith(" <&> ?")
+    assert message == rf"{SHOWN} <&> \ud800"
 
 
 def test_junit_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fuzz_attn.report.page.failures import MOST_FAILURES, by_kind
 from fuzz_attn.report.page.run_log import RunLog
 from fuzz_attn.report.page.sources import source_files
 from fuzz_attn.report.page.tables import Table, number, table
-from fuzz_attn.report.plain_text import count, safe
+from fuzz_attn.report.plain_text import count, safe, visible
 from fuzz_attn.report.summary import confidence
 
 PAGE_NAME: Final = "report.html"
@@ -39,9 +39,15 @@ class Verdict:
 
 @cache
 def environment() -> Environment:
-    """Return the templates, in which every value is escaped."""
-    loader = PackageLoader("fuzz_attn.report.page")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    """Return the templates, in which every value is escaped, and characters that are not seen are made visible."""
+    made = Environment(
+        loader=PackageLoader("fuzz_attn.report.page"),
+        autoescape=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     made.filters["number"] = number
     return made
 
