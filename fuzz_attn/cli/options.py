@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.bindings.binding import Binding
@@ -30,18 +31,27 @@ INTERRUPTED: Final = 130
 """Exit status of shells for a program that was interrupted from the keyboard."""
 
 
-class NamedPath(click.Path):
+class NamedPath(click.ParamType[Path]):
     """A path that is not empty: an unset variable of a shell must not mean the current folder, or a default."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    name = "path"
+
+    def __init__(self, *, file_okay: bool = True) -> None:
+        self._path: click.ParamType[Path] = click.Path(file_okay=file_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path."""
         if str(value) == "":
-            self.fail("the path is empty, as of a variable that is not set", param, ctx)
-        return super().convert(value, param, ctx)
+            self.fail("the path is empty, as that of a variable that is not set", param, ctx)
+        return self._path.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return how a shell completes a path."""
+        return self._path.shell_complete(ctx, param, incomplete)
 
 
-FILE: Final[click.ParamType[Path]] = NamedPath(path_type=Path)
-OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = NamedPath(file_okay=False, path_type=Path)
+FILE: Final = NamedPath()
+OUTPUT_DIRECTORY: Final = NamedPath(file_okay=False)
 
 
 def exits(command: Callable[..., int]) -> Callable[..., None]:
