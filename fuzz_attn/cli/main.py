@@ -30,8 +30,8 @@ from fuzz_attn.settings import command_line_defaults, load_settings
 def main(context: click.Context) -> None:
     """Fuzz Triton paged-attention kernels against a float64 oracle.
 
-    Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged, or an argument or a file is
-    wrong.
+    Exit status: 0 no case fails but known failures, 1 a case fails, 2 too few cases were judged, or an argument or a
+    file is wrong.
     """
     if context.invoked_subcommand == "run":
         context.default_map = {"run": _settings()}

@@ -33,6 +33,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.properties.second_cases import second_case
 
@@ -704,4 +705,26 @@ def test_a_failure_without_a_file_gets_one_once_there_is_room(tmp_path: Path, mo
     assert [Path(row.path)] == run.files
     assert counterexample.load(run.files[0]) == row.counterexample
     assert row.cases == run.report.statistics.failing > 10
+    assert run.report.exit_status == 1
+
+
+class CrashingProbes(FakeWorker):
+    """A target that refuses sinks and crashes on a single sequence with sinks off that only probes draw."""
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
+        if order.probes:
+            self.probed = order.probes
+            return Answer(Verdict("oracle", "crash", "died of SIGABRT"))
+        if order.case.sinks is not None:
+            return Answer(refusal=Refusal("host", "ValueError", "no sinks", "/target.py:3"))
+        if order.case in self.probed:
+            return Answer(Verdict("oracle", "crash", "died of SIGABRT"))
+        return super().judge(order, deadline=deadline)
+
+    probed: tuple[AttentionCase, ...] = ()
+
+
+def test_a_crash_in_a_probe_of_a_refusal_is_a_failure(tmp_path: Path) -> None:
+    run = Run(tmp_path, CrashingProbes(), cases=60)
+    assert {found.verdict.kind for found in run.failures} == {"crash"}
     assert run.report.exit_status == 1
