@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
@@ -28,6 +29,7 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.listeners.event_log import EventLog, report_of
+from fuzz_attn.engine.listeners.other_runs import united_with_other_runs
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.oracle.verdict import Kind, Verdict
@@ -187,3 +189,47 @@ def test_the_exit_status_of_several_targets_is_that_of_a_failing_case_first() ->
     assert exit_status([passes, unsaved]) == 2
     assert exit_status([passes, stopped]) == 130
     assert exit_status([passes, passes]) == 0
+
+
+def in_window(keys: int, **fields: object) -> Counterexample:
+    case = AttentionCase((Sequence(1, keys),), window=4)
+    fields = {"confirmation": "confirmed", "trigger": ("sliding window",), "shrunk": True, **fields}
+    return msgspec.structs.replace(found("mismatch", case), **fields)
+
+
+def test_two_runs_at_the_same_time_keep_one_file_of_a_bug(tmp_path: Path) -> None:
+    ours, theirs = in_window(16), in_window(8)
+    paths = [str(counterexample.save(each, tmp_path)) for each in (ours, theirs)]
+    results = [report(FailureFound(0, 0, each, path)) for each, path in zip((ours, theirs), paths, strict=True)]
+    both = [united_with_other_runs(result, 0.0) for result in results]
+    assert [[row.path for row in result.failures] for result in both] == [[paths[1]], [paths[1]]]
+    assert [path.name for path in tmp_path.glob("*.json")] == [Path(paths[1]).name]
+    assert [result.exit_status for result in both] == [1, 1]
+    assert both[0].statistics.counterexamples == (paths[1],)
+    assert both[0].notes == (f"another run saved the same bug in a simpler case: {paths[1]}",)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        in_window(8, status="known", reference="#1", because="waits"),
+        in_window(8, confirmation="unconfirmed"),
+        in_window(8, target="another"),
+        msgspec.structs.replace(in_window(8), verdict=Verdict("oracle", "crash", "died")),
+        in_window(20),
+    ],
+)
+def test_a_file_of_another_run_that_is_no_simpler_case_of_the_bug_changes_nothing(
+    theirs: Counterexample, tmp_path: Path
+) -> None:
+    path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), theirs))
+    result = report(FailureFound(0, 0, in_window(16), str(path)))
+    assert united_with_other_runs(result, 0.0) == result
+    assert path.exists()
+    assert other.exists()
+
+
+def test_an_old_file_is_not_of_another_run(tmp_path: Path) -> None:
+    path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), in_window(8)))
+    result = report(FailureFound(0, 0, in_window(16), str(path)))
+    assert united_with_other_runs(result, other.stat().st_mtime + 1.0) == result

@@ -18,7 +18,6 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import (
-    CaseExcused,
     CaseJudged,
     Event,
     FailureChanged,
@@ -28,7 +27,7 @@ from fuzz_attn.engine.events import (
     SavedPassed,
 )
 from fuzz_attn.engine.failures import life, share, unfollowed
-from fuzz_attn.engine.failures.life import EXCUSED, MOST_FAILURES
+from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
@@ -627,68 +626,6 @@ def test_what_other_shards_tell_twice_is_learned_once(tmp_path: Path) -> None:
     assert len(other.known) == 1
     other.learn([msgspec.structs.replace(foreign, failure=9, path="")])
     assert len(other.known) == 1, "one without a file stands for no other"
-
-
-class FailsInUsedProcess(FakeWorker):
-    """A target that hangs, or kills its process, from its sixth call in a process on; then another one judges."""
-
-    def __init__(self, *, killed: bool, recurs: bool = True, most: int = 10**9) -> None:
-        super().__init__()
-        self.killed, self.recurs, self.left = killed, recurs, most
-
-    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
-        if order.digest or len(self.judged) < 5 or not self.left:
-            return super().judge(order, deadline=deadline)
-        searching = self.killed or wait == "short, then full"
-        if not searching and not self.recurs:
-            return super().judge(order, deadline=deadline)
-        self.left -= 1
-        self.judged.clear()
-        if self.killed:
-            return Answer(Verdict("oracle", "crash", "died of SIGKILL"), killed=True)
-        hang = Verdict("oracle", "timeout", "the launch did not end within 3 s")
-        if wait != "short, then full":
-            return Answer(hang)
-        self.judged.append(order)
-        return Answer(Verdict("oracle", ratio=0.5), earlier=hang)
-
-
-@pytest.mark.parametrize(("killed", "kind"), [(False, "timeout"), (True, "crash")])
-def test_a_hang_or_death_that_needs_earlier_calls_is_a_failure(killed: bool, kind: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, FailsInUsedProcess(killed=killed), cases=60)
-    (found,) = run.failures
-    assert (found.verdict.kind, found.confirmation) == (kind, "state")
-    assert len(found.sequence) == 5
-    assert counterexample.load(run.files[0]) == found
-    assert run.count(CaseExcused) == EXCUSED + 1
-    assert run.count(FailureSeenAgain) > 2
-    assert run.report.exit_status == 1
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_hang_or_death_that_never_recurs_is_counted_only(killed: bool, tmp_path: Path) -> None:
-    run = Run(tmp_path, FailsInUsedProcess(killed=killed, recurs=False, most=EXCUSED + 1), cases=60)
-    assert not run.failures
-    assert not run.files
-    assert any("not again after the same cases before it" in note for note in run.notes)
-    assert (run.report.statistics.excused, run.report.exit_status) == (EXCUSED + 1, 0)
-
-
-def test_a_hang_that_needs_earlier_calls_counts_if_the_time_is_up_first(tmp_path: Path) -> None:
-    class Interrupted(FailsInUsedProcess):
-        def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
-            if wait == "full" and not order.digest:
-                raise KeyboardInterrupt
-            return super().judge(order, deadline=deadline, wait=wait)
-
-    events: list[Event] = []
-    plan = Plan(Setup("fake"), 0, 1, 1, None, 100, tmp_path / "run", tmp_path / "saved")
-    with pytest.raises(KeyboardInterrupt):
-        Campaign(plan, events.append, Interrupted(killed=False)).run()
-    (path,) = tmp_path.rglob("saved/*/*.json")
-    found = counterexample.load(path)
-    assert (found.confirmation, found.verdict.kind, len(found.sequence)) == ("state", "timeout", 5)
-    assert report_of(events).exit_status == 1
 
 
 def test_a_failure_without_a_file_gets_one_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
