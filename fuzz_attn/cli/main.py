@@ -34,8 +34,8 @@ ONLY_READ: Final = ("show", "mark", "merge", "report", "watch", "coverage")
 def main(context: click.Context) -> None:
     """Fuzz Triton paged-attention kernels against a float64 oracle.
 
-    Exit status: 0 no case fails but known failures, 1 a case fails, 2 no case was judged, or an argument or a file is
-    wrong, 70 a defect of fuzz-attn itself, which one line names together with a file that holds the traceback.
+    Exit status: 0 no case fails but known failures, 1 a case fails, 2 too few cases were judged, or an argument or a
+    file is wrong, 70 a defect of fuzz-attn itself, which one line names together with a file that holds the traceback.
     """
     if context.invoked_subcommand == "run":
         context.default_map = {"run": command_line_defaults(load_settings())}

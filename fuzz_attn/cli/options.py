@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from fuzz_attn.api import LARGEST, LARGEST_NUMBER
 from fuzz_attn.backends import BACKEND_NAMES
@@ -40,11 +41,15 @@ class Place(click.ParamType[Path]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; a device that a command would read may have no end."""
         if not str(value):
-            self.fail("the path is empty, as of a variable that is not set", param, ctx)
+            self.fail("the path is empty, as that of a variable that is not set", param, ctx)
         path = self._kind.convert(_utf8(self, value, param, ctx), param, ctx)
         if self._read and _is_device(path):
             self.fail(f"{value!r} is a device", param, ctx)
         return path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return how a shell completes a path."""
+        return self._kind.shell_complete(ctx, param, incomplete)
 
 
 def _is_device(path: Path) -> bool:

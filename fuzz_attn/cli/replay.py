@@ -85,9 +85,9 @@ def replay(
     fails as its file says and is no failure of the replay, PASSES is a known one that passes now, and REGRESSED is a
     fixed one that fails again. CHANGED is a known or fixed one that fails in another way than its file says, or also in
     another way, and is a failure. REFUSED means that the target or the compiler refuses the case now, or that the
-    target does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see it and
-    the backend has none; it counts as a failure while the file's status is open. If none fails and a file cannot be
-    replayed, the exit status is 2. A file does not choose what code runs: unless it names a built-in target, an
+    target does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see
+    it and the backend has none; it counts as a failure while the file's status is open. If none fails and a file cannot
+    be replayed, the exit status is 2. A file does not choose what code runs: unless it names a built-in target, an
     installed entry point or the target of the settings, it needs --target or --trust.
     """
     if not places and not any(FOLDER.rglob("*.json")):

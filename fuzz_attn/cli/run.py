@@ -110,9 +110,9 @@ def run(
     With --ray, the workers are actors of a Ray cluster, as many as it has room for. What they find comes back as
     messages.
 
-    Exit status: 0 no case fails, 1 a case fails, 2 no case was judged or something is wrong, 128 and the number of a
-    signal that ended the run before it found a failure. Known failures do not count, nor does a launch that was too
-    slow once, when no time was left to try it again.
+    Exit status: 0 no case fails, 1 a case fails, 2 fewer than one in ten cases were judged or something is wrong, 128
+    and the number of a signal that ended the run before it found a failure. Known failures do not count, nor does a
+    launch that was too slow once, when no time was left to try it again.
     """
     if binding is not None and _is_given("targets") and not _is_given("binding"):
         binding = None  # the settings state it for their own target

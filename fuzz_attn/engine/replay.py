@@ -51,9 +51,9 @@ class Replayed:
 
         ``KNOWN`` and ``REGRESSED`` fail too, but the file says that the bug is known, or that it was fixed. Such a mark
         covers the class of failure that the file has: ``CHANGED`` fails in another way, or also in another way.
-        ``PASSES`` is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or only
-        sanitizers saw it and the backend of the replay has none. Writes outside a tensor are different, because guard
-        bands see them on every backend.
+        ``PASSES`` is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or
+        only sanitizers saw it and the backend of the replay has none. Writes outside a tensor are different, because
+        guard bands see them on every backend.
         """
         if self.refused:
             return "REFUSED"

@@ -150,7 +150,7 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     if statistics.deaths:
         yield "worker deaths", str(statistics.deaths)
     if statistics.excused:
-        words = "failed or hung in a used process and passed in a fresh one, which is no failure yet"
+        words = "failed in a used process and passed in a fresh one; from the third on this is looked into"
         yield "not repeated", f"{count(statistics.excused, 'case')} {words}"
     if statistics.lost:
         yield "lost failures", Text(f"{statistics.lost}: no row of the table has them", style="bold red")

@@ -29,7 +29,10 @@ def test_explain_names_the_key_and_draws_a_picture(spec: Callable[[str], str], t
 def test_a_case_that_passes_has_nothing_to_explain() -> None:
     result = CliRunner().invoke(main, ["explain", str(FAILURE)])
     assert result.exit_code == 0, result.output
-    assert "the case passes, so there is nothing to explain" in " ".join(result.stdout.split())
+    words = " ".join(result.stdout.split())
+    assert words.startswith("PASSES unified The case passes now. When it was saved, it failed: oracle (")
+    assert "the case passes, so there is nothing to explain" in words
+    assert "FAILED" not in words
 
 
 def test_an_untrusted_target_is_not_imported(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample, trust
 from fuzz_attn.counterexamples.trust import ENTRY_POINT_GROUP, is_installed
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report import waiting
 from fuzz_attn.report.picture import save_picture
 from fuzz_attn.targets import loading
 
@@ -32,6 +33,15 @@ TARGETS = Path(__file__).parents[1] / "sample_targets"
 
 Save = Callable[..., Path]
 Options = tuple[str, ...]
+SLEEPS = """
+import time
+from functools import wraps
+from torch_attention import unified_attention
+
+@wraps(unified_attention)
+def sleeps(**given):
+    time.sleep(3600)
+"""
 
 
 @pytest.fixture
@@ -60,6 +70,11 @@ def replay(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["replay", *map(str, arguments)])
 
 
+def errors_of(result: Result) -> list[str]:
+    """Return the lines of standard error, without those that a slow machine prints while it waits."""
+    return [line for line in result.stderr.splitlines() if not line.startswith("Replaying ")]
+
+
 def test_a_bad_file_is_named_and_the_others_are_replayed(save: Save, folder: Path) -> None:
     save("a.json")
     (folder / "saved" / "b.json").write_text("{")
@@ -70,7 +85,7 @@ def test_a_bad_file_is_named_and_the_others_are_replayed(save: Save, folder: Pat
     assert result.exit_code == 2
     assert result.stdout.count("FIXED") == 2
     assert result.stdout.endswith("2 replayed, 0 failed, 3 not replayed\n")
-    cut_off, gone, speed = result.stderr.splitlines()
+    cut_off, gone, speed = errors_of(result)
     assert cut_off.startswith(f"fuzz-attn: {folder}/saved/b.json: is cut off or not JSON: ")
     assert gone.startswith(f"fuzz-attn: {folder}/saved/c.json: target=")
     assert gone.endswith("has no 'that_is_gone'")
@@ -81,8 +96,64 @@ def test_a_failure_counts_more_than_a_bad_file(save: Save, folder: Path) -> None
     save("a.json", "torch_attention.py:last_row_unwritten")
     (folder / "saved" / "b.json").write_text("{}")
     result = replay("--trust", folder / "saved")
-    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert (result.exit_code, len(errors_of(result))) == (1, 1)
     assert result.stdout.endswith("1 replayed, 1 failed, 1 not replayed\n")
+
+
+def test_a_mark_hides_no_other_failure(save: Save, folder: Path) -> None:
+    path, report = save("a.json", "torch_attention.py:last_row_unwritten"), folder / "report.md"
+    marks = {"status": "known", "reference": "#7", "because": "waits"}
+    counterexample.overwrite(msgspec.structs.replace(counterexample.load(path), **marks), path)
+    result = replay("--trust", "--annotations", "--markdown", report, path)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("CHANGED")
+    words = "it fails in another way than the file says (oracle (mismatch)): oracle (unwritten): "
+    assert words in " ".join(result.stdout.split())
+    assert f"::error file={path},title=CHANGED%3A torch_attention.py%3Alast_row_unwritten::{words}" in result.stdout
+    assert "| CHANGED |" in report.read_text()
+
+
+def test_a_limit_of_a_launch_ends_a_hang_and_the_wait_is_shown(
+    save: Save, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PIPE_SECONDS", 0.2)
+    (folder / "sleeps.py").write_text(SLEEPS)
+    result = replay("--trust", "--launch-limit", "2", save("a.json", "sleeps.py:sleeps"))
+    assert result.exit_code == 1
+    assert "FAILED" in result.stdout
+    assert "the launch did not end within 2 s" in result.stdout
+    lines = result.stderr.splitlines()
+    assert len(lines) > 2
+    assert all(re.fullmatch(r"Replaying .*/a\.json, since \d+ s", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", ""),
+        ("replay", "a.json", ""),
+        ("show", ""),
+        ("explain", ""),
+        ("mark", "", "open"),
+        ("export", "", "--script", "a.py"),
+        ("export", "a.json", "--script", ""),
+        ("merge", "", "--out", "merged"),
+        ("merge", "reports", "--out", ""),
+        ("report", ""),
+        ("coverage", ""),
+        ("run", "--out", ""),
+        ("run", "--junit", ""),
+        ("run", "--binding", "", "--target", "a.py:f"),
+        ("replay", "--markdown", ""),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_refused(arguments: Options) -> None:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == 2
+    assert "the path is empty, as that of a variable that is not set" in " ".join(result.output.split()).replace(
+        "│ ", ""
+    )
 
 
 def test_a_case_that_the_target_refuses_now_is_no_failure(save: Save, folder: Path) -> None:

@@ -50,7 +50,7 @@ WRONG = Verdict(
 REPORT = """\
 FAILED some.package.attention:unified_attention
 oracle (mismatch): 2 of 8 elements wrong, worst 12.3 times the bound [tail rows]
-Unconfirmed: the time was up before it ran again
+Unconfirmed: it was seen, and did not run again
 The case
  sequence 0  2 query tokens, 3 in the cache before
  heads       1 query head on 1 KV head (group of 1), head size 4

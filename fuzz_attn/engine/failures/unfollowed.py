@@ -6,20 +6,23 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from fuzz_attn.counterexamples.signature import signature_of
-from fuzz_attn.engine.failures.triage import KnownFailure, class_of
+from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.oracle.verdict import Verdict
 
 MOST_FILES: Final = 40
 """So many files have failures that are not followed. After that, only a failure of a new class gets one."""
+MOST_CLASSES: Final = 400
+"""So many files there are at most; a failure of another class is not counted then, which fails the run too."""
 
 Save: TypeAlias = Callable[[Order, Verdict], KnownFailure]
 Count: TypeAlias = Callable[[KnownFailure], None]
 
 
 class Unfollowed:
-    """Groups failures by class and signature: the first of a group is saved, the others are counted with it.
+    """Groups failures by class and signature, those at one line by their class: the first of a group is saved.
 
+    The others are counted with it.
     ``save`` saves and reports a failure, and ``count`` reports that another case showed it.
     """
 
@@ -30,11 +33,11 @@ class Unfollowed:
 
     def add(self, order: Order, verdict: Verdict) -> None:
         """Save a failure, or count it with one that is saved."""
-        name = class_of(verdict), signature_of(order.case, verdict)
+        name = class_of(verdict), "" if has_place(class_of(verdict)) else signature_of(order.case, verdict)
         group = self._groups.get(name) or self._fallback(name[0])
-        if group is None:
+        if group is None and len(self._groups) < MOST_CLASSES:
             self._groups[name] = self._save(order, verdict)
-        else:
+        elif group is not None:
             self._count(group)
 
     def _fallback(self, failure_class: str) -> KnownFailure | None:

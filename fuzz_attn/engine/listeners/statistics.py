@@ -257,8 +257,8 @@ class Tally:
         paths = set(self._paths.values())
         open_paths, known = tuple(sorted(paths - self._known)), tuple(sorted(paths & self._known))
         accounts = self._accounts
-        counted = {"failing": accounts.failing, "lost": accounts.lost, "excused": accounts.excused}
-        return Statistics(**values, **counted, counterexamples=open_paths, known=known)
+        values |= {"failing": accounts.failing, "lost": accounts.lost, "excused": accounts.excused}
+        return Statistics(**values, counterexamples=open_paths, known=known)
 
 
 def merged(parts: Iterable[Statistics]) -> Statistics | None:

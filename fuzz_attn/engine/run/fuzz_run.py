@@ -39,6 +39,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
+from fuzz_attn.engine.listeners.other_runs import united_with_other_runs
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in, compiles
 from fuzz_attn.engine.run.local_shards import LocalShards
@@ -348,7 +349,9 @@ def run_and_log(
     plan: RunPlan, *listeners: Emit, tick: Callable[[], None] = lambda: None, shards: Shards | None = None
 ) -> RunReport:
     """Fuzz with a log in the run's folder and return the report; delete old run folders."""
+    began = time.time()
     with EventLog(plan.run_folder / LOG_NAME) as log:
         report = one_for_each_bug(FuzzRun(plan, log, *listeners, tick=tick, shards=shards).run().report())
+    report = united_with_other_runs(report, began)
     prune(plan.run_folder.parent)
     return msgspec.structs.replace(report, errors=(*report.errors, log.error)) if log.error else report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -83,6 +84,13 @@ def _keep_state(out: torch.Tensor, **_: Any) -> None:
         out[0, 0] = 77.0
 
 
+def _kill_itself_later(**_: Any) -> None:
+    """Let the system kill this process once three cases have been seen in it, as it does if memory is short."""
+    _STATE.append(1)
+    if len(_STATE) > 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _fail_sometimes(out: torch.Tensor, **_: Any) -> None:
     """Write a wrong row in every 37th call of a run, in whichever process: no case fails twice in a row."""
     with Path("calls").open("ab") as file:
@@ -112,6 +120,7 @@ def _be_wrong_later(out: torch.Tensor, **_: Any) -> None:
 
 
 segfaults = _harmful("segfaults", _segfault)
+kills_itself_later = _harmful("kills_itself_later", _kill_itself_later)
 leaves = _harmful("leaves", _leave)
 interrupts = _harmful("interrupts", _interrupt)
 hangs_always = _harmful("hangs_always", _hang, always=True)

@@ -78,6 +78,15 @@ def test_a_failure_that_needs_earlier_cases_says_so(start: Start) -> None:
     assert "FAILED" in run.replay()
 
 
+def test_deaths_that_need_earlier_cases_are_a_failure(start: Start) -> None:
+    run = start("kills_itself_later", "--max-cases", "40")
+    run.end(1)
+    (found,) = run.found
+    assert (found.verdict.kind, found.confirmation) == ("crash", "state")
+    assert found.sequence
+    assert "FAILED" in run.replay()
+
+
 def test_a_failure_that_comes_and_goes_says_how_often(start: Start) -> None:
     run = start("fails_sometimes", "--max-cases", "60")
     run.end(1)

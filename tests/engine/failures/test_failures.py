@@ -17,11 +17,22 @@ from fuzz_attn.case.traits import with_feature
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSeenAgain, Note, SavedPassed
-from fuzz_attn.engine.failures import share
+from fuzz_attn.engine.events import (
+    CaseJudged,
+    Event,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Note,
+    SavedPassed,
+)
+from fuzz_attn.engine.failures import life, share, unfollowed
+from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
+from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.properties.second_cases import second_case
 
@@ -96,6 +107,7 @@ class Run:
         plan = Plan(Setup("fake"), 0, 1, seed, seconds, cases, folder / "run", folder / "saved")
         self.campaign = Campaign(plan, self.events.append, worker)
         self.campaign.run()
+        assert self.report.lost == "", "every failing case is in a row"
 
     @property
     def failures(self) -> list[Counterexample]:
@@ -105,11 +117,27 @@ class Run:
         return [event.counterexample for event in last.values() if not event.same_as]
 
     @property
+    def report(self) -> RunReport:
+        """The report of all events, as a run makes it."""
+        return report_of(self.events)
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note)]
+
+    @property
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("*.json"))
 
     def count(self, kind: type[Event]) -> int:
         return sum(isinstance(event, kind) for event in self.events)
+
+
+def report_of(events: list[Event]) -> RunReport:
+    results = Results()
+    for event in events:
+        results(event)
+    return results.report()
 
 
 def triggers(run: Run) -> set[tuple[str, ...]]:
@@ -447,3 +475,193 @@ def test_a_saved_failure_names_the_poison_that_reached_the_output(tmp_path: Path
     (path,) = run.files
     assert counterexample.load(path).verdict.message.endswith("; NaN in dead values reaches the output")
     assert run.failures == [counterexample.load(path)]
+
+
+# Nothing is lost.
+
+
+def crash(shows: Callable[[AttentionCase], object]) -> Bug:
+    return lambda case: Verdict("oracle", "crash", "died of SIGABRT") if shows(case) else None
+
+
+def save_known(folder: Path, verdict: Verdict, case: AttentionCase) -> Path:
+    """Save a failure of the fake target that is marked as known."""
+    found = counterexample.signed("fake", "unified", None, case, verdict)
+    marks = {"status": "known", "reference": "#7", "because": "waits", "confirmation": "confirmed", "shrunk": True}
+    return counterexample.save(msgspec.structs.replace(found, **marks), folder / "saved" / "fake")
+
+
+def test_known_failures_and_those_of_other_shards_take_no_room(tmp_path: Path) -> None:
+    worker = FakeWorker(wrong(lambda case: case.max_seq_len > 20))
+    lines = range(1, MOST_FAILURES + 6)
+    for line in lines:
+        case = AttentionCase((Sequence(1, 1),), seed=1000 + line)
+        worker.bugs += (out_of_bounds(line, lambda drawn, case=case: drawn == case),)  # type: ignore[misc] # a default
+        (verdict,) = (Answer(worker.bugs[-1](case) or Verdict("oracle")).verdict,)
+        save_known(tmp_path, verdict, case)
+    run = Run(tmp_path, worker, cases=60)
+    assert sum(found.status == "known" for found in run.failures) == len(lines)
+    (new,) = [found for found in run.failures if found.status == "open"]
+    assert new.shrunk
+    assert run.report.exit_status == 1
+
+
+SIX_LINES = tuple(out_of_bounds(line, lambda case, line=line: case.max_seq_len > line) for line in range(2, 14, 2))  # type: ignore[misc] # a default
+
+
+def test_what_is_not_followed_is_saved_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "MOST_FAILURES", 2)
+    run = Run(tmp_path, FakeWorker(*SIX_LINES), cases=60)
+    rows = run.report.failures
+    assert [row.followed for row in rows] == [True] * 2 + [False] * 4
+    assert {row.counterexample.verdict.site for row in rows} == {f"/kernel.py:{line}" for line in range(2, 14, 2)}
+    for row in rows[2:]:
+        assert (row.counterexample.confirmation, row.counterexample.shrunk, row.fails) == ("unconfirmed", False, True)
+        assert counterexample.load(Path(row.path)) == row.counterexample
+        assert row.cases > 1
+    assert run.report.exit_status == 1
+    assert run.report.statistics.failing > 20
+
+
+def test_what_is_not_followed_is_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "MOST_FAILURES", 0)
+    monkeypatch.setattr(unfollowed, "MOST_FILES", 3)
+    bugs = wrong(lambda case: case.max_seq_len > 4), crash(lambda case: case.max_seq_len == 3)
+    run = Run(tmp_path, FakeWorker(*bugs), cases=200)
+    rows = run.report.failures
+    assert sorted(row.counterexample.verdict.kind for row in rows) == ["crash", *["mismatch"] * 3]
+    assert len(run.files) == 4
+    assert sum(row.cases for row in rows) == run.report.statistics.failing > 100
+
+
+def test_a_failure_beside_the_one_that_is_shrunk_is_saved_and_followed(tmp_path: Path) -> None:
+    bugs = (
+        wrong(lambda case: case.seed and case.max_seq_len > 20),
+        crash(lambda case: not case.seed and case.max_seq_len > 20),
+    )
+    run = Run(tmp_path, FakeWorker(*bugs), cases=30)
+    shown = [
+        event.phase
+        for event in run.events
+        if isinstance(event, CaseJudged) and any(verdict.kind == "crash" for verdict in event.verdicts)
+    ]
+    assert shown[0] == "shrink", "the search has not seen it"
+    assert {found.verdict.kind for found in run.failures} == {"mismatch", "crash"}
+    assert all(found.shrunk for found in run.failures)
+
+
+@pytest.mark.parametrize("during", [CaseJudged, FailureFound])
+def test_an_interrupt_right_after_a_verdict_loses_no_failure(during: type[Event], tmp_path: Path) -> None:
+    events: list[Event] = []
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        failed = not isinstance(event, CaseJudged) or not event.verdicts[0].passed
+        if isinstance(event, during) and failed and sum(isinstance(each, during) for each in events) < 200:
+            raise KeyboardInterrupt
+
+    bugs = wrong(lambda case: case.max_seq_len > 20), out_of_bounds(3, lambda case: case.max_seq_len > 20)
+    plan = Plan(Setup("fake"), 0, 1, 1, None, 100, tmp_path / "run", tmp_path / "saved")
+    with pytest.raises(KeyboardInterrupt):
+        Campaign(plan, emit, FakeWorker(*bugs)).run()
+    report = report_of(events)
+    saved = {counterexample.load(path).verdict.kind for path in tmp_path.rglob("saved/*/*.json")}
+    assert saved >= ({"mismatch", "out_of_bounds"} if during is CaseJudged else {"out_of_bounds"})
+    assert report.exit_status == 1
+
+
+def test_a_mark_covers_its_class_only(tmp_path: Path) -> None:
+    case = AttentionCase((Sequence(1, 30),))
+    path = save_known(tmp_path, Verdict("oracle", "mismatch", "wrong", ratio=7.0), case)
+    before = path.read_bytes()
+    crashes = crash(lambda drawn: drawn.max_seq_len > 20)
+    run = Run(tmp_path, FakeWorker(crashes), cases=1)
+    (found,) = run.failures
+    assert (found.status, found.verdict.kind) == ("open", "crash")
+    assert run.report.exit_status == 1
+    assert path.read_bytes() == before
+    assert len(run.files) == 2
+    assert any("fails in another way than it says (oracle (mismatch)): oracle (crash)" in note for note in run.notes)
+    again = Run(tmp_path, FakeWorker(crashes), cases=1, seed=2)
+    assert again.files == run.files, "its own file has it from then on"
+    assert again.report.exit_status == 1
+
+
+@pytest.mark.parametrize("status", ["known", "fixed", "open"])
+def test_a_failure_beside_that_of_a_saved_file_is_a_failure_of_its_own(status: str, tmp_path: Path) -> None:
+    case = AttentionCase((Sequence(1, 30),))
+    path = save_known(tmp_path, Verdict("oracle", "mismatch", "wrong", ratio=7.0), case)
+    marked(path, status=status)
+    both = wrong(lambda drawn: drawn.max_seq_len > 20), out_of_bounds(9, lambda drawn: drawn.max_seq_len > 20)
+    run = Run(tmp_path, FakeWorker(*both), cases=1)
+    assert {(found.status, found.verdict.kind) for found in run.failures} == {
+        (status, "mismatch"),
+        ("open", "out_of_bounds"),
+    }
+    assert run.report.exit_status == 1
+
+
+def test_a_case_before_a_saved_failure_that_fails_now_is_a_failure(tmp_path: Path) -> None:
+    first, last = AttentionCase((Sequence(1, 40),)), AttentionCase((Sequence(1, 3),))
+    path = save_known(tmp_path, Verdict("oracle", "mismatch", "wrong", ratio=7.0), last)
+    found = counterexample.load(path)
+    steps = (counterexample.Step(first),)
+    counterexample.overwrite(msgspec.structs.replace(found, confirmation="state", sequence=steps), path)
+    run = Run(tmp_path, FakeWorker(crash(lambda drawn: drawn.max_seq_len > 30)), cases=1)
+    assert "crash" in {found.verdict.kind for found in run.failures}
+    assert run.report.exit_status == 1
+
+
+def test_what_other_shards_tell_twice_is_learned_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=100)
+    told = next(event for event in reversed(run.events) if isinstance(event, FailureChanged) and event.done)
+    foreign = msgspec.structs.replace(told, shard=5, path="elsewhere.json")
+    other = Run(tmp_path / "other", FakeWorker(), cases=1).campaign._lives
+    for _ in range(3):
+        other.learn([foreign, foreign])
+    (known,) = other.known
+    assert (known.shard, known.path) == (5, "elsewhere.json")
+    simpler = msgspec.structs.replace(foreign.counterexample, trigger=())
+    other.learn([msgspec.structs.replace(foreign, counterexample=simpler), foreign])
+    assert len(other.known) == 1
+    other.learn([msgspec.structs.replace(foreign, failure=9, path="")])
+    assert len(other.known) == 1, "one without a file stands for no other"
+
+
+def test_a_failure_without_a_file_gets_one_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, tries = counterexample.save, iter(range(100))
+
+    def full_at_first(found: Counterexample, folder: Path) -> Path:
+        if not next(tries):
+            raise OSError("the disk is full")
+        return save(found, folder)
+
+    monkeypatch.setattr(counterexample, "save", full_at_first)
+    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.max_seq_len > 20)), cases=50)
+    (row,) = run.report.failures
+    assert [Path(row.path)] == run.files
+    assert counterexample.load(run.files[0]) == row.counterexample
+    assert row.cases == run.report.statistics.failing > 10
+    assert run.report.exit_status == 1
+
+
+class CrashingProbes(FakeWorker):
+    """A target that refuses sinks and crashes on a single sequence with sinks off that only probes draw."""
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full") -> Answer:
+        if order.probes:
+            self.probed = order.probes
+            return Answer(Verdict("oracle", "crash", "died of SIGABRT"))
+        if order.case.sinks is not None:
+            return Answer(refusal=Refusal("host", "ValueError", "no sinks", "/target.py:3"))
+        if order.case in self.probed:
+            return Answer(Verdict("oracle", "crash", "died of SIGABRT"))
+        return super().judge(order, deadline=deadline)
+
+    probed: tuple[AttentionCase, ...] = ()
+
+
+def test_a_crash_in_a_probe_of_a_refusal_is_a_failure(tmp_path: Path) -> None:
+    run = Run(tmp_path, CrashingProbes(), cases=60)
+    assert {found.verdict.kind for found in run.failures} == {"crash"}
+    assert run.report.exit_status == 1

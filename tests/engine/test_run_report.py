@@ -1,0 +1,235 @@
+"""What a report says of its run: the exit status, what is lost, and what was judged too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.cli.runs.campaign import exit_status
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.events import (
+    CaseExcused,
+    CaseJudged,
+    CaseRefused,
+    CaseUnsupported,
+    Event,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Finished,
+    Phase,
+    Started,
+    WorkerReady,
+    name_of,
+)
+from fuzz_attn.engine.listeners.event_log import EventLog, report_of
+from fuzz_attn.engine.listeners.other_runs import united_with_other_runs
+from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.report import github, markdown
+from fuzz_attn.report.json_document import document
+from fuzz_attn.report.junit import save_junit
+from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.summary import failures_table, render
+
+CASE = AttentionCase((Sequence(1, 16),))
+PASSED = CaseJudged(0, "search", Order(CASE), (Verdict("oracle", ratio=0.5),), 0.1)
+REFUSED = CaseRefused(0, "search", Order(CASE), Refusal("host", "ValueError", "no such size", "f:1"))
+UNSUPPORTED = CaseUnsupported(0, "search", Order(CASE), "tl.histogram at kernel.py:3")
+
+
+def failed(*kinds: Kind, phase: Phase = "search", case: AttentionCase = CASE) -> CaseJudged:
+    return CaseJudged(0, phase, Order(case), tuple(Verdict("oracle", kind, "wrong") for kind in kinds), 0.1)
+
+
+def found(kind: Kind = "mismatch", case: AttentionCase = CASE) -> Counterexample:
+    return counterexample.signed("t", "unified", None, case, Verdict("oracle", kind, "wrong"))
+
+
+def report(*events: Event, target: str = "t") -> RunReport:
+    results = Results()
+    ready = WorkerReady(0, Ready(target, "slug", "unified", "simulator"))
+    for event in (Started(target, 1, 1, 0.0), ready, *events, Finished(0, 1.0)):
+        results(event)
+    return results.report()
+
+
+FOUND = FailureFound(0, 0, found(), "a.json")
+
+
+@pytest.mark.parametrize(
+    ("events", "lost"),
+    [
+        ([failed("mismatch"), FOUND], 0),
+        ([failed("mismatch")], 1),
+        ([failed("mismatch"), FOUND, failed("nan")], 1),
+        ([failed("mismatch"), FOUND, failed("nan"), FailureSeenAgain(0, "a.json")], 0),
+        ([failed("mismatch"), FOUND, failed("nan"), FailureSeenAgain(0, "unknown.json")], 1),
+        ([failed("mismatch", "crash"), FOUND], 1),
+        ([failed("mismatch", phase="saved")], 1),
+        ([failed("mismatch", phase="shrink"), failed("mismatch", phase="confirm")], 0),
+        ([failed("crash"), CaseExcused(0, Verdict("oracle", "crash", "died"), judged=True)], 0),
+        ([failed("crash"), CaseExcused(0, Verdict("oracle", "crash", "died"))], 1),
+        ([failed("unwritten", case=AttentionCase((Sequence(1, 16),), dtypes=DTypes(out="float8_e4m3fn"))), FOUND], 0),
+        ([failed("unwritten"), FOUND], 1),
+    ],
+)
+def test_a_failing_case_without_a_row_fails_the_run_and_is_named(events: list[Event], lost: int) -> None:
+    result = report(PASSED, *events)
+    assert result.statistics.lost == lost
+    assert bool(result.lost) == bool(lost)
+    assert result.exit_status == (1 if lost or result.failures else 0)
+    assert ("are in no row of the table" in "".join(result.problems)) == bool(lost)
+    assert ("lost failures" in text_of(render(result.statistics))) == bool(lost)
+
+
+def test_a_failure_that_becomes_another_keeps_its_account() -> None:
+    also = FailureChanged(0, 1, found("crash"), "b.json", done=True, same_as="a.json")
+    again = failed("crash"), FailureSeenAgain(0, "b.json")
+    result = report(failed("mismatch", "crash"), FOUND, FailureFound(0, 1, found("crash"), "b.json"), also, *again)
+    assert result.lost == ""
+    assert [row.cases for row in result.failures] == [3]
+
+
+def test_the_log_of_a_run_says_what_is_lost(tmp_path: Path) -> None:
+    for name, events in (("one", (failed("mismatch"),)), ("none", (failed("mismatch"), FOUND))):
+        with EventLog(tmp_path / name / "events.jsonl", 0) as log:
+            for event in (Started("t", 1, 1, 0.0), PASSED, *events, Finished(0, 1.0)):
+                log(event)
+        assert report_of(tmp_path / name / "events.jsonl").statistics.lost == (name == "one")
+
+
+def test_of_two_failures_that_ended_as_each_other_one_stays(tmp_path: Path) -> None:
+    one, two = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    result = report(
+        *(failed("mismatch"), FailureFound(0, 0, found(), one), FailureFound(1, 0, found(), two)),
+        FailureChanged(0, 0, found(), one, done=True, same_as=two),
+        FailureChanged(1, 0, found(), two, done=True, same_as=one),
+        FailureSeenAgain(1, one),
+    )
+    (row,) = one_for_each_bug(result).failures
+    assert (row.path, row.cases, result.exit_status) == (two, 3, 1)
+    assert counterexample.load(Path(two)) == row.counterexample, "its file is there again"
+
+
+def test_failures_without_files_are_counted_apart() -> None:
+    crash = found("crash")
+    result = report(
+        *(FailureFound(0, 0, found(), ""), FailureFound(0, 1, crash, "")),
+        *(FailureSeenAgain(0, name_of(0, 0, "")), FailureSeenAgain(0, name_of(0, 0, ""))),
+    )
+    assert [(row.kind, row.cases) for row in result.failures] == [("oracle (mismatch)", 3), ("oracle (crash)", 1)]
+    assert result.exit_status == 2
+
+
+def test_two_failures_that_were_only_seen_are_one_with_the_same_signature_only() -> None:
+    other = found("nan", AttentionCase((Sequence(1, 16),), window=3))
+    events = FOUND, FailureFound(0, 1, found(), "b.json"), FailureFound(0, 2, other, "c.json")
+    assert [row.path for row in one_for_each_bug(report(*events)).failures] == ["a.json", "c.json"]
+
+
+@pytest.mark.parametrize(
+    ("judged", "refused", "unsupported", "status"),
+    [(2, 325, 0, 2), (1, 9, 0, 0), (1, 10, 0, 2), (2, 0, 325, 2), (40, 300, 0, 0), (0, 5, 0, 2)],
+)
+def test_a_run_that_judged_too_little_is_not_green(judged: int, refused: int, unsupported: int, status: int) -> None:
+    result = report(*[PASSED] * judged, *[REFUSED] * refused, *[UNSUPPORTED] * unsupported)
+    assert (result.exit_status, bool(result.problems), result.ok) == (status, status == 2, status == 0)
+    if judged and status:
+        every = judged + refused + unsupported
+        (problem,) = result.problems
+        assert problem.startswith(f"only {judged} of {every} cases were judged, fewer than one in 10: ")
+        assert ("t refused" in problem) == bool(refused)
+        assert ("tl.histogram" in problem) == bool(unsupported)
+        assert problem in document([result], 2)
+        assert any(problem in line for line in github.of_run([result]))
+        assert "**Error:**" in markdown.of_run([result], 2)
+
+
+def test_a_run_that_judged_too_little_and_found_a_failure_has_a_failure() -> None:
+    assert report(PASSED, *[REFUSED] * 50, failed("mismatch"), FOUND).exit_status == 1
+
+
+def test_a_built_in_target_may_be_refused_by_the_compiler() -> None:
+    assert report(PASSED, *[REFUSED] * 50, target="unified").exit_status == 0
+
+
+@pytest.mark.parametrize(("cases", "words"), [(2, "fewer than 30 cases say too little"), (100, "at most 0.03 ")])
+def test_few_cases_give_no_confidence(cases: int, words: str) -> None:
+    assert words in text_of(render(report(*[PASSED] * cases).statistics))
+
+
+def test_what_was_not_followed_is_in_every_document(tmp_path: Path) -> None:
+    seen = [FailureFound(0, number, found("crash"), f"{number}.json", followed=False) for number in range(1, 4)]
+    result = report(failed("mismatch", "crash"), FOUND, *seen, FailureSeenAgain(0, "2.json"))
+    assert result.exit_status == 1
+    table = text_of(failures_table(result)).splitlines()
+    (line,) = [line for line in table if "seen, not followed, 3 files" in line]
+    assert " 4 " in line, "the cases of all three"
+    assert "| 4 |" in markdown.of_run([result], 1)
+    assert sum("seen%2C not followed" in line for line in github.of_run([result])) == 3
+    save_junit([result], tmp_path / "junit.xml")
+    assert ElementTree.parse(tmp_path / "junit.xml").getroot()[0].get("failures") == "4"
+
+
+def test_the_exit_status_of_several_targets_is_that_of_a_failing_case_first() -> None:
+    passes, fails, unsaved = report(PASSED), report(FOUND), report(FailureFound(0, 0, found(), ""))
+    broken, stopped = report(), report(PASSED, Finished(0, 1.0, stopped_by=2))
+    assert exit_status([passes, fails, broken]) == 1
+    assert exit_status([stopped, fails]) == 1
+    assert exit_status([passes, broken]) == 2
+    assert exit_status([passes, unsaved]) == 2
+    assert exit_status([passes, stopped]) == 130
+    assert exit_status([passes, passes]) == 0
+
+
+def in_window(keys: int, **fields: object) -> Counterexample:
+    case = AttentionCase((Sequence(1, keys),), window=4)
+    fields = {"confirmation": "confirmed", "trigger": ("sliding window",), "shrunk": True, **fields}
+    return msgspec.structs.replace(found("mismatch", case), **fields)
+
+
+def test_two_runs_at_the_same_time_keep_one_file_of_a_bug(tmp_path: Path) -> None:
+    ours, theirs = in_window(16), in_window(8)
+    paths = [str(counterexample.save(each, tmp_path)) for each in (ours, theirs)]
+    results = [report(FailureFound(0, 0, each, path)) for each, path in zip((ours, theirs), paths, strict=True)]
+    both = [united_with_other_runs(result, 0.0) for result in results]
+    assert [[row.path for row in result.failures] for result in both] == [[paths[1]], [paths[1]]]
+    assert [path.name for path in tmp_path.glob("*.json")] == [Path(paths[1]).name]
+    assert [result.exit_status for result in both] == [1, 1]
+    assert both[0].statistics.counterexamples == (paths[1],)
+    assert both[0].notes == (f"another run saved the same bug in a simpler case: {paths[1]}",)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        in_window(8, status="known", reference="#1", because="waits"),
+        in_window(8, confirmation="unconfirmed"),
+        in_window(8, target="another"),
+        msgspec.structs.replace(in_window(8), verdict=Verdict("oracle", "crash", "died")),
+        in_window(20),
+    ],
+)
+def test_a_file_of_another_run_that_is_no_simpler_case_of_the_bug_changes_nothing(
+    theirs: Counterexample, tmp_path: Path
+) -> None:
+    path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), theirs))
+    result = report(FailureFound(0, 0, in_window(16), str(path)))
+    assert united_with_other_runs(result, 0.0) == result
+    assert path.exists()
+    assert other.exists()
+
+
+def test_an_old_file_is_not_of_another_run(tmp_path: Path) -> None:
+    path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), in_window(8)))
+    result = report(FailureFound(0, 0, in_window(16), str(path)))
+    assert united_with_other_runs(result, other.stat().st_mtime + 1.0) == result
