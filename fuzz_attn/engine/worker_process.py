@@ -30,6 +30,7 @@ from fuzz_attn.backends.mps.sharing import APART, control_of
 from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
 from fuzz_attn.engine.fork_server.fork import Fork, forked
 from fuzz_attn.engine.fork_server.request import worker_environment
+from fuzz_attn.engine.launch_clock import Delays, delays_of
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
 
@@ -134,6 +135,10 @@ class WorkerProcess(Generic[Reply]):
     def end_gpu_work(self) -> None:
         """Let the Multi-Process Service end the process's work on the GPU, which it shares with others."""
         control_of(self._environment).end_work_of(self.pid)
+
+    def delays(self) -> Delays:
+        """Return how long the threads of the process and its forks have waited for a processor."""
+        return delays_of((self.pid, *children_of(self.pid)))
 
     def kill_forks(self) -> bool:
         """Kill the forks of the process; return whether there are any, and the system names them, as Linux does."""
