@@ -90,6 +90,10 @@ class FailureLives:
         self._open: list[KnownFailure] = []
         self._resumed = False
 
+    def limit_to(self, seconds: float) -> None:
+        """Let failures be followed for so many seconds of the campaign."""
+        self._max_time = seconds
+
     @property
     def may_follow(self) -> bool:
         """Whether another failure would be followed."""

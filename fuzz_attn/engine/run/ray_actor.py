@@ -82,7 +82,7 @@ class ShardActor:
 
     def _batches(self, plan: ShardPlan, folder: Path) -> Iterator[Batch]:
         own = {"run_folder": f"{folder}/run", "counterexamples": str(counterexample_folder(folder))}
-        here = msgspec.structs.replace(plan, **own)
+        here = msgspec.structs.replace(plan, begun=time.time(), **own)
         process: WorkerProcess[Event] = WorkerProcess(COMMAND, DECODER, plan.worker)
         try:
             process.send(here)
