@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples.counterexample import signed
-from fuzz_attn.engine.events import FailureChanged
+from fuzz_attn.engine.events import FailureChanged, ignore
+from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile, NewsReader, is_news
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -66,7 +70,7 @@ def test_a_line_after_one_that_was_cut_off_is_read(path: Path, monkeypatch: pyte
     news = NewsFile(path)
     write = "fuzz_attn.engine.run.news.os.write"
     with monkeypatch.context() as patched:
-        real = __import__("os").write
+        real = os.write
         patched.setattr(write, lambda file, text: real(file, text[:30]))
         news.append(line(0))
     news.append(line(1))
@@ -83,3 +87,16 @@ def test_only_complete_failures_are_news() -> None:
     assert not is_news(changed(0, done=False))
     assert not is_news(changed(0, same_as="other.json"))
     assert not is_news("else")
+
+
+def test_news_that_comes_twice_changes_nothing_and_later_news_replaces_it(tmp_path: Path) -> None:
+    shard: Any = SimpleNamespace(emit=ignore)
+    lives = FailureLives(shard, 1, lambda: tmp_path, None, lambda: 0.0)
+    for _ in range(3):
+        lives.learn([changed(0), changed(1)])
+    assert [(known.shard, known.number) for known in lives.known] == [(0, 0), (0, 1)]
+    later = msgspec.structs.replace(
+        changed(0), counterexample=msgspec.structs.replace(changed(0).counterexample, tries=3)
+    )
+    lives.learn([later])
+    assert {known.number: known.found.tries for known in lives.known} == {0: 3, 1: 0}
