@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.engine.child import descendants
 from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
@@ -84,5 +83,5 @@ def test_without_proc_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: str) -> list[str]:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(descendants.os, "listdir", missing)
+    monkeypatch.setattr(os, "listdir", missing)
     assert children_of(os.getpid()) == frozenset()
