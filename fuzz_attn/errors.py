@@ -27,6 +27,10 @@ class OutputError(FuzzAttnError):
     """A folder or file that cannot be written."""
 
 
+class ProcessError(FuzzAttnError):
+    """A process that cannot be started, because the machine or a limit (``ulimit``) allows no more."""
+
+
 class ReportError(FuzzAttnError):
     """A folder that holds no log of a run, a log that cannot be read, or a page that cannot be made or served."""
 

@@ -8,6 +8,7 @@ search goes on around it: most cases that would only show it again are drawn ane
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -61,6 +62,7 @@ from fuzz_attn.engine.schedule import (
     uncovered,
 )
 from fuzz_attn.engine.seeds import derived_seed
+from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import (
     BudgetSpentInterrupt,
     CounterexampleError,
@@ -115,6 +117,8 @@ class Plan:
     worker: int | None = None
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that earlier runs have covered; others are drawn first."""
+    begun: float | None = None
+    """When the run began, a time of ``time.time``, as starting takes a part of its time; None where it takes none."""
     stage: StagePlan | None = None
     """What compiles the kernels of a GPU ahead of their cases; None where the shard compiles its own."""
 
@@ -217,7 +221,11 @@ class Campaign:
     def _run(self) -> None:
         self._started = time.monotonic()
         if self.plan.max_time is not None:
-            self._deadline = self._started + self.plan.max_time
+            starting = 0.0 if self.plan.begun is None else time.time() - self.plan.begun
+            left = time_to_fuzz(self.plan.max_time, starting)
+            self.plan = dataclasses.replace(self.plan, max_time=left)
+            self._lives.limit_to(left)
+            self._deadline = self._started + left
         self._introduce()
         self._refusals = Refusals(self.worker.ready.domain)
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")

@@ -14,6 +14,7 @@ import msgspec
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.child.sharing import ORDERS_APART
+from fuzz_attn.engine.launch_clock import LaunchClock
 from fuzz_attn.engine.messages import (
     DEVICE_LOST,
     Answer,
@@ -41,8 +42,6 @@ LAUNCH_SECONDS: Final = 120.0
 LEAST_PATIENCE: Final = 3.0
 PATIENCE: Final = 10
 """An order that takes so many times as long as any before it, and so many seconds, may be a hang."""
-COMPILE_SECONDS: Final = 120.0
-"""A kernel has to compile, or a device to start, within this time, which does not count as part of the launch."""
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
 
@@ -152,10 +151,10 @@ class IsolatedWorker:
             self.ready = self._start(deadline)
         try:
             reply = self._request(order, self._limit(wait), deadline)
-        except TimeoutError:
+        except TimeoutError as error:
             if deadline is not None and deadline <= time.monotonic():
                 raise OutOfTimeError(f"the time was up before a launch of {self.setup.target!r} ended") from None
-            return self._timed_out(order, deadline, wait, apart=apart)
+            return self._timed_out(order, deadline, wait, str(error), apart=apart)
         match reply:
             case Answer():
                 self._longest = max(self._longest, self._took) if order.only_judges else self._longest
@@ -176,14 +175,14 @@ class IsolatedWorker:
     def _limit(self, wait: Wait) -> float:
         return self.launch_seconds if wait == "full" else self.patience
 
-    def _timed_out(self, order: Order, deadline: float | None, wait: Wait, *, apart: bool) -> Answer:
+    def _timed_out(self, order: Order, deadline: float | None, wait: Wait, words: str, *, apart: bool) -> Answer:
         """Return the answer where a launch did not end: perhaps it is slow, or another worker's blocks the GPU."""
-        seconds, shared = self._limit(wait), self._shared
+        shared = self._shared
         again = not apart and (shared or wait == "short, then full")
         if shared or not self._end_fork():
             self._end()
             self._apart = 1 if again else ORDERS_APART
-        failed = _failed("timeout", f"the launch did not end within {seconds:.0f} s")
+        failed = _failed("timeout", words)
         if again:
             answer = self._judge_apart(order, deadline, wait, shared=shared)
             return answer if shared else msgspec.structs.replace(answer, earlier=failed.verdict)
@@ -278,24 +277,35 @@ class IsolatedWorker:
     def _request(self, message: msgspec.Struct, seconds: float, deadline: float | None = None) -> Reply | None:
         """Return the child's reply to a message, None at its end.
 
-        Raises :class:`TimeoutError` at the deadline, or after so many seconds without a reply. They start anew whenever
-        a kernel has been compiled: compiling is not launching.
+        Raises :class:`TimeoutError` at the deadline, or after so many seconds without a reply, with words for that.
+        Time to compile has limits of its own, and time in which other processes have the processors does not count.
         """
         assert self.process is not None
         self.process.send(message)
         self._busy = True
-        allowed, started = seconds, time.monotonic()
+        clock = LaunchClock(seconds, self.process.delays)
         while True:
-            reply = self.process.receive(_earlier(time.monotonic() + allowed, deadline))
+            reply = self._received(clock, deadline)
             match reply:
                 case Compiling():
-                    allowed, started = seconds if reply.ended else COMPILE_SECONDS, time.monotonic()
+                    clock.compiling(ended=reply.ended)
                 case DeviceStarted():
                     self._shared = reply.shared
                     self._notes += [reply.note] * bool(reply.note)
                 case _:
-                    self._busy, self._took = False, time.monotonic() - started
+                    self._busy, self._took = False, clock.took
                     return reply
+
+    def _received(self, clock: LaunchClock, deadline: float | None) -> Word | None:
+        """Return the child's next word, None at its end; raises :class:`TimeoutError` as :meth:`_request` does."""
+        assert self.process is not None
+        while True:
+            try:
+                return self.process.receive(_earlier(clock.next_look(), deadline))
+            except TimeoutError:
+                words = clock.over()
+                if words or (deadline is not None and deadline <= time.monotonic()):
+                    raise TimeoutError(words) from None
 
     def _end_of(self, reply: Reply | None) -> Died:
         """Return how the process that was to answer died: a fork, which is reported, or the whole child."""

@@ -1,11 +1,17 @@
-"""The folder that a run writes to: ``reports/runs/<start>-<process>``. Old ones are deleted."""
+"""The folder that a run writes to: ``reports/runs/<start>-<process>-<random>``. Old ones are deleted.
+
+Several machines and containers may have one output directory. Their processes may have the same numbers, so the name
+also has a random part, and what tells whether a run goes on is when its folder was last written to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import secrets
 import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -19,15 +25,20 @@ from fuzz_attn.foreign_files import content_of
 KEPT_RUNS: Final = 20
 """So many of the newest run folders are kept in one output directory."""
 
+IDLE_SECONDS: Final = 3600.0
+"""A run whose folder was not written to for so long has ended: one that goes on marks its folder every minute."""
+
 SUMMARY_NAME: Final = "summary.json"
 EVENT_LOGS: Final = "events*.jsonl"
-_NAME: Final = re.compile(r"\d{8}-\d{6}-\d+")
+_NAME: Final = re.compile(r"\d{8}-\d{6}-(\d+)(-[0-9a-f]{8})?")
+"""The names of older versions have no random part."""
+_RANDOM_BYTES: Final = 4
 
 
 def new_run_folder(out: str | Path | None) -> Path:
     """Return the folder of a run that starts now, below the output directory or, for None, below reports/."""
     started = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return runs_folder(out) / f"{started}-{os.getpid()}"
+    return runs_folder(out) / f"{started}-{os.getpid()}-{secrets.token_hex(_RANDOM_BYTES)}"
 
 
 def runs_folder(out: str | Path | None) -> Path:
@@ -104,13 +115,29 @@ def is_run_folder(folder: Path) -> bool:
 def prune(runs: Path, *, kept: int = KEPT_RUNS) -> None:
     """Delete the oldest run folders in a folder, so that ``kept`` remain.
 
-    Only folders that hold an event log and have a name of :func:`new_run_folder` are deleted, and none of a process
-    that still runs.
+    Only folders that hold an event log and have a name of :func:`new_run_folder` are deleted, and none of a run that
+    may still go on, here or on another machine.
     """
     found = sorted(filter(is_run_folder, runs.glob("*")))
     for folder in found[: max(0, len(found) - kept)]:
-        if not _is_running(int(folder.name.rpartition("-")[2])):
+        if not _goes_on(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _goes_on(folder: Path) -> bool:
+    """Return whether the run of a folder may still go on: it wrote lately, or a process of its number runs here."""
+    named = _NAME.fullmatch(folder.name)
+    assert named is not None
+    return _idle_seconds(folder) < IDLE_SECONDS or _is_running(int(named[1]))
+
+
+def _idle_seconds(folder: Path) -> float:
+    """Return how long nothing was written in a folder; 0 where that cannot be told."""
+    try:
+        written = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return 0.0
+    return time.time() - written
 
 
 def _is_running(pid: int) -> bool:

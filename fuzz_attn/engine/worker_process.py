@@ -29,8 +29,10 @@ from fuzz_attn.backends.mps.sharing import APART, control_of
 from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
 from fuzz_attn.engine.fork_server.fork import Fork, forked
 from fuzz_attn.engine.fork_server.request import worker_environment
+from fuzz_attn.engine.launch_clock import Delays, delays_of
 from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
+from fuzz_attn.errors import ProcessError
 from fuzz_attn.owners import without_callers
 
 SHOWN_CHARACTERS: Final = 1500
@@ -54,7 +56,7 @@ class WorkerProcess(Generic[Reply]):
 
     ``command`` starts it, ``decoder`` reads its messages, and ``index`` spreads workers over the GPUs. The first
     ``apart`` orders are judged apart from a Multi-Process Service. ``end_signal`` is what a fork server sends the
-    process when this one ends; others arrange that themselves.
+    process when this one ends; others arrange that themselves. Raises :class:`ProcessError` where it cannot start.
     """
 
     def __init__(
@@ -66,12 +68,23 @@ class WorkerProcess(Generic[Reply]):
         end_signal: int = signal.SIGKILL,
     ) -> None:
         self._decoder = decoder
-        self.printed = PrintedOutput()
         self._environment = {**worker_environment(index), APART: str(apart)}
-        self.connection, others = Pipe()
-        with others, self.printed.writer as output:
-            files = others.fileno(), output.fileno()
-            self._process = forked(command, self._environment, *files, end_signal) or self._started(command, *files)
+        try:
+            self._start(command, end_signal)
+        except (OSError, RuntimeError, MemoryError) as error:  # no file, process, thread or memory is left
+            raise ProcessError(f"a worker process cannot be started: {error}") from error
+
+    def _start(self, command: Sequence[str], end_signal: int) -> None:
+        self.printed = PrintedOutput()
+        try:
+            self.connection, others = Pipe()
+            with others, self.printed.writer as output:
+                files = others.fileno(), output.fileno()
+                self._process = forked(command, self._environment, *files, end_signal) or self._started(command, *files)
+        except BaseException:
+            self.printed.writer.close()
+            self.printed.close()
+            raise
 
     def _started(self, command: Sequence[str], connection: int, output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own command
@@ -130,6 +143,10 @@ class WorkerProcess(Generic[Reply]):
     def end_gpu_work(self) -> None:
         """Let the Multi-Process Service end the process's work on the GPU, which it shares with others."""
         control_of(self._environment).end_work_of(self.pid)
+
+    def delays(self) -> Delays:
+        """Return how long the threads of the process and its forks have waited for a processor."""
+        return delays_of((self.pid, *children_of(self.pid)))
 
     def kill_forks(self) -> bool:
         """Kill the forks of the process; return whether there are any, and the system names them, as Linux does."""

@@ -22,6 +22,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.listeners.results import pass_in_words
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally
+from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.report.plain_text import PIPE_SECONDS, count, safe, show, whole
 from fuzz_attn.report.summary import features_line, progress_line
 
@@ -48,6 +49,7 @@ class Terminal:
         self._tally = Tally()
         self._max_time: float | None = None
         self._began: float | None = None
+        self._asked = time.monotonic()
         self._headline = ""
         self._told: set[str] = set()
         self._seen: set[tuple[int, int]] = set()
@@ -69,12 +71,15 @@ class Terminal:
         self._tally(event)
         match event:
             case Started():
-                self._max_time = event.max_time
+                self._max_time, self._asked = event.max_time, time.monotonic()
                 with_seed = f"with seed {event.seed}, {count(event.workers, 'worker')}"
                 self._headline = f"Fuzzing {event.target} {with_seed}"
             case WorkerReady():
                 self._show_headline()
-                self._began = self._began or time.monotonic()
+                if self._began is None:
+                    self._began = time.monotonic()
+                    if self._max_time is not None:
+                        self._max_time = time_to_fuzz(self._max_time, self._began - self._asked)
             case FailureFound() if event.counterexample.status == "known":
                 self._row("known", event.path)
             case FailureFound(followed=False):

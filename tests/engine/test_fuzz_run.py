@@ -22,6 +22,7 @@ from fuzz_attn.engine.run import fuzz_run, local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.news import NEWS_NAME
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
+from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import FuzzAttnError, OutputError
 
 SHARD = """
@@ -377,3 +378,63 @@ send(Finished(number, 4.0))
 def _keep(kind: type[CaseJudged | FailureFound], kept: list[Event], event: Event) -> None:
     """Keep an event of a kind."""
     kept.extend([event] * isinstance(event, kind))
+
+
+BLOCKED = """
+import os, sys, time
+from pathlib import Path
+from fuzz_attn.engine.events import WorkerReady
+from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.run import local_shards
+from fuzz_attn.engine.run.fuzz_run import FuzzRun
+from fuzz_attn.engine.run.run_plan import RunPlan
+
+folder = Path(sys.argv[1])
+
+def block(event):
+    if isinstance(event, WorkerReady):
+        (folder / f"ready-{event.shard}").touch()
+        while True:
+            time.sleep(600)
+
+local_shards.COMMAND = (sys.executable, "-c", (folder / "shard.py").read_text())
+plan = RunPlan(Setup("t"), 1, 2, None, None, folder / "run", folder / "counterexamples")
+FuzzRun(plan, block).run()
+"""
+
+
+def test_a_second_signal_kills_the_workers_of_a_run_that_is_blocked_and_a_third_the_run(tmp_path: Path) -> None:
+    """As in a run whose output nobody reads: its loop does not come round, so the handler itself has to do it."""
+    shard = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    shard += f"from pathlib import Path; Path({str(tmp_path)!r}, f'pid-{{number}}').write_text(str(os.getpid()))\n"
+    (tmp_path / "shard.py").write_text(SHARD + shard + f"ready(); time.sleep({SLEEP_SECONDS})")
+    process = subprocess.Popen([sys.executable, "-c", BLOCKED, str(tmp_path)])
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2 and any(tmp_path.glob("ready-*")))
+        pids = [int(path.read_text()) for path in tmp_path.glob("pid-*")]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            assert all(map(is_running, pids))
+            process.send_signal(number)
+            time.sleep(0.5)  # signals that come at once may be one
+        wait_for(lambda: not any(map(is_running, pids)))
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(A_HANG) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_machine_that_allows_no_process_is_one_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    one = run("")
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(FuzzAttnError, match=r"^a worker process cannot be started: .*temporarily unavailable$"):
+        one.run()
+
+
+@pytest.mark.parametrize(("starting", "left"), [(0.0, 40.0), (4.0, 36.0), (10.0, 30.0), (60.0, 30.0), (-5.0, 40.0)])
+def test_starting_counts_up_to_a_quarter_of_the_time(starting: float, left: float) -> None:
+    assert time_to_fuzz(40.0, starting) == left

@@ -17,6 +17,7 @@ from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.fork_server.request import VARIABLE
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
+from fuzz_attn.engine.launch_clock import LaunchClock
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.engine.printed_output import KEPT_BYTES
 from fuzz_attn.engine.worker_process import WorkerProcess
@@ -197,6 +198,7 @@ def test_an_endless_loop_that_prints_keeps_little(worker: IsolatedWorker, monkey
 
     with monkeypatch.context() as patched:  # the process goes on after the loop
         patched.setattr(process, "receive", watched)
+        patched.setattr(LaunchClock, "over", lambda clock: "it has printed enough")
         assert worker.judge(Order(PRINTS_ON)).verdict.kind == "timeout"
     assert max(sizes) == KEPT_BYTES
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from fuzz_attn.engine.child.descendants import adopt_orphans, children_of, end_children, reap_orphan
 from fuzz_attn.engine.messages import CONNECTION_LOST, Died
+from fuzz_attn.errors import ProcessError
 
 NO_MORE_MESSAGES: Final = 113
 """Exit status of a fork whose parent closed the connection."""
@@ -34,12 +35,15 @@ _PR_SET_PDEATHSIG: Final = 1
 def run_in_fork(work: Callable[[], None], memory: int) -> Died:
     """Do the work in a fork of this process, and return how it ended; ``memory`` is its limit in bytes, 0 for none.
 
-    What the work has started ends with it.
+    What the work has started ends with it. Raises :class:`ProcessError` where the system allows no other process.
     """
     parent = os.getpid()
     adopt_orphans()
     others = children_of(parent)
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        raise ProcessError(f"a worker cannot fork: {error.strerror}") from error
     if not child:
         die_with_parent()
         if os.getppid() == parent:

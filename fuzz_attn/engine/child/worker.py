@@ -35,7 +35,7 @@ from fuzz_attn.engine.messages import (
     Renew,
     Unsupported,
 )
-from fuzz_attn.errors import DeviceLostError, FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.errors import DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
 
 _RENEW: Final = msgspec.json.encode(Renew())
 
@@ -72,7 +72,7 @@ def serve(load: Callable[[bytes], Service]) -> None:
     faulthandler.enable()
     server = _Server(Connection(int(sys.argv[-1])))
     try:
-        server.run(load)
+        server.serve(load)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the parent has ended
 
@@ -86,6 +86,13 @@ class _Server:
         self._socket = _file(connection.fileno())
         self._sharing = Sharing()
 
+    def serve(self, load: Callable[[bytes], Service]) -> None:
+        """Answer messages until the end, or send why no process can answer."""
+        try:
+            self.run(load)
+        except ProcessError as error:
+            self._send(Refused(str(error)))
+
     def run(self, load: Callable[[bytes], Service]) -> None:
         setup = self._receive()
         if setup is None:
@@ -98,6 +105,10 @@ class _Server:
             ready = service.ready()
         except FuzzAttnError as error:
             self._send(Refused(str(error)))
+            return
+        except Exception as error:  # noqa: BLE001 - a library may raise anything where memory or /proc is missing
+            traceback.print_exc()
+            self._send(Refused(f"a worker cannot be set up: {_one_line(error)}"))
             return
         self._send(ready)
         self._answer_in_forks(partial(self._answer, service), service.memory)

@@ -122,6 +122,10 @@ class FailureLives:
         self._unfollowed = Unfollowed(self._saved_as_seen, self._seen_again)
         self._excused: Counter[str] = Counter()
 
+    def limit_to(self, seconds: float) -> None:
+        """Let failures be followed for so many seconds of the campaign."""
+        self._max_time = seconds
+
     @property
     def may_follow(self) -> bool:
         """Whether another failure would be followed; saved ones and those of other shards take no room."""

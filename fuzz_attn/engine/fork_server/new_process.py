@@ -71,7 +71,10 @@ def _draw_new_seeds() -> None:
 
 def _set_command_line(*words: str) -> None:
     """Let ``ps`` and others show a command instead of the server's, cut where that ends: it is written over it."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return  # without /proc nobody sees it
     start, end = (int(field) for field in fields[_ARGUMENTS : _ARGUMENTS + 2])
     text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

@@ -73,15 +73,20 @@ def _started(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Path
             folder.rmdir()
             return None
         listening.listen(_WAITING)
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-P", "-m", "fuzz_attn.engine.fork_server.server", str(listening.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[listening.fileno()],
-            env=environment,
-            process_group=0,  # as that of the processes that it forks: this process handles an interrupt
-        )
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-P", "-m", "fuzz_attn.engine.fork_server.server", str(listening.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                env=environment,
+                process_group=0,  # as that of the processes that it forks: this process handles an interrupt
+            )
+        except OSError:  # no process or file is left: the first worker says so
+            path.unlink(missing_ok=True)
+            folder.rmdir()
+            return None
     return process, path
 
 

@@ -215,7 +215,8 @@ class FuzzRun:
             self.strike()
 
     def _start(self, plan: ShardPlan) -> None:
-        plan = msgspec.structs.replace(plan, stage=self._stage_plan)
+        begun = time.time() - (0.0 if plan.lost else time.monotonic() - self._started)
+        plan = msgspec.structs.replace(plan, stage=self._stage_plan, begun=begun)
         self._doing = f"the start of worker {plan.worker}"
         self._shards.start(plan)
         self._running[plan.shard] = RunningShard(plan, time.monotonic() + self._shards.start_seconds)

@@ -79,7 +79,8 @@ class LocalShards:
     def forget(self, number: int) -> str:
         """Release what an ended shard holds; return how it ended, in words."""
         process = self._processes.pop(number)
-        death = process.death(process.exit_code())
+        never = process.started is None
+        death = "could not be started" if never else process.death(process.exit_code())
         process.end()
         return death
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
@@ -19,6 +18,7 @@ from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.engine.events import Event
 from fuzz_attn.engine.run.local_shards import COMMAND, DECODER
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
+from fuzz_attn.engine.run.node_folder import node_folder
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.run_folder import counterexample_folder
 from fuzz_attn.engine.worker_process import LONGEST_MESSAGE, WorkerProcess
@@ -55,15 +55,14 @@ class ShardActor:
         process finds its modules; the folders that are here too serve this one.
         """
         sys.path.extend(entry for entry in search_path if entry not in sys.path and Path(entry).exists())
-        with TemporaryDirectory(prefix="fuzz-attn-ray-") as name:
-            folder = Path(name)
+        with node_folder() as folder:
             for path, content in saved.items():
                 target = counterexample_folder(folder) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            Path(folder / "run").mkdir()
+            (folder / "run").mkdir()
             self._news = NewsFile(folder / "run" / NEWS_NAME)
-            yield msgspec.json.encode(Batch(folder=name))
+            yield msgspec.json.encode(Batch(folder=str(folder)))
             for batch in self._batches(msgspec.json.decode(plan, type=ShardPlan), folder):
                 yield msgspec.json.encode(batch)
 
@@ -82,7 +81,7 @@ class ShardActor:
 
     def _batches(self, plan: ShardPlan, folder: Path) -> Iterator[Batch]:
         own = {"run_folder": f"{folder}/run", "counterexamples": str(counterexample_folder(folder))}
-        here = msgspec.structs.replace(plan, **own)
+        here = msgspec.structs.replace(plan, begun=time.time(), **own)
         process: WorkerProcess[Event] = WorkerProcess(COMMAND, DECODER, plan.worker)
         try:
             process.send(here)

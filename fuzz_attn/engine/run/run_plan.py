@@ -34,6 +34,8 @@ class ShardPlan(Plain, frozen=True):
     """The compile stage on the shard's machine; None where each shard compiles its own kernels."""
     lost: int = 0
     """How often this work was begun on a machine that was lost."""
+    begun: float | None = None
+    """When the time began of which starting takes a part, as a time of ``time.time``."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog of a run", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # no other thread is allowed: then nobody watches
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

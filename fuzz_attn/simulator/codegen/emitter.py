@@ -146,8 +146,10 @@ class Emitter:
     def inside(self, region: Region) -> Iterator[Region]:
         """Make a region the current one for the time of a `with` block."""
         outer, self.region = self.region, region
-        yield region
-        self.region = outer
+        try:
+            yield region
+        finally:
+            self.region = outer
 
     @property
     def lanes(self) -> Name:

@@ -119,6 +119,24 @@ def _be_wrong_later(out: torch.Tensor, **_: Any) -> None:
         out[0, 0] = 77.0
 
 
+def _raise_on_one_of_150_lines(seqused_k: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -> None:
+    """Raise an exception on a line that the case chooses: each line is a bug of its own."""
+    line = 3 * (int(seqused_k.max()) % 50) + int(cu_seqlens_q[-1]) % 3
+    source = "\n" * line + "raise ValueError('one of many bugs')"
+    exec(compile(source, str(Path(__file__).with_name("many_lines.py")), "exec"))
+
+
+def _leave_a_process(**_: Any) -> None:
+    """Start a process that no longer belongs to this one, nor to its group and session."""
+    time.sleep(0.02)
+    if os.fork():
+        return
+    os.setsid()
+    if not os.fork():
+        os.execlp(sys.executable, sys.executable, "-c", "import time; time.sleep(3600)")
+    os._exit(0)
+
+
 segfaults = _harmful("segfaults", _segfault)
 kills_itself_later = _harmful("kills_itself_later", _kill_itself_later)
 leaves = _harmful("leaves", _leave)
@@ -135,3 +153,5 @@ wrong = _harmful("wrong", _be_wrong)
 slow = _harmful("slow", _be_slow, always=True)
 slow_and_wrong = _harmful("slow_and_wrong", _be_slow_and_wrong)
 wrong_later = _harmful("wrong_later", _be_wrong_later, always=True)
+many_bugs = _harmful("many_bugs", _raise_on_one_of_150_lines)
+leaves_processes = _harmful("leaves_processes", _leave_a_process, always=True)

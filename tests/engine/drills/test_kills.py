@@ -95,4 +95,4 @@ def test_impatient_interrupts(start: Start) -> None:
     run.wait_until(lambda: running(run))
     for _ in range(3):
         run.process.send_signal(signal.SIGINT)
-    run.end(130)
+    run.end(130, -signal.SIGINT)  # the third one ends it without a word

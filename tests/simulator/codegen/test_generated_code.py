@@ -15,8 +15,10 @@ import torch
 
 from fuzz_attn.errors import LoopLimitError, UnsupportedOperation
 from fuzz_attn.simulator import Simulator, simulate
+from fuzz_attn.simulator.codegen.emitter import Emitter
 from fuzz_attn.simulator.codegen.generator import Extension, generate
 from fuzz_attn.simulator.codegen.namespace import NAMESPACE
+from fuzz_attn.simulator.codegen.regions import Region, Scope
 from fuzz_attn.simulator.codegen.tree.expressions import (
     NONE,
     Attribute,
@@ -201,3 +203,11 @@ def test_an_extension_changes_only_its_own_simulator(kernels: Any) -> None:
     with simulate(Simulator()):
         kernels.dot_kernel[(1,)](*tiles, M=16, N=16, K=16, PRECISION="ieee")
     assert len(seen) == 1
+
+
+def test_an_error_inside_of_a_region_leaves_the_region() -> None:
+    emitter = Emitter({}, set(), coverage=False)
+    outer = emitter.region
+    with pytest.raises(ZeroDivisionError), emitter.inside(Region(None, Scope(None, Name("lanes")))):
+        raise ZeroDivisionError
+    assert emitter.region is outer
