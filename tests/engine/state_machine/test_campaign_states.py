@@ -1,0 +1,966 @@
+"""A state machine fuzzes the engine: campaigns on made-up targets, with kills, signals, full disks and odd messages.
+
+Each shard is a real :class:`Campaign` in a thread of its own, whose worker, clock, disk and news are this module's.
+Only one thread runs at a time, so an example is the same each time. The rules say what happens; the checks are what
+docs/failures.md and docs/commands.md promise, computed from the events alone.
+
+    make state-machine EXAMPLES=5000 LOAD=8
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Literal, Self
+
+import hypothesis
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import HeadLayout
+from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Counterexample, Step
+from fuzz_attn.engine import campaign as campaign_module
+from fuzz_attn.engine import replay as replay_module
+from fuzz_attn.engine.campaign import Campaign, Plan, launch_limit
+from fuzz_attn.engine.events import (
+    WHOLE_RUN,
+    CaseJudged,
+    CaseRefused,
+    Event,
+    FailureChanged,
+    FailureFound,
+    FailureSeenAgain,
+    Finished,
+    Note,
+    SavedPassed,
+    WorkerLost,
+)
+from fuzz_attn.engine.failures import life
+from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
+from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.errors import BudgetSpentInterrupt, CounterexampleError, FuzzAttnError, OutOfTimeError
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
+
+# What the engine does not keep yet. Each is true once its mend is in; a number is that of the list in issue 28.
+FOLLOWS_ALL: Final = False
+"""2: no limit swallows a failure. A shard here follows few, where the engine has such a limit."""
+MARK_COVERS_CLASS: Final = False
+"""3: a mark covers the class of its file only, and every class of a saved case is accounted for."""
+STEPS_COUNT: Final = False
+"""A failure of a case that only precedes a saved one is accounted for."""
+NAMES_UNSAVED: Final = False
+"""A failure that could not be saved has a name, so that another one can be the same."""
+SAVES_WHEN_INTERRUPTED: Final = False
+"""An interrupt between a verdict and its file loses nothing."""
+
+EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_EXAMPLES", "40"))
+"""How many examples of each machine there are."""
+TOGETHER: Final = 250
+"""How many of them are one test, so that tests can share them."""
+STEPS: Final = 14
+MOST_JUDGED: Final = 30_000
+"""A single step of the machine may lead to so many launches: more is a loop without end."""
+A_HANG: Final = 600.0
+"""Seconds of the real clock after which a step counts as a hang, on the slowest machine."""
+
+READY: Final = Ready(
+    "fake", "fake", "unified", "simulator", domain=Domain(paths=("auto", "2d", "3d"), tile_hint=True), sanitizers=True
+)
+SHOWS: Final[dict[str, Callable[[AttentionCase], bool]]] = {
+    "window": lambda case: case.window > 0,
+    "softcap": lambda case: case.softcap > 0,
+    "long": lambda case: case.max_seq_len > 16,
+    "two": lambda case: len(case.sequences) > 1,
+    "heads": lambda case: case.heads.num_kv_heads > 1,
+}
+FEATURES: Final = tuple(SHOWS)
+
+
+def case_with(features: Iterable[str]) -> AttentionCase:
+    """Return a case that has these features only."""
+    has = frozenset(features)
+    sequence = Tokens(2, 22) if "long" in has else Tokens(2, 3)
+    return AttentionCase(
+        (sequence, Tokens(1, 2)) if "two" in has else (sequence,),
+        heads=HeadLayout(num_kv_heads=2 if "heads" in has else 1),
+        window=3 if "window" in has else 0,
+        softcap=2.0 if "softcap" in has else 0.0,
+    )
+
+
+CASES: Final = {
+    "+".join(chosen): case_with(chosen) for count in range(6) for chosen in combinations(FEATURES, count)
+}
+"""All cases of these features, by their names."""
+
+NONSENSE: Final = {"empty": b"", "of-an-older-version": b'{"schema": 1}', "deep": b"[" * 2000, "binary": b"\xff\xfe"}
+
+Behaviour = Literal["always", "flaky", "after", "recovers", "late"]
+KINDS: Final = ("mismatch", "unwritten", "out_of_bounds", "exception", "crash", "timeout")
+KILLED: Final = "died of SIGKILL"
+ALONE: Final = ("crash", "timeout", "exception")
+"""What leaves nothing else to judge, the first one first."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A defect of the target: how it fails, on which cases, and when.
+
+    ``flaky``: in each ``every``-th launch. ``after``: once its process has judged a case with two sequences.
+    ``recovers``: in the first 10 * ``every`` launches. ``late``: from then on.
+    """
+
+    kind: str
+    needs: frozenset[str]
+    behaviour: Behaviour
+    every: int
+    line: int
+
+    def verdict(self, seconds: float) -> Verdict:
+        """Return what the worker says of a case that shows the bug; a hang was waited for."""
+        site = f"/kernel.py:{self.line + (100 if self.kind == 'exception' else 0)}"
+        match self.kind:
+            case "mismatch":
+                return Verdict("oracle", "mismatch", "wrong", ratio=7.0)
+            case "unwritten":
+                return Verdict("oracle", "unwritten", "1 of 16 elements wrong")
+            case "out_of_bounds":
+                return Verdict("sanitizers", "out_of_bounds", "loads", site=site)
+            case "exception":
+                return Verdict("oracle", "exception", "the target raised ValueError: no", site=site)
+            case "timeout":
+                return Verdict("oracle", "timeout", f"the launch did not end within {seconds:.0f} s")
+        return Verdict("oracle", "crash", "died of SIGSEGV")
+
+    def shown_by(self, case: AttentionCase) -> bool:
+        """Return whether a case can show the bug."""
+        return all(SHOWS[name](case) for name in self.needs)
+
+
+BUGS: Final = st.builds(
+    Bug,
+    st.sampled_from(KINDS),
+    st.frozensets(st.sampled_from(FEATURES), max_size=2),
+    st.sampled_from(("always", "always", "always", "flaky", "after", "recovers", "late")),
+    st.integers(2, 4),
+    st.sampled_from((10, 20)),
+)
+
+
+def class_in(verdict: Verdict) -> str:
+    """Return what went wrong, and where that is told: what makes two failures two."""
+    if verdict.site:
+        return f"{verdict.kind} {verdict.site}"
+    return verdict.kind
+
+
+def was_killed(event: CaseJudged) -> bool:
+    """Return whether something outside killed the worker, so that the case is judged again."""
+    return event.verdicts[0].message == KILLED
+
+
+class Endless(BaseException):
+    """A step of the machine led to more launches than any may."""
+
+
+class Clock:
+    """The module ``time`` with a clock that only launches move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+class Disk:
+    """Lets writes of files below a folder fail: none at first, then ``fails`` of them after ``good`` more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.good = self.fails = self.failed = 0
+
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of a path that may fail."""
+
+        def call(path: Path, *arguments: Any, **named: Any) -> Any:
+            if Path(path).is_relative_to(self.folder):
+                self._spend()
+            return function(path, *arguments, **named)
+
+        return call
+
+    def _spend(self) -> None:
+        if self.good:
+            self.good -= 1
+        elif self.fails:
+            self.fails -= 1
+            self.failed += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class World:
+    """The target and the machine that it runs on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved = folder / "saved" / "fake"
+        self.clock = Clock()
+        self.disk, self.journals = Disk(folder / "saved"), Disk(folder / "run")
+        self.bugs: list[Bug] = []
+        self.ever: set[str] = set()
+        """The classes of all failures that there can be."""
+        self.launches: Counter[Bug] = Counter()
+        self.refuses: str | None = None
+        self.kills = 0
+        """How many launches from now something outside kills the worker; 0 for never."""
+        self.judged = 0
+
+    def add(self, bug: Bug) -> None:
+        """Give the target another bug."""
+        self.bugs.append(bug)
+        self.ever.add(class_in(bug.verdict(1.0)))
+
+    @property
+    def steady(self) -> bool:
+        """Whether each case fails in the same way whenever a process has judged the same ones before."""
+        return all(bug.behaviour in ("always", "after") for bug in self.bugs)
+
+    def failing(self, case: AttentionCase, before: Sequence[Order]) -> list[Bug]:
+        """Return the bugs that a launch shows; of those after which nothing can be judged the first one only."""
+        shown = [bug for bug in self.bugs if bug.shown_by(case) and self._happens(bug, before)]
+        for kind in ALONE:
+            if kinds := [bug for bug in shown if bug.kind == kind]:
+                return kinds[:1]
+        return shown
+
+    def _happens(self, bug: Bug, before: Sequence[Order]) -> bool:
+        self.launches[bug] += 1
+        count = self.launches[bug]
+        match bug.behaviour:
+            case "flaky":
+                return count % bug.every == 1
+            case "after":
+                return any(SHOWS["two"](order.case) for order in before)
+            case "recovers":
+                return count <= 10 * bug.every
+            case "late":
+                return count > 10 * bug.every
+        return True
+
+
+class FakeWorker(IsolatedWorker):
+    """A worker without a process. ``judged`` are the orders of the process that it would have."""
+
+    def __init__(self, setup: Setup, world: World, interrupted: Callable[[], None] = lambda: None) -> None:
+        super().__init__(setup, launch_seconds=launch_limit(60.0))
+        self.ready = READY
+        self.world = world
+        self.interrupted = interrupted
+        self.judged: list[Order] = []
+        self.answers: list[tuple[Order, Answer]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def renew(self) -> None:
+        self.judged.clear()
+
+    def judge(self, order: Order, *, deadline: float | None = None, wait: Wait = "full", **_: Any) -> Answer:
+        self.world.judged += 1
+        if self.world.judged > MOST_JUDGED:
+            raise Endless
+        try:
+            self.interrupted()
+        except KeyboardInterrupt:
+            self.judged.clear()
+            raise
+        if order.digest:
+            return Answer(digest=f"{hash(order.case) & 0xFFFF:016x}")
+        if order.probes:
+            return Answer(refusals=tuple(self._refusal(case) for case in order.probes))
+        self._spend(0.05, deadline)
+        answer = self._answer(order, deadline, wait)
+        self.answers.append((order, answer))
+        return answer
+
+    def _spend(self, seconds: float, deadline: float | None) -> None:
+        clock = self.world.clock
+        if deadline is not None and clock.now + seconds > deadline:
+            clock.now = max(clock.now, deadline)
+            self.judged.clear()
+            raise OutOfTimeError
+        clock.now += seconds
+
+    def _refusal(self, case: AttentionCase) -> Refusal | None:
+        refuses = self.world.refuses is not None and SHOWS[self.world.refuses](case)
+        return Refusal("host", "ValueError", "no") if refuses else None
+
+    def _answer(self, order: Order, deadline: float | None, wait: Wait) -> Answer:
+        if refusal := self._refusal(order.case):
+            self.judged.append(order)
+            return Answer(refusal=refusal)
+        if self.world.kills:
+            self.world.kills -= 1
+            if not self.world.kills:
+                return self._died(Answer(Verdict("oracle", "crash", KILLED), killed=True))
+        shown = self.world.failing(order.case, self.judged)
+        if not shown:
+            self.judged.append(order)
+            return Answer(Verdict("oracle", ratio=0.5))
+        if shown[0].kind == "timeout":
+            return self._hung(shown[0], order, deadline, wait)
+        verdicts = {class_in(bug.verdict(0.0)): bug.verdict(0.0) for bug in shown}
+        first, *others = sorted(verdicts.values(), key=lambda verdict: verdict.property_name != "sanitizers")
+        answer = Answer(first, tuple(others))
+        self.judged.append(order)
+        return self._died(answer) if shown[0].kind == "crash" else answer
+
+    def _died(self, answer: Answer) -> Answer:
+        self.deaths += 1
+        self.judged.clear()
+        return answer
+
+    def _hung(self, bug: Bug, order: Order, deadline: float | None, wait: Wait) -> Answer:
+        """Return what a worker says after a wait; after a short one it may try again in a new process."""
+        short = wait != "full" and order.only_judges
+        self._spend(3.0 if short else self.launch_seconds, deadline)
+        self.judged.clear()
+        if wait != "short, then full" or not order.only_judges:
+            return Answer(bug.verdict(3.0 if short else self.launch_seconds))
+        again = self._answer(order, deadline, "full")
+        return msgspec.structs.replace(again, fresh=again.verdict.kind == "timeout")
+
+
+Mode = Literal["prompt", "held", "twice", "reversed"]
+
+
+class Shard:
+    """A campaign in a thread, which judges a case when it is told to; ``error`` is what it ended with."""
+
+    def __init__(self, world: World, run: Run, plan: Plan) -> None:
+        self.number = plan.shard
+        self.run = run
+        self.events: list[Event] = []
+        self.mail: list[FailureFound | FailureChanged] = []
+        self.mode: Mode = "prompt"
+        self.interrupt_judge = self.interrupt_emit = 0
+        self.interrupted_at: int | None = None
+        self.after_interrupt = 0
+        self.error: BaseException | None = None
+        self.worker = FakeWorker(plan.setup, world, self._judging)
+        self.campaign = Campaign(plan, self._emit, self.worker, self._news)
+        self._command: tuple[AttentionCase, bool] | None = None
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._play, daemon=True)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the campaign has not ended."""
+        return self.thread.is_alive()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an interrupt has reached the campaign."""
+        return self.interrupted_at is not None
+
+    def start(self) -> None:
+        """Begin the campaign, and return when it asks for its first case."""
+        self.thread.start()
+        self._wait()
+
+    def try_case(self, case: AttentionCase, *, may_skip: bool) -> None:
+        """Let the campaign judge a case that it has drawn, and return when it asks for the next one."""
+        self._command = case, may_skip
+        self._go.release()
+        self._wait()
+
+    def stop(self) -> None:
+        """End the campaign as at the end of its budget."""
+        self._command = None
+        self._go.release()
+        self._wait()
+        self.thread.join(A_HANG)
+
+    def _wait(self) -> None:
+        assert self._back.acquire(timeout=A_HANG), "the campaign hangs"
+
+    def _play(self) -> None:
+        self.run.of_thread[threading.get_ident()] = self
+        try:
+            self.campaign.run()
+        except BaseException as error:  # noqa: BLE001 - which ones there may be is what is checked
+            self.error = error
+        finally:
+            self._back.release()
+
+    def feed(self, count: int, attempt: Callable[..., None], skips: Callable[..., bool] | None) -> None:
+        """Try cases of a round as they are commanded."""
+        for _ in range(count):
+            self._back.release()
+            assert self._go.acquire(timeout=A_HANG)
+            if self._command is None:
+                raise BudgetSpentInterrupt
+            case, may_skip = self._command
+            if not (may_skip and skips is not None and skips(case, None)):
+                attempt(case, None)
+
+    def _judging(self) -> None:
+        self.after_interrupt += self.is_interrupted
+        self.interrupt_judge -= bool(self.interrupt_judge)
+        if not self.interrupt_judge and self.run.stopping and not self.is_interrupted and not self.interrupt_emit:
+            self._interrupt()
+
+    def _emit(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Finished):
+            event = msgspec.structs.replace(event, error="" if self.run.stopping else event.error)
+        self.run.receive(self.number, event)
+        if self.interrupt_emit:
+            self.interrupt_emit -= 1
+            if not self.interrupt_emit and not self.is_interrupted:
+                self._interrupt()
+
+    def _interrupt(self) -> None:
+        self.interrupted_at = len(self.events)
+        raise KeyboardInterrupt("interrupted")
+
+    def _news(self) -> Sequence[FailureFound | FailureChanged]:
+        if self.mode == "held":
+            return ()
+        news, self.mail = self.mail, []
+        return news + news if self.mode == "twice" else news[::-1] if self.mode == "reversed" else news
+
+
+class Run:
+    """The shards of one run over a folder, and what arrives at their parent."""
+
+    def __init__(self, world: World, shards: int, max_time: float | None) -> None:
+        self.world = world
+        self.results = Results()
+        self.events: list[tuple[int, Event]] = []
+        self.stopping = False
+        self.of_thread: dict[int, Shard] = {}
+        self.before = {path: path.read_bytes() for path in files_below(world.saved)}
+        self.changed_target = False
+        world.disk.failed = world.journals.failed = 0
+        folders = world.folder / "run", world.folder / "saved"
+        plans = [Plan(Setup("fake"), number, shards, 1, max_time, None, *folders) for number in range(shards)]
+        self.shards = [Shard(world, self, plan) for plan in plans]
+
+    def receive(self, number: int, event: Event) -> None:
+        """Pass an event to the results and, if it is about a failure, to the other shards."""
+        self.events.append((number, event))
+        self.results(event)
+        if isinstance(event, FailureFound | FailureChanged):
+            for shard in self.shards:
+                if shard.number != number:
+                    shard.mail.append(event)
+
+    @property
+    def running(self) -> list[Shard]:
+        """The shards that have not ended."""
+        return [shard for shard in self.shards if shard.is_running]
+
+    def play_round(
+        self, domain: Domain, seed: int, count: int, attempt: Callable[..., None], *others: Any, **named: Any
+    ) -> None:
+        """Stand for :func:`fuzz_attn.engine.schedule.play_round` in the thread of a shard."""
+        skips = next((other for other in others if getattr(other, "__name__", "") == "_skips"), None)
+        self.of_thread[threading.get_ident()].feed(count, attempt, skips)
+
+    def end(self) -> RunReport:
+        """End all shards and return the report, as the parent does."""
+        for shard in self.running:
+            shard.stop()
+        self.receive(WHOLE_RUN, Finished(WHOLE_RUN, 1.0, stopped_by=15 if self.stopping else 0))
+        return one_for_each_bug(self.results.report())
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the counterexamples in a folder."""
+    return sorted(folder.glob("*.json"))
+
+
+@dataclass
+class Live:
+    """A failure as its events tell it."""
+
+    found: Counterexample
+    path: str
+    saved: bool
+    paths: set[str] = field(default_factory=set)
+    same_as: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it fails the run, by docs/failures.md."""
+        if self.found.status == "known":
+            return False
+        return not (self.found.verdict.kind == "timeout" and self.found.confirmation == "unconfirmed")
+
+
+def lives_in(events: Iterable[tuple[int, Event]]) -> dict[tuple[int, int], Live]:
+    """Return each failure of a run by its shard and number; checks that its events have an order."""
+    lives: dict[tuple[int, int], Live] = {}
+    for number, event in events:
+        if not isinstance(event, FailureFound | FailureChanged):
+            continue
+        assert number == event.shard
+        name = event.shard, event.failure
+        if isinstance(event, FailureFound):
+            assert name not in lives, "a failure is found once"
+            lives[name] = Live(event.counterexample, event.path, event.saved, {event.path})
+            continue
+        live = lives[name]
+        assert not live.same_as, "a failure that is another one has ended"
+        live.found, live.path = event.counterexample, event.path
+        live.paths.add(event.path)
+        if event.same_as:
+            assert event.done
+            paths = {path for other in lives.values() if other is not live for path in other.paths}
+            assert event.same_as in paths, "it is the same as a failure of this run"
+            live.same_as = event.same_as
+    return lives
+
+
+class Checks:
+    """What must be true of a run, whatever happened."""
+
+    def __init__(self, world: World, run: Run) -> None:
+        self.world, self.run = world, run
+        self.lives = lives_in(run.events)
+        self.left = {name: live for name, live in self.lives.items() if not live.same_as}
+
+    @property
+    def disk_failed(self) -> bool:
+        """Whether a file could not be written."""
+        return self.world.disk.failed > 0
+
+    def during(self) -> None:
+        """Check what holds between any two steps."""
+        self._files_from_before()
+        self._answers_are_events()
+        for shard in self.run.shards:
+            assert not shard.after_interrupt, "an interrupted campaign launches nothing"
+            self._ended_well(shard)
+        if not self.disk_failed:
+            self._files_are_as_reported()
+
+    def _files_from_before(self) -> None:
+        for path, content in self.run.before.items():
+            assert path.read_bytes() == content, f"{path} is from before the run"
+
+    def _answers_are_events(self) -> None:
+        """Check that each answer of a worker is one event; an interrupt may come in between."""
+        for shard in self.run.shards:
+            told = Counter(
+                event.order for event in shard.events if isinstance(event, CaseJudged | CaseRefused)
+            )
+            answered = Counter(order for order, _ in shard.worker.answers)
+            assert not told - answered, "a case was reported and not judged"
+            assert (answered - told).total() <= shard.is_interrupted, "a case was judged and not reported"
+
+    @staticmethod
+    def _ended_well(shard: Shard) -> None:
+        if shard.is_running:
+            return
+        assert isinstance(shard.error, FuzzAttnError | KeyboardInterrupt | None), repr(shard.error)
+        assert not isinstance(shard.error, KeyboardInterrupt) or shard.is_interrupted
+        finished = [event for event in shard.events if isinstance(event, Finished)]
+        assert len(finished) == 1
+        assert shard.events[-1] is finished[0]
+        assert bool(finished[0].error) == (shard.error is not None)
+
+    def _files_are_as_reported(self) -> None:
+        for live in self.left.values():
+            assert live.path
+            if not live.saved:
+                assert counterexample.load(Path(live.path)) == live.found
+        for live in self.lives.values():
+            if live.same_as:
+                other = {left.path for left in self.left.values()}
+                assert live.saved or live.path in other or not Path(live.path).exists(), "its file is gone"
+
+    def at_end(self, report: RunReport) -> None:
+        """Check the report and the folder after a run."""
+        kept = self._kept(report)
+        self._nothing_lost(kept)
+        self._nothing_invented(kept)
+        self._nothing_twice(kept)
+        self._counts(report)
+        self._files_left(kept)
+        self._exit_status(kept, report)
+        self._saved_files_are_accounted_for(report)
+        self._replays(kept)
+
+    def _kept(self, report: RunReport) -> list[Live]:
+        """Return the failures of the report, of which shards that met too late may have had several."""
+        by_path = {failure.path: failure for failure in report.failures}
+        kept = [live for live in self.left.values() if live.path in by_path]
+        for live in self.left.values():
+            if live.path not in by_path:
+                assert not live.saved
+                assert any(class_in(other.found.verdict) == class_in(live.found.verdict) for other in kept)
+        for failure in report.failures:
+            assert any(
+                live.path == failure.path and (not live.path or live.found == failure.counterexample) for live in kept
+            )
+        return kept
+
+    def _nothing_lost(self, kept: list[Live]) -> None:
+        """Check that each failing case of the search is a failure of the report."""
+        accounted = {class_in(live.found.verdict) for live in kept}
+        accounted |= {self._plain(name) for live in kept for name in live.found.also}
+        for shard in self.run.shards:
+            judged = [event for event in shard.events if isinstance(event, CaseJudged)]
+            if shard.is_interrupted and not SAVES_WHEN_INTERRUPTED:
+                judged = judged[: max((i for i, event in enumerate(judged) if event.phase == "search"), default=0)]
+            for index, event in enumerate(judged):
+                earlier = judged[index - 1] if index else event
+                decides = event.phase == "search" or (earlier.phase == "search" and was_killed(earlier))
+                if decides and not was_killed(event):
+                    self._accounted(event, accounted)
+                elif event.phase == "saved":
+                    self._accounted_for_saved(event, accounted)
+
+    @staticmethod
+    def _plain(also: str) -> str:
+        """Return the class that a counterexample's ``also`` names."""
+        return "mismatch" if also == "output" else also
+
+    @staticmethod
+    def _accounted(event: CaseJudged, accounted: set[str]) -> None:
+        for verdict in event.verdicts:
+            assert verdict.passed or class_in(verdict) in accounted, f"lost: {class_in(verdict)}"
+
+    def _accounted_for_saved(self, event: CaseJudged, accounted: set[str]) -> None:
+        files = [found for found in map(loaded, self.run.before) if found is not None]
+        if was_killed(event) or (not STEPS_COUNT and any(found.sequence for found in files)):
+            return
+        verdicts = event.verdicts if MARK_COVERS_CLASS else event.verdicts[:1]
+        self._accounted(msgspec.structs.replace(event, verdicts=verdicts), accounted)
+
+    def _nothing_invented(self, kept: list[Live]) -> None:
+        for live in kept:
+            name = class_in(live.found.verdict)
+            assert name in self.world.ever, f"no bug of the target is {name}"
+
+    def _nothing_twice(self, kept: list[Live]) -> None:
+        """Check that no two failures of the report are one bug, as far as their cases were shrunk and have files."""
+        seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for live in kept:
+            found = live.found
+            name = class_in(found.verdict)
+            if live.path and not live.saved and found.confirmation == "confirmed" and found.shrunk:
+                seen[name, () if ":" in name else tuple(sorted(found.trigger))] += 1
+        assert not seen or max(seen.values()) == 1, f"twice: {seen}"
+
+    def _counts(self, report: RunReport) -> None:
+        """Check the numbers of the report against the events."""
+        events = [event for _, event in self.run.events]
+        judged = [event for event in events if isinstance(event, CaseJudged)]
+        searched = sum(event.phase in ("saved", "search") for event in judged)
+        statistics = report.statistics
+        assert (statistics.cases, statistics.shrinking) == (searched, len(judged) - searched)
+        assert statistics.deaths == sum(isinstance(event, WorkerLost) for event in events)
+        refused = sum(isinstance(event, CaseRefused) and event.phase in ("saved", "search") for event in events)
+        assert statistics.refused == refused
+        assert statistics.shrinking_now == 0
+        again = [event for event in events if isinstance(event, FailureSeenAgain)]
+        if all(event.path for event in again) and not self.disk_failed:
+            found = sum(isinstance(event, FailureFound) for event in events)
+            assert sum(failure.cases for failure in report.failures) == found + len(again)
+            paths = {failure.path for failure in report.failures}
+            assert set(statistics.counterexamples) | set(statistics.known) == paths
+
+    def _files_left(self, kept: list[Live]) -> None:
+        """Check that the folder has the files from before and one of each failure, and each new one loads."""
+        files = set(files_below(self.world.saved))
+        reported = {Path(live.path) for live in kept if live.path}
+        assert files - set(self.run.before) <= reported, "a file without a failure"
+        assert reported <= files or (self.disk_failed and not NAMES_UNSAVED), "a failure without its file"
+        assert not list(self.world.saved.glob(".*.part"))
+        for path in files - set(self.run.before):
+            counterexample.load(path)
+
+    def _exit_status(self, kept: list[Live], report: RunReport) -> None:
+        failing = [live for live in kept if live.fails]
+        errors = [shard.error for shard in self.run.shards if shard.error and not self.run.stopping]
+        if failing:
+            expected = 1 if all(live.path for live in failing) else 2
+        elif self.run.stopping:
+            expected = 128 + 15
+        else:
+            expected = 2 if errors or not (report.cases or kept) else 0
+        assert report.exit_status == expected
+
+    def _saved_files_are_accounted_for(self, report: RunReport) -> None:
+        """Check that the first shard has said something of each file from before, unless it had to end."""
+        first = self.run.shards[0]
+        if first.is_interrupted or first.error or any(isinstance(event, Note) for event in first.events[:0]):
+            return
+        told = {event.path for event in first.events if isinstance(event, FailureFound | SavedPassed)}
+        for path in self.run.before:
+            out_of_time = self.world.clock.now >= self.deadline
+            assert str(path) in told or any(str(path) in note for note in report.notes) or out_of_time
+
+    @property
+    def deadline(self) -> float:
+        """When the time of the first shard is up."""
+        first = self.run.shards[0].campaign
+        return float("inf") if first.plan.max_time is None else first._started + first.plan.max_time
+
+    def _replays(self, kept: list[Live]) -> None:
+        """Check that each new file of a steady target fails again."""
+        if not self.world.steady or self.run.changed_target or self.world.refuses or self.disk_failed:
+            return
+        certain = [Path(live.path) for live in kept if live.found.confirmation in ("confirmed", "state") and live.path]
+        certain = [path for path in certain if path not in self.run.before]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(replay_module, "IsolatedWorker", partial_class(self.world))
+            for entry in replay_module.replay(tuple(certain), target="fake"):
+                assert entry.status == "FAILED", entry
+
+
+def partial_class(world: World) -> type[FakeWorker]:
+    """Return the class of fake workers of a world, which takes a set-up only."""
+
+    class OfWorld(FakeWorker):
+        def __init__(self, setup: Setup) -> None:
+            super().__init__(setup, world)
+
+    return OfWorld
+
+
+def loaded(path: Path) -> Counterexample | None:
+    """Return the counterexample in a file, None where there is none."""
+    try:
+        return counterexample.load(path)
+    except CounterexampleError:
+        return None
+
+
+def modules_with_a_clock() -> Iterator[ModuleType]:
+    """Yield the modules of campaigns and failures that read the time."""
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith(("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign")) and hasattr(module, "time"):
+            yield module
+
+
+cases = st.sampled_from(sorted(CASES))
+shard_numbers = st.integers(0, 2)
+
+
+class CampaignMachine(RuleBasedStateMachine):
+    """What can happen to campaigns over one folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzz-attn-states-")))
+        self.world = World(folder)
+        self.run: Run | None = None
+        self.runs = 0
+        patched = self.stack.enter_context(pytest.MonkeyPatch.context())
+        for module in modules_with_a_clock():
+            patched.setattr(module, "time", self.world.clock)
+        if FOLLOWS_ALL:
+            patched.setattr(life, "MOST_FAILURES", 2, raising=False)
+        patched.setattr(campaign_module, "play_round", self._play_round)
+        for guard in (self.world.disk, self.world.journals):
+            for name in ("write_bytes", "replace", "hardlink_to"):
+                patched.setattr(Path, name, guard.guarded(getattr(Path, name)))
+            patched.setattr(shutil, "copyfile", guard.guarded(shutil.copyfile))
+
+    def _play_round(self, *arguments: Any, **named: Any) -> None:
+        assert self.run is not None
+        self.run.play_round(*arguments, **named)
+
+    def teardown(self) -> None:
+        try:
+            if self.run is not None and sys.exc_info()[0] is None:
+                self.end_run()
+        finally:
+            for shard in [] if self.run is None else self.run.running:
+                shard.stop()
+            self.stack.close()
+
+    def shard(self, number: int) -> Shard | None:
+        """Return one of the running shards."""
+        running = [] if self.run is None else self.run.running
+        return running[number % len(running)] if running else None
+
+    def check(self) -> None:
+        """Check what must be true between steps."""
+        self.world.judged = 0
+        if self.run is not None:
+            Checks(self.world, self.run).during()
+
+    @initialize(bugs=st.lists(BUGS, min_size=1, max_size=3))
+    def make_target(self, bugs: list[Bug]) -> None:
+        for bug in bugs:
+            self.world.add(bug)
+
+    @precondition(lambda self: self.run is None)
+    @rule(shards=st.sampled_from((1, 1, 2, 3)), max_time=st.sampled_from((None, None, 60.0)))
+    def start_run(self, shards: int, max_time: float | None) -> None:
+        self.run = Run(self.world, shards, max_time)
+        self.runs += 1
+        for shard in self.run.shards:
+            shard.start()
+        self.check()
+
+    @precondition(lambda self: self.run is not None)
+    @rule(number=shard_numbers, case=cases, may_skip=st.booleans())
+    def judge_case(self, number: int, case: str, may_skip: bool) -> None:  # noqa: FBT001 - drawn by name
+        if shard := self.shard(number):
+            shard.try_case(CASES[case], may_skip=may_skip)
+            self.check()
+
+    @precondition(lambda self: self.run is not None)
+    @rule(number=shard_numbers, several=st.lists(cases, min_size=3, max_size=6))
+    def judge_cases(self, number: int, several: list[str]) -> None:
+        for case in several:
+            self.judge_case(number, case, may_skip=False)
+
+    @precondition(lambda self: self.run is not None)
+    @rule(number=shard_numbers, names=st.frozensets(st.sampled_from(FEATURES), min_size=1, max_size=2))
+    def judge_cases_with(self, number: int, names: frozenset[str]) -> None:
+        """Judge all cases with some features and at most two others, first those with few."""
+        for case in sorted(CASES, key=len):
+            if names <= set(case.split("+")) and len(case.split("+")) <= len(names) + 2:
+                self.judge_case(number, case, may_skip=True)
+
+    @precondition(lambda self: self.run is not None)
+    @rule(number=shard_numbers, mode=st.sampled_from(("prompt", "held", "twice", "reversed")))
+    def deliver_news(self, number: int, mode: Mode) -> None:
+        if shard := self.shard(number):
+            shard.mode = mode
+
+    @precondition(lambda self: self.run is not None)
+    @rule(launches=st.integers(1, 12))
+    def kill_worker(self, launches: int) -> None:
+        self.world.kills = launches
+
+    @precondition(lambda self: self.run is not None and not self.run.stopping)
+    @rule(judges=st.integers(0, 40), emits=st.integers(0, 40))
+    def send_signal(self, judges: int, emits: int) -> None:
+        """Interrupt each shard: at a launch, or, where ``emits`` is not 0, after it has sent an event."""
+        assert self.run is not None
+        self.run.stopping = True
+        for shard in self.run.running:
+            shard.interrupt_judge, shard.interrupt_emit = judges, emits
+
+    @rule(good=st.integers(0, 6), fails=st.integers(1, 6), journals=st.booleans())
+    def fill_disk(self, good: int, fails: int, journals: bool) -> None:  # noqa: FBT001 - drawn by name
+        disk = self.world.journals if journals else self.world.disk
+        if self.run is not None:
+            disk.good, disk.fails = good, fails
+
+    @rule(
+        bug=st.none() | BUGS,
+        mended=st.none() | st.integers(0, 5),
+        refuses=st.sampled_from((None, None, "heads", "long")),
+        seconds=st.sampled_from((0.0, 5.0, 40.0)),
+    )
+    def change_target(self, bug: Bug | None, mended: int | None, refuses: str | None, seconds: float) -> None:
+        """Let the target have another bug, lose one, or refuse other cases, after some time."""
+        self.world.clock.now += seconds
+        if self.run is not None:
+            self.run.changed_target = True
+        if mended is not None and self.world.bugs:
+            del self.world.bugs[mended % len(self.world.bugs)]
+        if bug is not None:
+            self.world.add(bug)
+        self.world.refuses = refuses
+
+    @precondition(lambda self: self.run is None)
+    @rule(
+        bug=BUGS,
+        case=cases,
+        steps=st.lists(cases, max_size=2),
+        confirmation=st.sampled_from(("confirmed", "confirmed", "flaky", "state", "unconfirmed")),
+    )
+    def save_file(
+        self,
+        bug: Bug,
+        case: str,
+        steps: list[str],
+        confirmation: Literal["confirmed", "flaky", "state", "unconfirmed"],
+    ) -> None:
+        """Save a failure that the target may have had once."""
+        found = counterexample.signed("fake", "unified", None, CASES[case], bug.verdict(15.0))
+        sequence = tuple(Step(CASES[step]) for step in steps) if confirmation == "state" else ()
+        tries = {"failed": 2, "tries": 5} if confirmation == "flaky" else {}
+        found = msgspec.structs.replace(found, confirmation=confirmation, sequence=sequence, **tries)
+        counterexample.save(found, self.world.saved)
+
+    @precondition(lambda self: self.run is None)
+    @rule(what=st.sampled_from(sorted(NONSENSE)))
+    def save_nonsense(self, what: str) -> None:
+        self.world.saved.mkdir(parents=True, exist_ok=True)
+        (self.world.saved / f"{what}.json").write_bytes(NONSENSE[what])
+
+    @precondition(lambda self: self.run is None and files_below(self.world.saved))
+    @rule(number=st.integers(0, 20), status=st.sampled_from(("open", "known", "fixed")))
+    def mark(self, number: int, status: Literal["open", "known", "fixed"]) -> None:
+        files = files_below(self.world.saved)
+        path = files[number % len(files)]
+        if found := loaded(path):
+            marked = msgspec.structs.replace(found, status=status, reference="#7", because="waits")
+            counterexample.overwrite(marked, path)
+
+    @precondition(lambda self: self.run is not None)
+    @rule()
+    def end_run(self) -> None:
+        assert self.run is not None
+        report = self.run.end()
+        run, self.run = self.run, None
+        self.world.disk.good = self.world.disk.fails = 0
+        self.world.journals.good = self.world.journals.fails = self.world.kills = 0
+        self.world.judged = 0
+        Checks(self.world, run).at_end(report)
+
+
+def parts() -> range:
+    """Return the numbers of the tests that share the examples."""
+    return range(max(1, -(-EXAMPLES // TOGETHER)))
+
+
+@pytest.mark.parametrize("part", parts())
+def test_campaigns_keep_their_promises(part: int, request: pytest.FixtureRequest) -> None:
+    seed = int(request.config.getoption("--hypothesis-seed") or 0) * 10_000 + part
+    machine = hypothesis.seed(seed)(type("Machine", (CampaignMachine,), {}))
+    examples = min(TOGETHER, EXAMPLES)
+    phases = (hypothesis.Phase.generate,) if os.environ.get("QUICK") else tuple(hypothesis.Phase)
+    chosen = settings(max_examples=examples, stateful_step_count=STEPS, print_blob=False, report_multiple_bugs=False, phases=phases)
+    run_state_machine_as_test(machine, settings=chosen)
