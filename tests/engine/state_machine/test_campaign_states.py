@@ -110,9 +110,7 @@ def case_with(features: Iterable[str]) -> AttentionCase:
     )
 
 
-CASES: Final = {
-    "+".join(chosen): case_with(chosen) for count in range(6) for chosen in combinations(FEATURES, count)
-}
+CASES: Final = {"+".join(chosen): case_with(chosen) for count in range(6) for chosen in combinations(FEATURES, count)}
 """All cases of these features, by their names."""
 
 NONSENSE: Final = {"empty": b"", "of-an-older-version": b'{"schema": 1}', "deep": b"[" * 2000, "binary": b"\xff\xfe"}
@@ -582,9 +580,7 @@ class Checks:
     def _answers_are_events(self) -> None:
         """Check that each answer of a worker is one event; an interrupt may come in between."""
         for shard in self.run.shards:
-            told = Counter(
-                event.order for event in shard.events if isinstance(event, CaseJudged | CaseRefused)
-            )
+            told = Counter(event.order for event in shard.events if isinstance(event, CaseJudged | CaseRefused))
             answered = Counter(order for order, _ in shard.worker.answers)
             assert not told - answered, "a case was reported and not judged"
             assert (answered - told).total() <= shard.is_interrupted, "a case was judged and not reported"
@@ -962,5 +958,7 @@ def test_campaigns_keep_their_promises(part: int, request: pytest.FixtureRequest
     machine = hypothesis.seed(seed)(type("Machine", (CampaignMachine,), {}))
     examples = min(TOGETHER, EXAMPLES)
     phases = (hypothesis.Phase.generate,) if os.environ.get("QUICK") else tuple(hypothesis.Phase)
-    chosen = settings(max_examples=examples, stateful_step_count=STEPS, print_blob=False, report_multiple_bugs=False, phases=phases)
+    chosen = settings(
+        max_examples=examples, stateful_step_count=STEPS, print_blob=False, report_multiple_bugs=False, phases=phases
+    )
     run_state_machine_as_test(machine, settings=chosen)
