@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import hypothesis
 import msgspec
@@ -56,9 +56,7 @@ CASE: Final = AttentionCase((Sequence(1, 3),))
 KINDS: Final = ("nan", "mismatch", "crash", "unwritten")
 
 Act = Literal["send", "again", "swap", "wait", "wait long", "signal", "die", "lose", "hang", "fall silent"]
-ACTS: Final[tuple[Act, ...]] = (
-    "send", "send", "send", "send", "again", "swap", "wait", "wait long", "signal", "die", "lose", "hang", "fall silent",
-)  # fmt: skip
+ACTS: Final[tuple[Act, ...]] = ("send", "send", "send", *get_args(Act))
 WAITS: Final = {"wait": 5.0, "wait long": 200.0}
 
 
