@@ -359,3 +359,8 @@ def test_a_run_keeps_its_promises(part: int, request: pytest.FixtureRequest) -> 
             Example(Path(folder), scripts, acts, max_time).check()
 
     any_run()
+
+
+def test_a_worker_that_is_ready_late_does_not_undo_a_signal(tmp_path: Path) -> None:
+    acts: list[tuple[Act, int]] = [("signal", 0), ("hang", 0), ("again", 0)]
+    Example(tmp_path, [Script()], [("send", 0), *acts], max_time=None).check()
