@@ -10,6 +10,8 @@ PYTHON ?= python3
 WORKERS ?= auto
 TRITONS ?= 3.6.0 3.9.0
 NIGHTLY_TIME ?= 3600
+EXAMPLES ?= 5000
+LOAD ?= 0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations operations nightly test drills faults gpu conformance bench coverage lint format docs wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations nightly test drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
 
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
@@ -56,6 +58,11 @@ test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k l
 
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
 	@$(BIN)/pytest -q -n $(WORKERS) tests/engine/drills $(ARGS)
+
+states: $(STAMP) ## fuzz the engine itself with a state machine; EXAMPLES=5000, busy processes beside it: LOAD=8, others: ARGS="--hypothesis-seed=2"
+	@trap 'kill $$(jobs -p) 2> /dev/null || true' EXIT
+	for number in $$(seq $(LOAD)); do (while :; do :; done) & done
+	FUZZ_ATTN_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q -n $(WORKERS) tests/engine/state_machine $(ARGS)
 
 faults: $(STAMP) ## put faults into copies of the harness, each of which must fail its test; some: ARGS="tanh --workers 1"
 	@$(BIN)/python tests/faults/check_faults.py $(ARGS)

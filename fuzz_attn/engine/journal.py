@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from fuzz_attn.errors import OutputError
+
 POSSIBLE_HANG: Final = 1.0
 """A launch that has run for so many seconds when the time limit ends it may be a hang: its journal is kept."""
 PAGE: Final = 4096
@@ -27,7 +29,13 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, text: bytes) -> None:
-        """Replace the text in the journal."""
+        """Replace the text in the journal; raises :class:`OutputError` where it cannot be written."""
+        try:
+            self._write(text)
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+    def _write(self, text: bytes) -> None:
         if self._file is not None and max(len(text), self._length) <= PAGE:
             os.pwrite(self._file, text.ljust(self._length), 0)
         else:

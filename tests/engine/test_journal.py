@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.engine.journal import PAGE, Journal
+from fuzz_attn.errors import OutputError
 
 
 @pytest.mark.parametrize("lengths", [(200, 5, 6), (PAGE - 14, PAGE, 7, 8), (3, 3 * PAGE, 4, 5, 2 * PAGE)])
@@ -30,3 +31,11 @@ def test_short_entries_are_written_in_place(tmp_path: Path) -> None:
         assert journal.path.stat().st_ino == first
     journal.close(keep=True)
     assert journal.path.read_bytes().strip() == b"1" * (PAGE // 2)
+
+
+def test_a_journal_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "gone" / "journal.json")
+    journal.path.parent.rmdir()
+    with pytest.raises(OutputError, match=r"gone/journal\.json: cannot be written: No such file or directory$"):
+        journal.write(b"{}")
+    journal.close(keep=False)

@@ -197,6 +197,7 @@ class Tally:
 
     def _finish(self, event: Finished) -> None:
         self.waited += event.waited
+        self._open = {name for name in self._open if name[0] != event.shard}  # an interrupt may have left some
         if event.shard in self._running:  # the time of the whole run includes the start of the workers
             self._running.discard(event.shard)
             self.seconds = max(self.seconds, event.seconds)

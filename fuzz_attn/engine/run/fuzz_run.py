@@ -282,7 +282,7 @@ class FuzzRun:
             case None:
                 self._remove(shard)
                 return
-            case WorkerReady():
+            case WorkerReady() if not shard.stopping:
                 self._note_ready(shard)
                 if self._stage is not None:
                     self._stage.begin(event.ready)

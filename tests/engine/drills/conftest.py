@@ -164,14 +164,24 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.close()
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print how many drills passed."""
-    reports = [
-        (outcome, report)
-        for outcome in ("passed", "failed", "skipped", "error")
-        for report in terminalreporter.stats.get(outcome, [])
-        if "engine/drills/" in getattr(report, "nodeid", "")
-    ]
-    if reports:
-        passed = sum(outcome == "passed" for outcome, _ in reports)
-        terminalreporter.write_line(f"Fault drills: {passed} of {len(reports)} passed")
+NOT_PASSED = ("failed", "error", "skipped", "xfailed", "xpassed", "passed")
+"""The outcomes of a drill; of those of its set-up, call and end the first one counts."""
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print how many drills passed, as the last line, and what was skipped and why."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    outcomes: dict[str, tuple[str, Any]] = {}
+    for outcome in NOT_PASSED:
+        for report in reporter.stats.get(outcome, []):
+            name = getattr(report, "nodeid", "")
+            if "engine/drills/" in name:
+                outcomes.setdefault(name, (outcome, report))
+    for name, (outcome, report) in outcomes.items():
+        if outcome == "skipped":
+            reporter.write_line(f"not run: {name}: {report.longrepr[2]}")
+    if outcomes:
+        passed = sum(outcome == "passed" for outcome, _ in outcomes.values())
+        reporter.write_line(f"{passed} of {len(outcomes)} drills passed, {100 * passed // len(outcomes)} %")

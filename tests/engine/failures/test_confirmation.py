@@ -54,3 +54,8 @@ def test_one_failure_by_chance_does_not_count_as_one_that_needs_earlier_cases(la
     result = found(lambda number, _: number == launch)
     assert result.confirmation == "flaky"
     assert result.failed < result.tries == TRIES + 2
+
+
+def test_a_flaky_failure_counts_each_launch_that_failed() -> None:
+    result = found(lambda number, _: number in (3, 5))
+    assert result == Dependent("flaky", failed=3, tries=TRIES + 2)
