@@ -350,9 +350,12 @@ class FailureLives:
         self._learn(other)
 
     def _learn(self, other: KnownFailure) -> None:
-        """Add a failure of another shard, unless it is one of this shard, which then stays or ends."""
+        """Add a failure of another shard, unless it is one of this shard, which then stays or ends.
+
+        One that is being followed stays for now: it ends as the other when it has been followed.
+        """
         for own in self.known:
-            if own.shard != self.shard:
+            if own.shard != self.shard or own is self._living:
                 continue
             lost, won = is_same(other, own), is_same(own, other)
             if won and (own.saved or not lost or own.shard < other.shard):
@@ -462,6 +465,8 @@ class FailureLives:
         self._resumed = True
         waiting = [known for known in self.known if known.shard == self.shard and not known.complete]
         for failure in waiting:
+            if failure not in tuple(self.known):  # what another shard has told meanwhile is the same bug
+                continue
             failure.complete = True
             with self._followed(failure):
                 self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))

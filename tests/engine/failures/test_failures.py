@@ -612,6 +612,24 @@ def test_a_case_before_a_saved_failure_that_fails_now_is_a_failure(tmp_path: Pat
     assert run.report.exit_status == 1
 
 
+def test_news_of_a_failure_that_is_being_shrunk_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PART", "LEAST_SECONDS"):
+        monkeypatch.setattr(share, name, 0.0)
+    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=20, seconds=600.0)
+    monkeypatch.undo()
+    found = next(event for event in reversed(run.events) if isinstance(event, FailureChanged) and event.done)
+    told = iter([[msgspec.structs.replace(found, shard=-5, path="elsewhere.json")]])
+    run.campaign.news = lambda: next(told, [])
+    run.events.clear()
+    run.campaign._lives.resume(600.0)
+    ends = [event for event in run.events if isinstance(event, FailureChanged) and event.done]
+    assert all(event.same_as for event in ends)
+    assert len({event.failure for event in ends}) == len(ends), "each ends once"
+    assert run.files == []
+
+
 def test_what_other_shards_tell_twice_is_learned_once(tmp_path: Path) -> None:
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=100)
     told = next(event for event in reversed(run.events) if isinstance(event, FailureChanged) and event.done)
