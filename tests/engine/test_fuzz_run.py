@@ -201,17 +201,25 @@ def test_the_death_of_a_shard_does_not_end_the_others(run: Run) -> None:
     assert report.exit_status == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_shards_and_keeps_the_results(number: signal.Signals, run: Run) -> None:
-    script = """
+@pytest.mark.parametrize(
+    ("number", "words", "errors"),
+    [(signal.SIGINT, "interrupted", ()), (signal.SIGTERM, "the disk is gone", ("the disk is gone",))],
+)
+def test_a_signal_stops_the_shards_and_keeps_the_results(
+    number: signal.Signals, words: str, errors: tuple[str, ...], run: Run
+) -> None:
+    script = (
+        f"words = {words!r}"
+        + """
 def end(*_):
     send(FailureFound(number, 0, found, f"{number}.json", 1.0))
-    send(Finished(number, 1.0, "interrupted"))
+    send(Finished(number, 1.0, words))
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
 ready()
 time.sleep(600)
 """
+    )
     ready: list[Event] = []
 
     def interrupt(event: Event) -> None:
@@ -223,7 +231,7 @@ time.sleep(600)
     before = signal.getsignal(number)
     report = run(script, interrupt).run().report()
     assert signal.getsignal(number) is before
-    assert (len(report.failures), report.stopped_by, report.errors) == (2, number, ())
+    assert (len(report.failures), report.stopped_by, report.errors) == (2, number, errors)
 
 
 def test_a_shard_that_ignores_the_signal_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.news import is_news
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
-from fuzz_attn.engine.run.shards import Shards
+from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED, Shards
 from fuzz_attn.engine.run.watchdog import Watchdog
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
@@ -297,7 +297,8 @@ class FuzzRun:
 
     def _explained(self, event: Finished, shard: RunningShard) -> Finished:
         """Return the last event of a shard with the cause of its end; if it was asked to, its interrupt is no error."""
-        return msgspec.structs.replace(event, error="" if shard.stopping else self._with_cause(event.error))
+        asked = shard.stopping and event.error in (INTERRUPTED, RUN_ENDED)
+        return msgspec.structs.replace(event, error="" if asked else self._with_cause(event.error))
 
     def _with_cause(self, error: str) -> str:
         """Return an error of a shard after that of the fork server, whose end ends all shards."""

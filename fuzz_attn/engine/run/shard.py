@@ -26,6 +26,7 @@ from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
 from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED
 from fuzz_attn.errors import FuzzAttnError
 
 SAVE_SECONDS: Final = 10
@@ -65,7 +66,7 @@ class Shard:
         self._interrupted = True
         signal.alarm(ALONE_SECONDS if self._has_ended() else SAVE_SECONDS)
         if not self._sending:
-            raise KeyboardInterrupt("interrupted")
+            raise KeyboardInterrupt(INTERRUPTED)
 
     def _send(self, event: Event) -> None:
         """Send an event; raises KeyboardInterrupt once if the run has ended, and sends nothing from then on."""
@@ -81,7 +82,7 @@ class Shard:
         finally:
             self._sending = False
         if self._interrupted and not was_interrupted:
-            raise KeyboardInterrupt("interrupted")
+            raise KeyboardInterrupt(INTERRUPTED)
 
     def _has_ended(self) -> bool:
         """Return whether the run has ended: as it sends nothing else, only the end of the connection can be read."""
@@ -92,7 +93,7 @@ class Shard:
         if self._has_ended():
             self._lost = self._interrupted = True
             signal.alarm(ALONE_SECONDS)
-            raise KeyboardInterrupt("the run has ended")
+            raise KeyboardInterrupt(RUN_ENDED)
         return self._read_news()
 
 

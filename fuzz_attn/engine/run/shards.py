@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.run.run_plan import ShardPlan
+
+INTERRUPTED: Final = "interrupted"
+RUN_ENDED: Final = "the run has ended"
+"""What the last event of a shard says that was asked to end, and of one whose run is gone."""
 
 
 class Shards(Protocol):
