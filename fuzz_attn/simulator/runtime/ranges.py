@@ -25,11 +25,15 @@ HIGH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taint:
-    """Elements that overflowed: `mask` has a row for each program of `lanes` (or one for all)."""
+    """Elements that overflowed: `mask` has a row for each program of `lanes` (or one for all).
+
+    With a `claim` they did not overflow, but a hint to the compiler is not true of them; it says what is wrong.
+    """
 
     lanes: Array
     mask: Array
     site: int
+    claim: str = ""
 
     def rows(self, lanes: Array) -> Array:
         """Return the rows of the mask for the programs `lanes`, all of which ran when this was found."""
@@ -118,7 +122,7 @@ def choose(mask: Any, lanes: Array, left: Range, right: Range) -> Range:
 def _masked(taints: tuple[Taint, ...], mask: Array, lanes: Array) -> tuple[Taint, ...]:
     if not mask.ndim:
         mask = mask.reshape(1)
-    return tuple(Taint(lanes, taint.rows(lanes) & mask, taint.site) for taint in taints)
+    return tuple(Taint(lanes, taint.rows(lanes) & mask, taint.site, taint.claim) for taint in taints)
 
 
 def exact(values: Array, source: Range = (0, 0, ())) -> Range:
@@ -141,7 +145,7 @@ def reshaped(source: Range, index: Any) -> Range:
     """Return `source` with its taints indexed as the value's elements are (`splat`, `expand_dims`)."""
     if not source[2]:
         return source
-    taints = tuple(Taint(taint.lanes, taint.mask[index], taint.site) for taint in source[2])
+    taints = tuple(Taint(taint.lanes, taint.mask[index], taint.site, taint.claim) for taint in source[2])
     return (source[0], source[1], taints)
 
 
