@@ -49,7 +49,7 @@ class Val:
     """An SSA value as a sum (integers, pointers) or a conjunction (masks) of terms. `base` is a pointer's memory.
 
     `groups` are the parts of a pointer's offset that were 32-bit sums: they wrap as a whole. `hints` have the taints of
-    elements that a hint on the whole value is not true of.
+    elements that a hint on a pointer is not true of.
     """
 
     type: Type

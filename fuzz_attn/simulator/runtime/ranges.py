@@ -110,6 +110,11 @@ def tainted(*sources: Range) -> Range:
     return (0, 0, tuple(dict.fromkeys(taint for source in sources for taint in source[2])))
 
 
+def with_taints(own: Range, source: Range) -> Range:
+    """Return a range with the taints of another one added."""
+    return (own[0], own[1], own[2] + source[2])
+
+
 def choose(mask: Any, lanes: Array, left: Range, right: Range) -> Range:
     """Return the range of a selection, without taints of elements that were not chosen."""
     taints: tuple[Taint, ...] = ()

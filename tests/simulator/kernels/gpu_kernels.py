@@ -99,6 +99,23 @@ def tile_hint_kernel(x_ptr, stride, out_ptr):
 
 
 @triton.jit
+def row_hint_kernel(x_ptr, stride, out_ptr):
+    """Copies rows whose starts, as 64-bit sums, are said to be multiples of 16 each."""
+    rows = (tl.program_id(0) * 8).to(tl.int64) + tl.arange(0, 8)
+    starts = tl.multiple_of(rows * stride + stride, 16)
+    columns = tl.arange(0, 16)[None, :]
+    x = tl.load(x_ptr + starts[:, None] + columns)
+    tl.store(out_ptr + rows[:, None] * 16 + columns, x)
+
+
+@triton.jit
+def sum_hint_kernel(x_ptr, start, out_ptr):
+    """Copies 16 elements from a place on, whose numbers are said to start at a multiple of 16."""
+    places = tl.multiple_of((tl.program_id(0) * 16).to(tl.int64) + start + tl.arange(0, 16), 16)
+    tl.store(out_ptr + tl.program_id(0) * 16 + tl.arange(0, 16), tl.load(x_ptr + places))
+
+
+@triton.jit
 def pointer_hint_kernel(x_ptr, stride, out_ptr):
     """Copies every few elements, whose addresses are said to be multiples of 16 bytes."""
     columns = tl.arange(0, 8)
@@ -190,3 +207,10 @@ def quotient_branch_kernel(size, divisor, out_ptr):
     """Counts a launch if a quotient is large."""
     if size // divisor > 3:
         tl.store(out_ptr, tl.load(out_ptr) + 1)
+
+
+@triton.jit
+def counting_kernel(size, divisor, out_ptr):
+    """Counts each launch; a quotient is stored only where the divisor is not 0."""
+    tl.store(out_ptr, tl.load(out_ptr) + 1)
+    tl.store(out_ptr + 1, size // divisor, mask=divisor != 0)

@@ -54,6 +54,13 @@ def test_what_was_stored_stays_after_a_probe(kernels: Any) -> None:
     assert out.tolist() == [100, 50, 33, 25, 20, 16, 0, -5]
 
 
+def test_a_launch_that_adds_to_memory_is_probed_from_its_start(kernels: Any) -> None:
+    """The quotient is dropped, and the launch counts: a probe of what it left would count twice."""
+    out = torch.zeros(1)
+    assert not _found(kernels.counting_kernel, 9, 0, out)
+    assert out.item() == 1.0
+
+
 def test_a_selection_that_drops_an_undefined_result(kernels: Any) -> None:
     out = torch.zeros(8, dtype=torch.int32)
     assert not _found(kernels.selected_quotient_kernel, _numbers(*_DIVISORS), out)
@@ -67,7 +74,6 @@ def test_an_undefined_result_in_an_address(kernels: Any, divisor: int, limit: in
 
 
 def test_an_undefined_result_that_decides_a_branch(kernels: Any) -> None:
-    """The launch counts: a probe that ran on what the launch left would count twice."""
     for divisor, counted, expected in ((2, 1.0, []), (0, 0.0, [FindingKind.UNDEFINED_INTEGER])):
         out = torch.zeros(1)
         found = _found(kernels.quotient_branch_kernel, 9, divisor, out)

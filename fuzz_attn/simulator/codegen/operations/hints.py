@@ -6,6 +6,7 @@ A hint on a parameter or on the counter of a `for` loop is lost before the IR, a
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -14,8 +15,10 @@ from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.tracking import range_of
 from fuzz_attn.simulator.codegen.tree.expressions import RUN, Attribute, Expression, call, constant, method
 from fuzz_attn.simulator.codegen.tree.statements import Do
+from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
 from fuzz_attn.simulator.frontend.attributes import Hints
 from fuzz_attn.simulator.frontend.ir import Operation, Value
+from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 
 _MARK: Final = " = dense<"
@@ -69,15 +72,26 @@ def _numbers(hints: Hints) -> tuple[Expression, ...]:
 
 def _check_integer(emitter: Emitter, value: Value, hints: Hints) -> None:
     val = emitter.val(value)
+    # A number that is the same everywhere has no elements of its own that could take taints along.
+    parts = [part for part in val.terms if part.literal is None and not (part.bare and value.type.shape)]
+    if not parts:
+        return
     single = emitter.single(val)
     term = emitter.ranked(emitter.spread(single, value.type.shape))
     lanes = term.region.scope.lanes
     given = (range_of(single).expression, emitter.read(term, term.region), lanes, emitter.site(), *_numbers(hints))
     found = emitter.range_variable(call("hinted", *given), term.region, clean=False)
-    if len(val.terms) == 1:
-        emitter.define(value, replace(single, range=found, literal=None, expression=emitter.array(single).expression))
-    else:
-        val.hints = (found,)
+    # The smallest term of a sum takes the taints along, since the others may be whole columns of an access.
+    tainted = min(parts, key=lambda part: math.prod(part.shape))
+    own = range_call(ranges.with_taints, range_of(tainted).expression, found.expression)
+    replaced = replace(
+        tainted,
+        expression=emitter.read(tainted, term.region),
+        region=term.region,
+        range=emitter.range_variable(own, term.region, clean=False),
+    )
+    terms = [replaced if part is tainted else part for part in val.terms]
+    emitter.define(value, *terms).range = found
 
 
 def _check_pointer(emitter: Emitter, value: Value, hints: Hints) -> None:
