@@ -38,13 +38,15 @@ def hinted(
     constancy: tuple[int, ...],
 ) -> Range:
     """Return the range of integers with hints: `source`, and a taint for elements that a hint is not true of."""
-    found = [
-        *_of_groups(
-            "tl.max_contiguous", "consecutive numbers", lanes, site, inconsecutive(values, contiguity), contiguity
-        ),
-        *_of_groups("tl.max_constancy", "equal numbers", lanes, site, unequal(values, constancy), constancy),
-        *_of_multiples(values, lanes, site, divisibility, run_starts(values)),
-    ]
+    found = _of_multiples(values, lanes, site, divisibility, run_starts(values))
+    wrong = inconsecutive(values, contiguity)
+    if wrong.any():
+        claim = f"tl.max_contiguous promises groups of {times(contiguity)} consecutive numbers, but others are"
+        found.append(Taint(lanes, wrong, site, claim, consecutive=True))
+    wrong = unequal(values, constancy)
+    if wrong.any():
+        claim = f"tl.max_constancy promises groups of {times(constancy)} equal numbers, but others are"
+        found.append(Taint(lanes, wrong, site, claim))
     return (source[0], source[1], (*source[2], *found)) if found else source
 
 
@@ -67,12 +69,6 @@ def hinted_pointer(
     rests = (offsets * size + address) % _WIDEST_ACCESS
     aligned = _of_multiples(rests, lanes, site, narrowed, run_starts(offsets), "an address that ends in ")
     return (0, 0, (*taints, *aligned))
-
-
-def _of_groups(name: str, what: str, lanes: Array, site: int, wrong: Array, sizes: tuple[int, ...]) -> list[Taint]:
-    if not wrong.any():
-        return []
-    return [Taint(lanes, wrong, site, f"{name} promises groups of {times(sizes)} {what}, but others are")]
 
 
 def _of_multiples(

@@ -82,6 +82,14 @@ def contiguous_kernel(x_ptr, size, out_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def clamped_rows_kernel(x_ptr, size, stride, out_ptr):
+    """Loads rows, 0 in place of those past the end, which are said to be contiguous, as in Triton's matmul tutorial."""
+    rows = tl.arange(0, 16)
+    clamped = tl.max_contiguous(tl.where(rows < size, rows, 0), 16)
+    tl.store(out_ptr + rows, tl.load(x_ptr + clamped * stride))
+
+
+@triton.jit
 def constant_kernel(x_ptr, group, out_ptr):
     """Loads elements that are said to be the same for each four."""
     columns = tl.arange(0, 16)

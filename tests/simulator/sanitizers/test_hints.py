@@ -135,3 +135,9 @@ def test_groups_along_each_axis() -> None:
     assert inconsecutive(values, (1, 4))[0].tolist() == [[False] * 4, [False, False, True, True]]
     assert unequal(values // 4, (1, 4))[0].tolist() == [[False] * 4, [False, False, False, True]]
     assert unequal(values // 4, (2, 1)).sum() == 4
+
+
+@pytest.mark.parametrize(("size", "stride", "found"), [(16, 1, False), (12, 1, True), (12, 8, False)])
+def test_consecutive_numbers_matter_without_a_stride(kernels: Any, size: int, stride: int, found: bool) -> None:
+    kinds = [one.kind for one in _found(kernels.clamped_rows_kernel, 1, X, size, stride, OUT)]
+    assert kinds == [FindingKind.FALSE_HINT] * found
