@@ -35,7 +35,13 @@ _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.INTEGER_OVERFLOW: "overflow",
     FindingKind.DEVICE_ASSERT: "exception",
     FindingKind.GRID_TOO_LARGE: "exception",
+    FindingKind.CONFLICTING_STORE: "conflicting_store",
+    FindingKind.UNORDERED_LOAD: "unordered_load",
+    FindingKind.FALSE_HINT: "false_hint",
+    FindingKind.UNDEFINED_INTEGER: "undefined_integer",
 }
+_OF_NO_ELEMENT: Final = frozenset({"overflow", "false_hint", "undefined_integer"})
+"""Kinds whose findings name a tensor at most, and no element of it."""
 
 
 class SimulatorBackend:
@@ -188,7 +194,7 @@ def _starting(watch: Watch, session: Session) -> None:
 def _observed(finding: Finding) -> Observation:
     site = str(finding.location) if finding.location.line else ""
     kind = _KINDS[finding.kind]
-    return Observation(kind, str(finding), site, 0 if kind == "overflow" else finding.address, finding.index)
+    return Observation(kind, str(finding), site, 0 if kind in _OF_NO_ELEMENT else finding.address, finding.index)
 
 
 def _mask(site: Site, bits: int) -> Mask:

@@ -30,6 +30,7 @@ _REASONS: Final[dict[str, Reason]] = {
     "alibi_slopes": "slope",
     "sinks": "sink",
 }
+_OF_WRITES: Final = frozenset(("uninitialised", "race", "conflicting_store", "unordered_load"))
 SMALLEST_BLOCK: Final = 16
 """Heads of fewer columns are padded to this size, and others to a power of two."""
 _PACKED: Final = ("query", "output", "new_keys", "new_values")
@@ -53,7 +54,7 @@ def accessed(observation: Observation, tensors: AttentionTensors) -> tuple[str, 
 def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Reason:
     """Return the reason for a sanitizer's finding, by the tensor that it is about."""
     found = accessed(observation, tensors)
-    by_writes: Reason = "unwritten" if observation.kind in ("uninitialised", "race") else "address"
+    by_writes: Reason = "unwritten" if observation.kind in _OF_WRITES else "address"
     if found is None:
         return by_writes
     name, offset = found

@@ -28,7 +28,12 @@ from fuzz_attn.properties.experiment import Experiment
 
 MOST_FINDINGS: Final = 4
 
-CAUSES: Final[frozenset[Kind]] = frozenset(("uninitialised", "race", "overflow"))
+CAUSES: Final[frozenset[Kind]] = frozenset(
+    (
+        *("uninitialised", "race", "overflow"),
+        *("conflicting_store", "unordered_load", "false_hint", "undefined_integer"),
+    )
+)
 """What sanitizers find that is a cause and no consequence."""
 ENDS: Final[frozenset[Kind]] = frozenset(("exception", "crash", "timeout"))
 

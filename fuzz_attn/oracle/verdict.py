@@ -21,6 +21,10 @@ Kind: TypeAlias = Literal[
     "uninitialised",
     "race",
     "overflow",
+    "conflicting_store",
+    "unordered_load",
+    "false_hint",
+    "undefined_integer",
     "exception",
     "crash",
     "timeout",
@@ -33,7 +37,10 @@ Kind: TypeAlias = Literal[
 - a second launch on the same input differs (``nondeterministic``), one with other poison (``poison_dependent``), or
   another one that must give the same bits (``different_bits``);
 - a sanitizer found an access outside a tensor (``out_of_bounds``), a read of unwritten memory (``uninitialised``), a
-  ``race``, or an index that wraps (``overflow``);
+  ``race``, an index that wraps (``overflow``), elements of one store that differ at one place
+  (``conflicting_store``), a load of what another thread of the program stored without a barrier (``unordered_load``), a
+  hint to the compiler that is not true (``false_hint``), or the use of a number that a division by 0 or a shift beyond
+  the width leaves undefined (``undefined_integer``);
 - the target raised (``exception``), its process died (``crash``), or the launch did not end (``timeout``)."""
 
 Where: TypeAlias = Literal[

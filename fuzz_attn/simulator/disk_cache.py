@@ -66,6 +66,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     elements: int
     sequential: bool
     dots: tuple[Dot, ...]
+    undefined: bool
 
 
 def _encode(program: Program) -> bytes:
@@ -84,6 +85,7 @@ def _encode(program: Program) -> bytes:
             elements=program.elements,
             sequential=program.sequential,
             dots=program.dots,
+            undefined=program.undefined,
         )
     )
     return hashlib.sha256(body).digest() + body
@@ -108,6 +110,7 @@ def _decode(data: bytes) -> Program:
         elements=stored.elements,
         sequential=stored.sequential,
         dots=stored.dots,
+        undefined=stored.undefined,
     )
 
 

@@ -19,6 +19,10 @@ class FindingKind(StrEnum):
     INTEGER_OVERFLOW = "integer overflow"
     DEVICE_ASSERT = "device assert"
     GRID_TOO_LARGE = "grid too large"
+    CONFLICTING_STORE = "conflicting store"
+    UNORDERED_LOAD = "unordered load"
+    FALSE_HINT = "false hint"
+    UNDEFINED_INTEGER = "undefined integer"
 
 
 @dataclass(frozen=True, slots=True)

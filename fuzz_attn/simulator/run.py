@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from fuzz_attn.simulator.codegen.program import Plan, Program
 from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.runtime.hints import times, unequal
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW, Range, Taint
+from fuzz_attn.simulator.runtime.undefined import Undefined
 from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS, StoreOrder
 from fuzz_attn.simulator.torch_compat import modes_disabled
 
 Array = npt.NDArray[Any]
@@ -59,6 +62,13 @@ class Run:
     id_ranges: list[Range] = field(default_factory=list)
     lanes: Array = field(default_factory=lambda: _lanes(0, 0))
     """The numbers of the programs that run together now."""
+    undefined: Undefined = field(default_factory=Undefined)
+    warps: int = DEFAULT_WARPS
+    """The warps of each program on a GPU."""
+    order: StoreOrder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = StoreOrder(self.grid[0] * self.grid[1] * self.grid[2], self.warps)
 
     def execute(self, plan: Plan, arguments: list[Any]) -> None:
         """Run all programs in the order of their numbers, in chunks that fit the processor's caches."""
@@ -68,7 +78,7 @@ class Run:
         # The session need not see what generated code calls of torch; each call would pass through Python.
         with np.errstate(all="ignore"), modes_disabled(), self.program.explaining():
             function = self.program.ready(self.masks)
-            if plan.prepared is None:
+            if plan.prepared is None or self.program.undefined:  # undefined results are noted in each launch
                 assert self.program.prepare is not None
                 plan.prepared = self.program.prepare(self, *plan.scalars)
             for start in range(0, total, chunk):
@@ -114,7 +124,7 @@ class Run:
         self.findings[key] = Finding(kind, self.program.name, location, program, tensor, index, bounds, message, count)
 
     def overflow(self, memory: Memory, lanes: Array, taints: tuple[Taint, ...], mask: Array | None, rank: int) -> None:
-        """Report the 32-bit overflows that reach an element which is accessed, which means that `mask` holds."""
+        """Report the 32-bit overflows and false hints that reach an element which is accessed: `mask` holds there."""
         for taint in taints:
             reached = taint.rows(lanes)
             if reached.ndim < rank + 1:
@@ -124,7 +134,7 @@ class Run:
                 reached = reached & mask
             if reached.any():
                 row = int(np.unravel_index(int(reached.argmax()), reached.shape)[0])
-                self._report_overflow(taint.site, lanes, row, memory.name, int(reached.sum()))
+                self._report_taint(taint, lanes, row, memory.name, int(reached.sum()))
 
     def overflow_sum(
         self, memory: Memory, lanes: Array, site: int, mask: Array | None, rank: int, *terms: Array
@@ -137,10 +147,29 @@ class Run:
         if wrapped.any():
             self.overflow(memory, lanes, (Taint(lanes, wrapped, site),), mask, rank)
 
-    def _report_overflow(self, site: int, lanes: Array, row: int, tensor: str, count: int) -> None:
+    def _report_taint(self, taint: Taint, lanes: Array, row: int, tensor: str, count: int) -> None:
+        kind = FindingKind.FALSE_HINT if taint.claim else FindingKind.INTEGER_OVERFLOW
         message = f"a 32-bit integer overflows on its way into an address of {tensor}"
-        kind = FindingKind.INTEGER_OVERFLOW
-        self.report(kind, site, lanes, row, tensor, 0, (LOW, HIGH), message, count)
+        if taint.claim:
+            message = f"{taint.claim} used in an address of {tensor}"
+        self.report(kind, taint.site, lanes, row, tensor, 0, (LOW, HIGH), message, count)
+
+    def check_constancy(self, site: int, lanes: Array, mask: Array, sizes: tuple[int, ...]) -> None:
+        """Report groups of a mask that are not equal, although a hint says so."""
+        wrong = unequal(mask, sizes)
+        if wrong.any():
+            claim = f"tl.max_constancy promises groups of {times(sizes)} equal elements, but a mask changes within one"
+            self._report_hint(site, lanes, ~wrong, claim)
+
+    def assumed(self, site: int, lanes: Array, condition: Array) -> None:
+        """Report an assumption that fails in some program."""
+        if not condition.all():
+            self._report_hint(site, lanes, condition, "tl.assume promises a condition that is false")
+
+    def _report_hint(self, site: int, lanes: Array, holds: Array, message: str) -> None:
+        failed = ~holds.reshape(holds.shape[0], -1).all(axis=1)
+        row, kind = int(failed.argmax()), FindingKind.FALSE_HINT
+        self.report(kind, site, lanes, row, "", 0, (0, 0), message, int(failed.sum()))
 
     def device_assert(self, site: int, lanes: Array, condition: Array, message: str) -> None:
         """Report a device assertion that fails in some program."""

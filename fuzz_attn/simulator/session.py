@@ -15,9 +15,11 @@ from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.findings import Finding
 from fuzz_attn.simulator.frontend.binding import Bound, grid_of
 from fuzz_attn.simulator.frontend.ir import Function
+from fuzz_attn.simulator.probes import probe, snapshot
 from fuzz_attn.simulator.run import Run
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.grid import grid_finding
+from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
 from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
@@ -76,21 +78,26 @@ class Session:
             program = self._program(function, bound)
         refused = grid_finding(program.name, definition_of(function), extents)
         if refused is None:
-            self._run(program, bound, extents)
+            self._run(program, bound, extents, _warps(keywords))
         else:
             self._note(refused)
 
-    def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int]) -> None:
+    def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int], warps: int) -> None:
         self.dots.add(program.dots)
-        run = Run(program, self.simulator.masks, extents)
+        run = Run(program, self.simulator.masks, extents, warps=warps)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)
         memories = [memory for memory in passed if isinstance(memory, Memory)]
-        watch_races(memories, [passed[int(name[1:])] for name in program.stored])
+        stored: list[Memory] = [passed[int(name[1:])] for name in program.stored]
+        watch_races(memories, stored)
+        before = snapshot(stored) if program.undefined and self.launching is None else None
         if self.launching is not None:
             self.launching(program, bound, extents)
         try:
             run.execute(plan, passed)
+            if before is not None and run.undefined.seen:
+                for finding in probe(run, plan, passed, before):
+                    self._note(finding)
         finally:
             addresses = {memory.name: memory.address for memory in memories}
             for finding in run.findings.values():
@@ -119,3 +126,9 @@ class Session:
                 self.findings[index] = replace(known, count=known.count + finding.count)
                 return
         self.findings.append(finding)
+
+
+def _warps(keywords: dict[str, Any]) -> int:
+    """Return the warps of a program that a launch asks for; 1, whose accesses are ordered, where they are not known."""
+    warps = keywords.get("num_warps") or DEFAULT_WARPS
+    return warps if isinstance(warps, int) and (keywords.get("num_ctas") or 1) == 1 else 1

@@ -27,7 +27,12 @@ OUTPUT: Final = "output"
 UNWRITTEN: Final = "unwritten"
 HANG: Final = "timeout"
 _OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))
-_SANITIZER_KINDS: Final = frozenset(("out_of_bounds", "uninitialised", "race", "overflow"))
+_SANITIZER_KINDS: Final = frozenset(
+    (
+        *("out_of_bounds", "uninitialised", "race", "overflow"),
+        *("conflicting_store", "unordered_load", "false_hint", "undefined_integer"),
+    )
+)
 _WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
 """Classes that leave the output judged; others of the same case follow only if they are in ``also``."""
 

@@ -143,7 +143,8 @@ def check_overflow(emitter: Emitter, access: Access) -> None:
 
 
 def _check_taints(emitter: Emitter, access: Access) -> None:
-    found = [term.range for term in access.pointer.terms] + [group.range for group in access.pointer.groups]
+    pointer = access.pointer
+    found = [term.range for term in pointer.terms] + [group.range for group in pointer.groups] + [*pointer.hints]
     taints = {one.expression.text: taints_of(one) for one in found if one is not None and not one.clean}
     if not taints:
         return

@@ -73,7 +73,9 @@ class Snapshot:
 class Emitter:
     """Names, placement and lookup. The handlers in `operations` emit the operations themselves.
 
-    `elements` has the element type of each tensor argument.
+    `elements` has the element type of each tensor argument. `undefined` says that an operation was emitted whose result
+    may be undefined. In a kernel in which a load may follow a store, `exchanges` says of an operation whether threads
+    may meet at a barrier in it.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], tracked: set[Value], coverage: bool) -> None:
@@ -88,6 +90,8 @@ class Emitter:
         self.sites: list[Location] = []
         self.coverage_sites: list[tuple[str, Location, bool]] = []
         self.origin = NO_ORIGIN
+        self.undefined = False
+        self.exchanges: Callable[[Operation], bool] | None = None
         self.cache: dict[Hashable, Term] = {}
         self._shared: dict[Expression, Name] = {}
         self._count = 0

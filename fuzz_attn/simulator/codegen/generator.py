@@ -11,6 +11,7 @@ from fuzz_attn.simulator.codegen.blocks import emit_blocks
 from fuzz_attn.simulator.codegen.dot_operands import dots_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
+from fuzz_attn.simulator.codegen.ordering import exchanges_of
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.terms import Term
 from fuzz_attn.simulator.codegen.tracking import tracked_values, walk
@@ -37,6 +38,7 @@ NO_EXTENSION: Final = Extension()
 def generate(function: Function, coverage: bool, extension: Extension = NO_EXTENSION) -> Program:
     """Return the program of a parsed kernel. Raises UnsupportedOperation for what the simulator does not know."""
     emitter = Emitter({**HANDLERS, **extension.handlers}, tracked_values(function), coverage)
+    emitter.exchanges = exchanges_of(function)
     arguments = [Name(f"A{index}") for index in range(len(function.parameters))]
     for parameter, name in zip(function.parameters, arguments, strict=True):
         _define_parameter(emitter, parameter, name)
@@ -55,6 +57,7 @@ def generate(function: Function, coverage: bool, extension: Extension = NO_EXTEN
         elements=_largest_tile(operations),
         sequential=any(operation.name == "tt.atomic_cas" for operation in operations),
         dots=dots_of(function),
+        undefined=emitter.undefined,
         namespace=extension.namespace,
     )
 

@@ -6,7 +6,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from fuzz_attn.simulator.runtime import arithmetic, atomics, columns, float_formats, lanes, memory, ranges, tiles
+from fuzz_attn.simulator.runtime import (
+    arithmetic,
+    atomics,
+    columns,
+    float_formats,
+    hints,
+    lanes,
+    memory,
+    ranges,
+    tiles,
+    undefined,
+)
 from fuzz_attn.simulator.runtime.select import select
 from fuzz_attn.simulator.sanitizers.mask_coverage import cover
 
@@ -21,6 +32,8 @@ NAMESPACE: Final[dict[str, Any]] = {
     "cover": cover,
     "select": select,
     # integers
+    "checked_division": undefined.checked_division,
+    "checked_shift": undefined.checked_shift,
     "divide": arithmetic.divide,
     "multiply_high": arithmetic.multiply_high,
     "shift_left": arithmetic.shift_left,
@@ -56,6 +69,8 @@ NAMESPACE: Final[dict[str, Any]] = {
     "address_of": memory.address_of,
     "atomic": atomics.atomic,
     "columns_of": columns.columns_of,
+    "hinted": hints.hinted,
+    "hinted_pointer": hints.hinted_pointer,
     "prefix_length": tiles.prefix_length,
     "unit_start": tiles.unit_start,
     # lanes and control flow

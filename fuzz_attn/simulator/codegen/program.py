@@ -42,8 +42,8 @@ class Program:
 
     `origins` has for each line of the source the operation that it was generated for. `parameters` are the types of the
     arguments that are not constexprs, in order. `coverage_sites` are its masks: kind, line, and whether the mask has
-    several elements. `elements` is the size of its largest tile. `dots` says what its dots multiply. `namespace` holds
-    builtins of an extension.
+    several elements. `elements` is the size of its largest tile. `dots` says what its dots multiply. `undefined`
+    says that results of integer operations may be undefined. `namespace` holds builtins of an extension.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Program:
     elements: int
     sequential: bool
     dots: tuple[Dot, ...]
+    undefined: bool = False
     namespace: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     code: CodeType | None = None
     function: Callable[..., None] | None = None

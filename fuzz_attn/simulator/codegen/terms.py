@@ -48,7 +48,8 @@ class Term:
 class Val:
     """An SSA value as a sum (integers, pointers) or a conjunction (masks) of terms. `base` is a pointer's memory.
 
-    `groups` are the parts of a pointer's offset that were 32-bit sums: they wrap as a whole.
+    `groups` are the parts of a pointer's offset that were 32-bit sums: they wrap as a whole. `hints` have the taints of
+    elements that a hint on a pointer is not true of.
     """
 
     type: Type
@@ -56,6 +57,7 @@ class Val:
     base: Name | None = None
     groups: tuple[Val, ...] = ()
     range: ValueRange | None = None
+    hints: tuple[ValueRange, ...] = ()
 
     @property
     def term(self) -> Term:

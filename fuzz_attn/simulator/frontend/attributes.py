@@ -11,7 +11,8 @@ from typing import Final
 _KEYWORD: Final = re.compile(r"\s*(\w+)")
 _NAMED: Final = re.compile(r'(\w+) = ("[^"]*"|array<[^>]*>|[^\s,}]+)')
 _STRING: Final = re.compile(r'"([^"]*)"')
-_CONSTANT: Final = re.compile(r"\s*(?:dense<(.*?)>|(\S+))(?: : |$)")
+_CONSTANT: Final = re.compile(r"\s*(?:\{[^}]*\}\s*)?(?:dense<(.*?)>|(\S+))(?: : |$)")
+_HINT: Final = re.compile(r"tt\.(divisibility|contiguity|constancy)(?:_arg(\d+))? = dense<\[?([^\]>]*)\]?>")
 _INTEGER: Final = re.compile(r"-?\d+")
 _FLOAT_BITS: Final = {"f64": ("<Q", "<d"), "f32": ("<I", "<f"), "f16": ("<H", "<e")}
 
@@ -42,6 +43,16 @@ class Attributes:
         """The text of each attribute that is written `name = value`."""
         return {name: value.strip('"') for name, value in _NAMED.findall(self.text)}
 
+    def hints(self, rank: int, argument: int | None = None) -> Hints | None:
+        """Return the hints on a result with so many axes, or on an argument of the operation's block; None for none."""
+        wanted = "" if argument is None else str(argument)
+        found: dict[str, tuple[int, ...]] = {}
+        for kind, number, values in _HINT.findall(self.text):
+            if number == wanted:
+                sizes = tuple(int(value) for value in values.split(",") if value.strip())
+                found[kind] = sizes * max(rank, 1) if len(sizes) == 1 else sizes
+        return Hints(**found) if found else None
+
     def integer(self, name: str, default: int = 0) -> int:
         """Return a named integer."""
         return int(self.named.get(name, default))
@@ -49,6 +60,18 @@ class Attributes:
     def integers(self, name: str) -> list[int]:
         """Return a named array of integers, such as `array<i32: 1, 0>`; an absent one is empty."""
         return [int(found) for found in _INTEGER.findall(self.named.get(name, "").partition(":")[2])]
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a kernel promises the compiler of a value, a number for each axis; empty where it promises nothing.
+
+    They come from `tl.multiple_of`, `tl.max_contiguous` and `tl.max_constancy`.
+    """
+
+    divisibility: tuple[int, ...] = ()
+    contiguity: tuple[int, ...] = ()
+    constancy: tuple[int, ...] = ()
 
 
 def _first(match: re.Match[str] | None) -> str:

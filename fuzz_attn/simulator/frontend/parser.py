@@ -160,6 +160,7 @@ class _Parser:
         blocks, closer = self._region(arguments)
         results = [self._define(name, value.type) for name, value in zip(names, operands[3:], strict=True)]
         text = "unsigned" if bounds.lstrip().startswith("unsigned") else ""
+        text += closer if "_arg" in closer else ""  # hints on carried values
         return Operation("scf.for", operands, results, text, [blocks], location=self._closing_location(closer))
 
     def _while(self, rest: str, names: list[str]) -> Operation:

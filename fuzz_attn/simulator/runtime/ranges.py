@@ -8,7 +8,7 @@ where it counts only for elements that are accessed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,17 @@ HIGH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taint:
-    """Elements that overflowed: `mask` has a row for each program of `lanes` (or one for all)."""
+    """Elements that overflowed: `mask` has a row for each program of `lanes` (or one for all).
+
+    With a `claim` they did not overflow, but a hint to the compiler is not true of them; it says what is wrong. A hint
+    of `consecutive` numbers says nothing of their multiples.
+    """
 
     lanes: Array
     mask: Array
     site: int
+    claim: str = ""
+    consecutive: bool = False
 
     def rows(self, lanes: Array) -> Array:
         """Return the rows of the mask for the programs `lanes`, all of which ran when this was found."""
@@ -57,10 +63,20 @@ def subtract(left: Range, right: Range) -> Range:
 def multiply(left: Range, right: Range) -> Range:
     """Return the range of a product."""
     low, high, taints = left
+    taints = taints + right[2]
+    if taints:
+        taints = _multiplied(left, right) + _multiplied(right, left)
     if low >= 0 and right[0] >= 0:
-        return (low * right[0], high * right[1], taints + right[2])
+        return (low * right[0], high * right[1], taints)
     corners = (low * right[0], low * right[1], high * right[0], high * right[1])
-    return (min(corners), max(corners), taints + right[2])
+    return (min(corners), max(corners), taints)
+
+
+def _multiplied(tainted: Range, factor: Range) -> tuple[Taint, ...]:
+    """Return the taints of a range that hold of its products with a factor."""
+    if factor[:2] == (1, 1):
+        return tainted[2]
+    return tuple(taint for taint in tainted[2] if not taint.consecutive)
 
 
 def divide(left: Range, right: Range) -> Range:
@@ -106,6 +122,11 @@ def tainted(*sources: Range) -> Range:
     return (0, 0, tuple(dict.fromkeys(taint for source in sources for taint in source[2])))
 
 
+def with_taints(own: Range, source: Range) -> Range:
+    """Return a range with the taints of another one added."""
+    return (own[0], own[1], own[2] + source[2])
+
+
 def choose(mask: Any, lanes: Array, left: Range, right: Range) -> Range:
     """Return the range of a selection, without taints of elements that were not chosen."""
     taints: tuple[Taint, ...] = ()
@@ -118,7 +139,7 @@ def choose(mask: Any, lanes: Array, left: Range, right: Range) -> Range:
 def _masked(taints: tuple[Taint, ...], mask: Array, lanes: Array) -> tuple[Taint, ...]:
     if not mask.ndim:
         mask = mask.reshape(1)
-    return tuple(Taint(lanes, taint.rows(lanes) & mask, taint.site) for taint in taints)
+    return tuple(replace(taint, lanes=lanes, mask=taint.rows(lanes) & mask) for taint in taints)
 
 
 def exact(values: Array, source: Range = (0, 0, ())) -> Range:
@@ -141,7 +162,7 @@ def reshaped(source: Range, index: Any) -> Range:
     """Return `source` with its taints indexed as the value's elements are (`splat`, `expand_dims`)."""
     if not source[2]:
         return source
-    taints = tuple(Taint(taint.lanes, taint.mask[index], taint.site) for taint in source[2])
+    taints = tuple(replace(taint, mask=taint.mask[index]) for taint in source[2])
     return (source[0], source[1], taints)
 
 

@@ -85,18 +85,26 @@ def inspect_rows(
 
 
 def store_tracked(buffer: Buffer, run: Reporter, site: int, positions: Array, programs: Array, values: Array) -> None:
-    """Store `values`, and report those that change what another program stores or loads."""
+    """Store `values`, and report those that change what another program, or another element of the tile, stores.
+
+    Of the elements of one tile that go to one place, any may be stored last on a GPU. Equal bits do no harm.
+    """
     assert buffer.tracker is not None
     earlier, together = buffer.tracker.store(positions + buffer.shift, programs)
-    clash = earlier | together
-    if not clash.any():
-        buffer.flat[positions] = values
-        return
-    before = buffer.flat[positions]
+    before = buffer.flat[positions] if earlier.any() else None
     buffer.flat[positions] = values
-    after = buffer.flat[positions]
+    if before is None and positions.size == 1:
+        return
+    lost = _differ(buffer.flat[positions], values)
+    if before is None and not lost.any():
+        return
+    own = lost & ~together
+    if own.any():
+        _report_conflict(buffer, run, site, programs, positions, own)
     # Storing a value over itself, or the same value by two programs at once, has no effect.
-    harmful = (earlier & _differ(before, values)) | (together & _differ(after, values))
+    harmful = lost & together
+    if before is not None:
+        harmful |= earlier & _differ(before, values)
     if harmful.any():
         first = int(harmful.argmax())
         _report_race(buffer, run, site, int(programs[first]), int(positions[first]), int(harmful.sum()), "stores to")
@@ -116,6 +124,14 @@ def _report_race(buffer: Buffer, run: Reporter, site: int, program: int, index: 
     message = f"{verb} element {index} of {buffer.name}, which another program of the launch uses too"
     bounds = (0, buffer.extent)
     run.report(FindingKind.RACE, site, np.array([program]), 0, buffer.name, index, bounds, message, count)
+
+
+def _report_conflict(buffer: Buffer, run: Reporter, site: int, programs: Array, positions: Array, lost: Array) -> None:
+    first = int(lost.argmax())
+    index, bounds = int(positions[first]), (0, buffer.extent)
+    message = f"two elements of one tile store different bits to element {index} of {buffer.name}"
+    kind = FindingKind.CONFLICTING_STORE
+    run.report(kind, site, programs, first, buffer.name, index, bounds, message, int(lost.sum()))
 
 
 def _first(mask: Array) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Device assertions, and operations that change no value: barriers, prints, hints, and waits for other launches."""
+"""Device assertions, and operations that change no value: barriers, prints, and waits for other launches."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def _assembly(emitter: Emitter, operation: Operation) -> None:
 HANDLERS: dict[str, Handler] = {
     "tt.assert": _assert,
     "tt.elementwise_inline_asm": _assembly,
-    **dict.fromkeys(["tt.print", "ttg.barrier", "gpu.barrier", "tt.return", "llvm.intr.assume"], _nothing),
+    **dict.fromkeys(["tt.print", "ttg.barrier", "gpu.barrier", "tt.return"], _nothing),
     **dict.fromkeys(["tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"], _nothing),
 }

@@ -24,6 +24,8 @@ from fuzz_attn.simulator.codegen.carried import (
     unpacked,
 )
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.operations.hints import check_hints_on_arguments
+from fuzz_attn.simulator.codegen.operations.order import emit_barrier
 from fuzz_attn.simulator.codegen.regions import Region, Scope, loop_in
 from fuzz_attn.simulator.codegen.terms import Term, Val
 from fuzz_attn.simulator.codegen.tree.expressions import (
@@ -103,7 +105,7 @@ def _for_uniform(
     element = block.arguments[0].type.element
     emitter.add_to(region, Assign(name, numpy("array", ListOf((counter,)), dtype(element))))
     emitter.define(block.arguments[0], Term(name, (), False, region, element, range=RunRange(limits)))
-    yielded = emit_body(emitter, region, block, carried, block.arguments[1:], union=False)
+    yielded = emit_body(emitter, region, block, carried, block.arguments[1:], union=False, hints=operation)
     emitter.start(operation)
     trips = call("range", low, high, step)
     emitter.add(check_iterations(call("len", trips)), For(counter, trips, region.statements))
@@ -124,15 +126,20 @@ def emit_body(
     *,
     union: bool,
     advanced: list[Carried] | None = None,
+    hints: Operation | None = None,
 ) -> list[Layout]:
     """Emit the body of a loop, and return the layouts of what it yields.
 
     Its arguments are the values `carried`; it assigns what it yields to those `advanced` (default: the same) if they
-    can hold it.
+    can hold it. `hints` is an operation whose hints on the arguments are checked.
     """
     advanced = list(carried) if advanced is None else advanced
     with emitter.inside(region):
         bind_all(emitter, carried, arguments, region)
+        if hints is not None:
+            check_hints_on_arguments(emitter, hints)
+        if emitter.exchanges is not None and any(argument.type.shape for argument in arguments):
+            emit_barrier(emitter)
         emitter.emit(block.operations[:-1])
         vals = [emitter.val(value) for value in block.operations[-1].operands]
         yielded = [layout_of(emitter, val) for val in vals]
@@ -162,7 +169,7 @@ def _for_varying(
         Assign(limits, range_call(ranges.loop, given[0], given[1])),
     )
     _induction(emitter, region, block.arguments[0], (low, step), counter, limits)
-    yielded = emit_body(emitter, region, block, carried, block.arguments[1:], union=True)
+    yielded = emit_body(emitter, region, block, carried, block.arguments[1:], union=True, hints=operation)
     emitter.start(operation)
     sort = unpacked([leaving.order, leaving.ends], call("longest_first", counts))
     sorted_entry = taken(leaving.order, scope, outer.scope.lanes, leaving.variables)

@@ -65,7 +65,7 @@ def _add_pointer(emitter: Emitter, operation: Operation) -> None:
     group = Val(offset.type, offset.terms, range=offset.range)
     groups = (*pointer.groups, group) if len(offset.terms) > 1 and offset.type.element == "i32" else pointer.groups
     terms = tuple(term for term in (*pointer.terms, *offset.terms) if term.literal != 0)
-    emitter.define(operation.results[0], *terms, base=pointer.base, groups=groups)
+    emitter.define(operation.results[0], *terms, base=pointer.base, groups=groups).hints = pointer.hints + offset.hints
 
 
 def _pointer_to_integer(emitter: Emitter, operation: Operation) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.elementwise import elementwise
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.terms import Term
+from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
 from fuzz_attn.simulator.codegen.tracking import range_of, track, track_exactly, track_wrapped
 from fuzz_attn.simulator.codegen.tree.expressions import (
     NUMPY,
+    RUN,
     Attribute,
     Binary,
     Builder,
@@ -51,6 +52,9 @@ _NEED_ARRAYS = frozenset({"arith.divui", "arith.remui", "arith.maxui", "arith.mi
 _TAKE_NUMBERS = frozenset({"arith.divsi"})
 """Operations whose function treats a number of Python's in a faster way."""
 
+_DIVISIONS = frozenset({"arith.divsi", "arith.remsi", "arith.divui", "arith.remui"})
+_SHIFTS = frozenset({"arith.shli", "arith.shrsi", "arith.shrui"})
+
 _RANGES: dict[str, RangeFunction] = {
     "arith.divsi": ranges.divide,
     "arith.remsi": ranges.remainder,
@@ -92,11 +96,42 @@ def _divide(emitter: Emitter, operation: Operation) -> None:
         track(emitter, term, _RANGES[operation.name], [found, range_of(divisor)])
 
 
+def _may_be_undefined(emitter: Emitter, operation: Operation) -> bool:
+    """Return whether the second operand may be a divisor of 0 or -1, or a shift beyond the width."""
+    if operation.name not in _DIVISIONS and operation.name not in _SHIFTS:
+        return False
+    second, result = emitter.operand(operation, 1), operation.results[0].type
+    found = second.range
+    if second.literal is None and not isinstance(found, KnownRange):
+        return True
+    low, high = (found.low, found.high) if isinstance(found, KnownRange) else (int(second.literal or 0),) * 2
+    if operation.name in _SHIFTS:
+        return low < 0 or high >= result.bits
+    return low <= 0 <= high or (operation.name == "arith.divsi" and low <= -1 <= high)
+
+
+def _checked(emitter: Emitter, operation: Operation) -> Term:
+    """Emit an operation whose result may be undefined, which is noted when the launch runs."""
+    emitter.undefined = True
+    terms = [emitter.array(emitter.operand(operation, index)) for index in (0, 1)]
+    shape = broadcast_shape((term.shape for term in terms), len(operation.results[0].type.shape))
+    region = emitter.place(terms)
+    name = "checked_shift" if operation.name in _SHIFTS else "checked_division"
+    given = (RUN, emitter.site(), region.scope.lanes, constant(operation.name))
+    element = operation.results[0].type.element
+    term = emitter.assign(lambda *both: call(name, *given, *both), terms, shape, element, per_launch=True)
+    emitter.define(operation.results[0], term)
+    return term
+
+
 def _integer(emitter: Emitter, operation: Operation) -> None:
     name = operation.name
-    term = elementwise(
-        emitter, operation, _BUILDERS[name], arrays=name in _NEED_ARRAYS, plain_numbers=name in _TAKE_NUMBERS
-    )
+    if _may_be_undefined(emitter, operation):
+        term = _checked(emitter, operation)
+    else:
+        term = elementwise(
+            emitter, operation, _BUILDERS[name], arrays=name in _NEED_ARRAYS, plain_numbers=name in _TAKE_NUMBERS
+        )
     if operation.results[0] in emitter.tracked:
         operands = [range_of(emitter.operand(operation, index)) for index in (0, 1)]
         if name in _RANGES:
@@ -106,7 +141,10 @@ def _integer(emitter: Emitter, operation: Operation) -> None:
 
 
 def _shift_left(emitter: Emitter, operation: Operation) -> None:
-    term = elementwise(emitter, operation, function("shift_left"))
+    if _may_be_undefined(emitter, operation):
+        term = _checked(emitter, operation)
+    else:
+        term = elementwise(emitter, operation, function("shift_left"))
     if operation.results[0] not in emitter.tracked:
         return
     operands = [emitter.operand(operation, index) for index in (0, 1)]

@@ -16,6 +16,7 @@ from fuzz_attn.simulator.codegen.accesses import (
     whole_mask,
 )
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.operations.order import order_access
 from fuzz_attn.simulator.codegen.regions import arm_of
 from fuzz_attn.simulator.codegen.rows import Rows, apart_axes, column_axes, plan_columns, plan_rows
 from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
@@ -143,6 +144,7 @@ def _load(emitter: Emitter, operation: Operation) -> None:
         access.shape = broadcast_shape((access.shape, other.shape), access.rank)
         access.varying = access.varying or other.varying
     check_overflow(emitter, access)
+    order_access(emitter, access, "load")
     load = _Load(emitter, access, other, emitter.fresh(), lane_arguments(emitter))
     _by_form(emitter, access, column_axes(access) if load.splits else [], load.by_rows, load.by_columns)
     emitter.define(result, Term(load.name, access.shape, access.varying, emitter.region, result.type.element))
@@ -157,6 +159,7 @@ def _store(emitter: Emitter, operation: Operation) -> None:
     if values.unrounded is not None:  # only what is stored is rounded then
         values, last = values.unrounded, (constant(True),)
     check_overflow(emitter, access)
+    order_access(emitter, access, "store")
     first = lane_arguments(emitter)
 
     def by_rows(axis: int, plan: Rows) -> Statement:

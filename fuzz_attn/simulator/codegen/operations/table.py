@@ -11,16 +11,18 @@ from fuzz_attn.simulator.codegen.operations import (
     floats,
     for_loops,
     grid,
+    hints,
     integers,
     masks,
     memory,
+    order,
     reductions,
     shapes,
     sums,
     while_loops,
 )
 
-HANDLERS: dict[str, Handler] = {
+_HANDLERS: dict[str, Handler] = {
     **floats.HANDLERS,
     **integers.HANDLERS,
     **sums.HANDLERS,
@@ -35,4 +37,9 @@ HANDLERS: dict[str, Handler] = {
     **while_loops.HANDLERS,
     **branches.HANDLERS,
     **checks.HANDLERS,
+    **hints.HANDLERS,
+}
+
+HANDLERS: dict[str, Handler] = {
+    name: order.with_order(hints.with_hints(handler)) for name, handler in _HANDLERS.items()
 }
