@@ -12,7 +12,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
-    from fuzz_attn.simulator.codegen.dot_operands import Dot
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 
 
 class CompilerBackend:
@@ -75,7 +75,7 @@ class CompilerBackend:
         """Return False, as the GPU."""
         return False
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
         """Return nothing: no kernel runs."""
         return frozenset()
 

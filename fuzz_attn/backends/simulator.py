@@ -17,8 +17,8 @@ from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
-from fuzz_attn.simulator.codegen.dot_operands import Dot
 from fuzz_attn.simulator.codegen.generator import Extension
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.frontend.binding import Bound
 from fuzz_attn.simulator.frontend.ir import Function
@@ -50,7 +50,7 @@ class SimulatorBackend:
 
     def __init__(self) -> None:
         self._reported: list[int] = []
-        self._dots: set[tuple[Dot, ...]] = set()
+        self._arithmetic: set[KernelArithmetic] = set()
         self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
         self._launching: Callable[[Program, Bound, tuple[int, int, int]], None] | None = None
         self.parsed: list[Function] = []
@@ -108,7 +108,7 @@ class SimulatorBackend:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
-                self._dots |= session.dots
+                self._arithmetic |= session.arithmetic
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
     @staticmethod
@@ -161,9 +161,9 @@ class SimulatorBackend:
 
         return reaches_large_offsets()
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
-        """Return the dots of each kernel launched so far."""
-        return frozenset(self._dots)
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
+        """Return how each kernel launched so far rounds."""
+        return frozenset(self._arithmetic)
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Do nothing: nothing is compiled for the CPU."""

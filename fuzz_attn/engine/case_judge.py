@@ -164,7 +164,7 @@ class CaseJudge:
                 healthy, _ = calibrated(loaded, self.backend)
             except FuzzAttnError as error:
                 return FirstOperation(f"the healthy kernel does not load: {error}")
-        healthy = ArithmeticReader(healthy).target_for(self.backend.dots(), order.case.dtypes)
+        healthy = ArithmeticReader(healthy).target_for(self.backend.arithmetic(), order.case.dtypes)
         return first_operation(experiment, order.relation, healthy, version.active)
 
     def _read_arithmetic(self, experiment: Experiment) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class CaseJudge:
 
         if self._reader is None or self._reader.target is not self.target:
             self._reader = ArithmeticReader(self.target)
-        experiment.target = self._reader.target_for(self.backend.dots(), experiment.case.dtypes)
+        experiment.target = self._reader.target_for(self.backend.arithmetic(), experiment.case.dtypes)
         return self._reader.new_notes()
 
     def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
