@@ -265,3 +265,10 @@ def test_our_own_kernels_read_as_what_they_promise(family: Family) -> None:
         assert len([dot for dot in dots if dot.left.clear and dot.right.clear]) > 1
         found = readings(kernels, DTypes(q, kv))  # type: ignore[arg-type]  # names of types
         assert {each.name: each.value for each in found} == {"normalises_last": True}
+
+
+def test_kernels_of_the_preflight_are_not_read() -> None:
+    """Their dots have no exponential, so nothing would be concluded of any target."""
+    backend = SimulatorBackend()
+    backend.preflight()
+    assert not backend.arithmetic()
