@@ -105,8 +105,11 @@ class Backend(Protocol):
         compiles, and :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
         """
 
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """Return a context in which masks are not recorded, for launches of kernels that are not the target's."""
+    def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:
+        """Return a context in which masks are not recorded.
+
+        Without ``own``, the launches are not the target's own, and nothing is read of how their kernels round.
+        """
 
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""

@@ -67,7 +67,7 @@ class CompilerBackend:
         wanted, self._wanted = self._wanted, {}
         return list(wanted.values())
 
-    def unrecorded(self) -> AbstractContextManager[None]:
+    def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:
         """Return a context that changes nothing: no masks are recorded anyway."""
         return nullcontext()
 

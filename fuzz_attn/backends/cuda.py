@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -137,9 +137,13 @@ class CudaBackend:
             _wait()
             watch.observations.extend(scratch.observations())
 
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: no masks are recorded anyway."""
-        return nullcontext()
+    @contextmanager
+    def unrecorded(self, *, own: bool = True) -> Iterator[None]:
+        """Read nothing of kernels that are not the ``own``; no masks are recorded anyway."""
+        known = self.arithmetic()
+        yield
+        if not own:
+            self._arithmetic = set(known)
 
     def reaches_large_offsets(self) -> bool:
         """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""

@@ -76,7 +76,7 @@ class InterpreterBackend:
             yield watch
         watch.observations.extend(scratch.observations())
 
-    def unrecorded(self) -> AbstractContextManager[None]:
+    def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:
         """Return a context that changes nothing: no masks are recorded anyway."""
         return nullcontext()
 

@@ -128,13 +128,16 @@ class SimulatorBackend:
             raise session.unsupported[0]
 
     @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Run launches with programs that record no masks."""
+    def unrecorded(self, *, own: bool = True) -> Iterator[None]:
+        """Run launches with programs that record no masks, and read nothing of kernels that are not the ``own``."""
         before, self._simulator.coverage = self._simulator.coverage, False
+        known = self.arithmetic()
         try:
             yield
         finally:
             self._simulator.coverage = before
+            if not own:
+                self._arithmetic = set(known)
 
     @contextmanager
     def recorded(self, recorder: Recorder) -> Iterator[None]:

@@ -82,7 +82,7 @@ def _normalisation(kernels: Collection[KernelArithmetic], dtypes: DTypes) -> Ite
     if any(not each.kind or (each.kind == "later" and _package(each.location) not in merging) for each in found):
         return
     for kernel in kernels:
-        loads = any(_loads(_weights_and_values(dot)[1], dtypes.kv) for dot in _weighted(kernel))
+        loads = any(_loads_each(_weights_and_values(dot)[1], dtypes.kv) for dot in _weighted(kernel))
         if kernel.normalisation.kind in ("last", "later") and loads and _takes(kernel, dtypes):
             what = "divide by the softmax denominator once, after all sums,"
             yield Reading("normalises_last", True, what, kernel.normalisation.location)
@@ -112,6 +112,12 @@ def _loads(operand: Operand, dtype: DTypeName) -> bool:
     """Return whether an operand surely comes from one load of a tile of this type."""
     names = {name for name, known in NAMES.items() if known == dtype} | ({BYTES} if is_fp8(dtype) else set())
     return operand.clear and len(operand.loaded) == 1 and operand.loaded[0] in names
+
+
+def _loads_each(operand: Operand, dtype: DTypeName) -> bool:
+    """Return whether an operand surely comes from loads of tiles of this type, from one if that is fp8."""
+    one = msgspec.structs.replace(operand, loaded=tuple(set(operand.loaded)))
+    return _loads(operand if is_fp8(dtype) else one, dtype)
 
 
 def _of_scores(dot: Dot, query: Operand, keys: Operand, dtypes: DTypes) -> Iterator[Reading]:

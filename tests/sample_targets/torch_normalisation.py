@@ -16,6 +16,8 @@ def _unified(average: Average, lost: int, q: Any, k: Any, v: Any, out: Any, give
     starts = given["cu_seqlens_q"].tolist()
     for index, seq_len in enumerate(given["seqused_k"].tolist()):
         rows = slice(starts[index], starts[index + 1])
+        if rows.start == rows.stop:
+            continue
         positions = torch.arange(seq_len)
         pages = given["block_table"][index].long()[positions // k.shape[1]]
         slots = positions % k.shape[1]

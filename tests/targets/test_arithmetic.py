@@ -18,6 +18,8 @@ from fuzz_attn.engine.messages import Order
 from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug
 from fuzz_attn.mutation.seeded.edited_kernels import target_with, target_with_seeded_bug
 from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.properties.bounded_relations import other_family
+from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand, Rounding
 from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.normalisation import Kind, Normalisation
@@ -272,3 +274,13 @@ def test_kernels_of_the_preflight_are_not_read() -> None:
     backend = SimulatorBackend()
     backend.preflight()
     assert not backend.arithmetic()
+
+
+def test_kernels_of_other_targets_that_a_relation_launches_are_not_read() -> None:
+    """Else a target in torch would be read as our own kernels are."""
+    backend, case = SimulatorBackend(), AttentionCase((Sequence(1, 20),), heads=HeadLayout(head_size=16))
+    experiment = Experiment(case, load_target("unified"), backend)
+    assert not other_family(experiment).launch.error
+    own = Experiment(case, load_target("unified"), SimulatorBackend())
+    assert not own.first.error
+    assert backend.arithmetic() <= own.backend.arithmetic()

@@ -98,7 +98,8 @@ def _is_plain(dot: Dot) -> bool:
     weights, values = (dot.left, dot.right) if dot.left.exponential else (dot.right, dot.left)
     if not (weights.clear and values.clear) or values.exponential or dot.total != "f32":
         return False
-    return not weights.exponential or (not weights.scaled and not weights.loaded and len(values.loaded) == 1)
+    loaded = len(values.loaded) == 1 or (len(set(values.loaded)) == 1 and not values.scaled)
+    return not weights.exponential or (not weights.scaled and not weights.loaded and loaded)
 
 
 def _weights_of(graph: ValueGraph, dot: Operation) -> list[Operation]:

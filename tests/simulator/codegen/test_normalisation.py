@@ -24,7 +24,7 @@ def _attention(kernels: Any, how: str, out: torch.dtype = torch.float16) -> Norm
     return found.normalisation
 
 
-@pytest.mark.parametrize("how", ["plainly", "by_a_reciprocal", "base_2", "dot_adds", "guarded"])
+@pytest.mark.parametrize("how", ["plainly", "by_a_reciprocal", "base_2", "dot_adds", "guarded", "two_loads"])
 @pytest.mark.parametrize("out", [torch.float16, torch.float32])
 def test_a_division_after_the_loop_is_last(how: str, out: torch.dtype, kernels: Any) -> None:
     found = _attention(kernels, how, out)

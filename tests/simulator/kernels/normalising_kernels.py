@@ -34,6 +34,9 @@ def attention_kernel(  # noqa: PLR0912 - one branch for each way
         mask = (keys < num_keys)[None, :]
         k = tl.load(k_ptr + keys[None, :] * 32 + dims[:, None], mask=mask, other=0.0)
         v = tl.load(v_ptr + keys[:, None] * 32 + dims[None, :], mask=(keys < num_keys)[:, None], other=0.0)
+        if HOW == "two_loads":  # noqa: SIM102 - a constexpr cannot be joined with a number
+            if start + TILE <= num_keys:
+                v = tl.load(v_ptr + keys[:, None] * 32 + dims[None, :])
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if HOW != "masked_later":
             scores = tl.where(mask, scores, float("-inf"))
