@@ -14,7 +14,7 @@ from fuzz_attn.oracle.verdict import Kind
 if TYPE_CHECKING:
     import torch
 
-    from fuzz_attn.simulator.codegen.dot_operands import Dot
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 
 
 class Observation(NamedTuple):
@@ -105,14 +105,17 @@ class Backend(Protocol):
         compiles, and :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
         """
 
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """Return a context in which masks are not recorded, for launches of kernels that are not the target's."""
+    def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:
+        """Return a context in which masks are not recorded.
+
+        Without ``own``, the launches are not the target's own, and nothing is read of how their kernels round.
+        """
 
     def reaches_large_offsets(self) -> bool:
         """Return whether a cache may span tens of gigabytes of addresses, most of them never accessed."""
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
-        """Return the dots of each kernel launched so far."""
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
+        """Return how each kernel launched so far rounds."""
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before a kernel is compiled, with False, and when that has ended, with True.

@@ -12,7 +12,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
-    from fuzz_attn.simulator.codegen.dot_operands import Dot
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 
 
 class CompilerBackend:
@@ -67,7 +67,7 @@ class CompilerBackend:
         wanted, self._wanted = self._wanted, {}
         return list(wanted.values())
 
-    def unrecorded(self) -> AbstractContextManager[None]:
+    def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:
         """Return a context that changes nothing: no masks are recorded anyway."""
         return nullcontext()
 
@@ -75,7 +75,7 @@ class CompilerBackend:
         """Return False, as the GPU."""
         return False
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
         """Return nothing: no kernel runs."""
         return frozenset()
 

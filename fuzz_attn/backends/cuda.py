@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:
-    from fuzz_attn.simulator.codegen.dot_operands import Dot
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 
 _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 """A dot of float32 operands in Triton's IR."""
@@ -35,22 +35,28 @@ is more than ``m`` and at most ``2 m`` units of 2^-24. tests/oracle/test_tensor_
 """
 
 
-def dots_in(files: Mapping[str, str]) -> tuple[Dot, ...]:
-    """Return the dots of a compiled kernel, from its files by name."""
-    texts = (Path(path).read_text(encoding="utf-8") for name, path in files.items() if name.endswith(".ttir"))
-    return tuple(dot for text in texts for dot in _dots_of(text))
+def arithmetic_in(files: Mapping[str, str]) -> KernelArithmetic:
+    """Return how a compiled kernel rounds, from its files by name."""
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic  # noqa: PLC0415 - imports torch
+
+    texts = [Path(path).read_text(encoding="utf-8") for name, path in files.items() if name.endswith(".ttir")]
+    return _arithmetic_of(texts[0]) if texts else KernelArithmetic()
 
 
-def _dots_of(text: str) -> tuple[Dot, ...]:
-    """Return the dots of a kernel's IR; of one that the simulator cannot parse, only how they multiply float32."""
-    from fuzz_attn.simulator.codegen.dot_operands import Dot, dots_of  # noqa: PLC0415 - imports torch and Triton
+def _arithmetic_of(text: str) -> KernelArithmetic:
+    """Return the arithmetic of a kernel's IR; if the simulator cannot parse it, only how dots multiply float32."""
+    from fuzz_attn.simulator.codegen.dot_operands import Dot  # noqa: PLC0415 - imports torch and Triton
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import (  # noqa: PLC0415 - as above
+        KernelArithmetic,
+        arithmetic_of,
+    )
     from fuzz_attn.simulator.frontend.parser import parse_module  # noqa: PLC0415 - as above
 
     try:
-        return dots_of(parse_module(text))
+        return arithmetic_of(parse_module(text))
     except Exception:  # noqa: BLE001 - the compiler's own text may have any form, and only the reading is lost
         found = map(_PRECISION.search, _DOT.findall(text))
-        return tuple(Dot(precision=precision[1] if precision else "ieee") for precision in found)
+        return KernelArithmetic(tuple(Dot(precision=precision[1] if precision else "ieee") for precision in found))
 
 
 class CudaBackend:
@@ -66,7 +72,7 @@ class CudaBackend:
     def __init__(self) -> None:
         self._kernels = Kernels()
         self._started = False
-        self._dots: set[tuple[Dot, ...]] = set()
+        self._arithmetic: set[KernelArithmetic] = set()
         self._compiling: Callable[[bool], None] = lambda ended: None
 
     def prepare(self) -> None:
@@ -131,17 +137,21 @@ class CudaBackend:
             _wait()
             watch.observations.extend(scratch.observations())
 
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: no masks are recorded anyway."""
-        return nullcontext()
+    @contextmanager
+    def unrecorded(self, *, own: bool = True) -> Iterator[None]:
+        """Read nothing of kernels that are not the ``own``; no masks are recorded anyway."""
+        known = self.arithmetic()
+        yield
+        if not own:
+            self._arithmetic = set(known)
 
     def reaches_large_offsets(self) -> bool:
         """Return False: on a GPU every address takes memory, which workers share. A saved case runs if it fits."""
         return False
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
-        """Return the dots of each kernel launched so far."""
-        return frozenset(self._dots)
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
+        """Return how each kernel launched so far rounds."""
+        return frozenset(self._arithmetic)
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Call back before Triton compiles a kernel, with False, and when it has ended, with True."""
@@ -169,7 +179,7 @@ class CudaBackend:
                 self._kernels = Kernels(compiled, loaded + 1, seconds)
             else:
                 self._kernels = Kernels(compiled + 1, loaded, seconds + event["times"].total / MICROSECONDS)
-            self._dots.add(dots_in(event["metadata_group"]))
+            self._arithmetic.add(arithmetic_in(event["metadata_group"]))
             if before is not None:
                 before(**event)
 

@@ -14,7 +14,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError
 
 if TYPE_CHECKING:
-    from fuzz_attn.simulator.codegen.dot_operands import Dot
+    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 
 
 class InterpreterBackend:
@@ -76,7 +76,7 @@ class InterpreterBackend:
             yield watch
         watch.observations.extend(scratch.observations())
 
-    def unrecorded(self) -> AbstractContextManager[None]:
+    def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:
         """Return a context that changes nothing: no masks are recorded anyway."""
         return nullcontext()
 
@@ -86,7 +86,7 @@ class InterpreterBackend:
 
         return reaches_large_offsets()
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
         """Return nothing: the interpreter lowers no kernel."""
         return frozenset()
 

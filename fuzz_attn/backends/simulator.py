@@ -17,8 +17,8 @@ from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
-from fuzz_attn.simulator.codegen.dot_operands import Dot
 from fuzz_attn.simulator.codegen.generator import Extension
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.frontend.binding import Bound
 from fuzz_attn.simulator.frontend.ir import Function
@@ -56,7 +56,7 @@ class SimulatorBackend:
 
     def __init__(self) -> None:
         self._reported: list[int] = []
-        self._dots: set[tuple[Dot, ...]] = set()
+        self._arithmetic: set[KernelArithmetic] = set()
         self._simulator = Simulator(coverage=True, cache_dir=cache_folder())
         self._launching: Callable[[Program, Bound, tuple[int, int, int]], None] | None = None
         self.parsed: list[Function] = []
@@ -80,9 +80,11 @@ class SimulatorBackend:
         """Return no shims; raises :class:`BackendError` if the simulator computes wrongly."""
         from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
 
+        before = self.arithmetic()
         with self.running():
             found = tuple(preflight.defects(self.device))
         self.new_masks()  # masks of the preflight's own kernels are not reported
+        self._arithmetic = set(before)  # nor is how they round
         if found:
             raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
         return ()
@@ -114,7 +116,7 @@ class SimulatorBackend:
                 raise UnsupportedByBackendError(f"backend='simulator' cannot run this: {error}") from error
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
-                self._dots |= session.dots
+                self._arithmetic |= session.arithmetic
                 watch.observations.extend(_observed(finding) for finding in session.findings)
 
     @staticmethod
@@ -132,13 +134,16 @@ class SimulatorBackend:
             raise session.unsupported[0]
 
     @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Run launches with programs that record no masks."""
+    def unrecorded(self, *, own: bool = True) -> Iterator[None]:
+        """Run launches with programs that record no masks, and read nothing of kernels that are not the ``own``."""
         before, self._simulator.coverage = self._simulator.coverage, False
+        known = self.arithmetic()
         try:
             yield
         finally:
             self._simulator.coverage = before
+            if not own:
+                self._arithmetic = set(known)
 
     @contextmanager
     def recorded(self, recorder: Recorder) -> Iterator[None]:
@@ -167,9 +172,9 @@ class SimulatorBackend:
 
         return reaches_large_offsets()
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
-        """Return the dots of each kernel launched so far."""
-        return frozenset(self._dots)
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
+        """Return how each kernel launched so far rounds."""
+        return frozenset(self._arithmetic)
 
     def announce(self, compiling: Callable[[bool], None]) -> None:
         """Do nothing: nothing is compiled for the CPU."""

@@ -18,6 +18,7 @@ from fuzz_attn.oracle.verdict import Verdict
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.bindings.binding import Binding
+    from fuzz_attn.calibration.normalisation import NormalisationCalibrator
     from fuzz_attn.case.attention_case import AttentionCase
     from fuzz_attn.case.families import Family
     from fuzz_attn.properties.experiment import Experiment
@@ -47,6 +48,7 @@ class CaseJudge:
     checks_device: bool = True
     """Whether this process checks the arithmetic of its GPU. That of a CPU is checked anyway: it needs no compiler."""
     _reader: ArithmeticReader | None = None
+    _normalisation: NormalisationCalibrator | None = None
 
     @property
     def forks_first(self) -> bool:
@@ -164,17 +166,19 @@ class CaseJudge:
                 healthy, _ = calibrated(loaded, self.backend)
             except FuzzAttnError as error:
                 return FirstOperation(f"the healthy kernel does not load: {error}")
-        healthy = ArithmeticReader(healthy).target_for(self.backend.dots(), order.case.dtypes)
+        healthy = ArithmeticReader(healthy).target_for(self.backend.arithmetic(), order.case.dtypes)
         return first_operation(experiment, order.relation, healthy, version.active)
 
     def _read_arithmetic(self, experiment: Experiment) -> tuple[str, ...]:
         """Learn how the target rounds from the kernels of its launches, and return in words what is new of it."""
+        from fuzz_attn.calibration.normalisation import NormalisationCalibrator  # noqa: PLC0415 - imports torch
         from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - imports Triton, as above
 
-        if self._reader is None or self._reader.target is not self.target:
-            self._reader = ArithmeticReader(self.target)
-        experiment.target = self._reader.target_for(self.backend.dots(), experiment.case.dtypes)
-        return self._reader.new_notes()
+        if self._reader is None or self._normalisation is None or self._reader.target is not self.target:
+            self._reader, self._normalisation = ArithmeticReader(self.target), NormalisationCalibrator()
+        experiment.target = self._reader.target_for(self.backend.arithmetic(), experiment.case.dtypes)
+        experiment.target = self._normalisation.target_for(experiment)
+        return self._reader.new_notes() + self._normalisation.new_notes()
 
     def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""

@@ -336,17 +336,22 @@ def output_scales(tensors: AttentionTensors) -> list[float]:
 
 
 def row_overflows(
-    block: RowBlock, scores: torch.Tensor, scale: float, tensors: AttentionTensors, model: RoundingModel
+    block: RowBlock,
+    scores: torch.Tensor,
+    top: torch.Tensor,
+    scale: float,
+    tensors: AttentionTensors,
+    model: RoundingModel,
 ) -> torch.Tensor | None:
-    """Return bool ``[..., 1]``: whether a number on the way to a visible score may overflow a narrow type.
+    """Return bool ``[..., 1]``: whether a number on the way to the weights of a row may overflow a narrow type.
 
-    These are the partial sums of a dot, the dot, the ``scores`` with their biases, q, and q times ``scale`` and
-    log2(e). None if none may.
+    These are the partial sums of a dot, the dot, the ``scores`` with their biases, q, q times ``scale`` and log2(e),
+    the denominator, which is at most the number of visible keys and a sink, and the logarithm of the sum of
+    exponentials of a segment, in base 2 or e. That of a segment is above the lowest visible score and below the
+    largest logit ``top``, apart from the logarithm of a count. None if none may.
     """
-    limits = {
-        name: rounding_to(name, tensors).limit
-        for name in (model.accumulate, model.products, model.scores, model.softmax, model.scaled_query)
-    }
+    names = (model.accumulate, model.products, model.scores, model.softmax, model.scaled_query, model.lse)
+    limits = {name: rounding_to(name, tensors).limit for name in names}
     cast = rounding_of_query(tensors, model).limit
     if min(cast, *limits.values()) == torch.inf:
         return None
@@ -355,13 +360,21 @@ def row_overflows(
     dots = torch.maximum((queries @ keys).view_as(scores).abs(), scores.abs())
     found = _reaches(sums, block.hidden, min(limits[model.accumulate], limits[model.products]))
     found |= _reaches(dots, block.hidden, min(limits[model.scores], limits[model.softmax]))
+    count = block.num_visible[:, None, :, None, None] + 1
+    found |= ~(count < limits[model.softmax])
+    farthest = torch.maximum(_largest_visible(scores.abs(), block.hidden), top) + count.log()
+    found |= ~(farthest * LOG2_E < limits[model.lse])
     largest = block.queries.abs().amax(-1, keepdim=True)
     found |= ~(largest * (abs(scale) * LOG2_E) < limits[model.scaled_query]) | ~(largest < cast)
     return found if some(found) else None
 
 
+def _largest_visible(sizes: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return sizes.masked_fill(hidden, 0.0).amax(-1, keepdim=True)
+
+
 def _reaches(sizes: torch.Tensor, hidden: torch.Tensor, limit: float) -> torch.Tensor:
-    return ~(sizes.masked_fill(hidden, 0.0).amax(-1, keepdim=True) < limit)
+    return ~(_largest_visible(sizes, hidden) < limit)
 
 
 def value_limit(tensors: AttentionTensors, model: RoundingModel) -> float:

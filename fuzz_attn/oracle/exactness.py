@@ -46,13 +46,14 @@ def significant_keys(
 
 
 def rows_of_equal_weights(
-    zero: torch.Tensor, significant: torch.Tensor, sink: torch.Tensor, top: torch.Tensor
+    zero: torch.Tensor, significant: torch.Tensor, sink: torch.Tensor, top: torch.Tensor, shift: float
 ) -> torch.Tensor | None:
     """Return bool ``[..., 1]``: the rows whose weights are all exactly 0 or 1, None if there are none.
 
-    ``zero`` marks the keys whose logit is exactly 0 however it is computed.
+    ``zero`` marks the keys whose logit is exactly 0 however it is computed, apart from a ``shift`` of at most this size
+    that all of them share: the error of a soft cap's tanh at 0. The sink does not share it.
     """
-    possible = (top == 0.0) & ((sink == 0.0) | (sink < -NEGLIGIBLE))
+    possible = (top == 0.0) & ((sink < -NEGLIGIBLE - shift) if shift else (sink == 0.0) | (sink < -NEGLIGIBLE))
     if not some(possible):
         return None
     rows = possible & (zero | ~significant).all(-1, keepdim=True)

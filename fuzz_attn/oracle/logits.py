@@ -87,7 +87,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     error = exp_error(exponent, rise, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
     own = exp_error(sink - top, rise, rescales + 1.0, model.exp_units)
     sink_error = own.add_(sink.abs(), alpha=UNIT).add_(sink_error)
-    narrow = arithmetic.row_overflows(block, scores, scale, tensors, model)
+    narrow = arithmetic.row_overflows(block, scores, top, scale, tensors, model)
     logits = Logits(
         exact=exact,
         error=error,
@@ -103,7 +103,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     if not model.normalises_last or arithmetic.rounds_on_the_way(model) or not some(top == 0.0):
         return logits
     zero = (products == 0.0) if biases is None else (products + biases == 0.0)
-    return _with_equal_rows(logits, zero, ~block.hidden)
+    return _with_equal_rows(logits, zero, ~block.hidden, tanh_shift(tensors.softcap, model))
 
 
 def anchored(logits: Logits) -> Logits:
@@ -219,6 +219,11 @@ def softcap_error(
     return passed.add_(absolute).add_(capped.abs(), alpha=relative * UNIT)
 
 
+def tanh_shift(softcap: float, model: RoundingModel) -> float:
+    """Return by how much a soft cap may move a score of 0: a tanh with an absolute error need not be 0 there."""
+    return model.tanh_error * softcap if softcap and model.tanh_units is None else 0.0
+
+
 def addition_error(addend: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Return the error of adding a bias to a score: of the bias (slope times distance, or log2(e)) and of the sum."""
     return total.abs().add_(addend.abs(), alpha=2).mul_(UNIT)
@@ -299,10 +304,10 @@ def _with_significant_keys(logits: Logits, exponent: torch.Tensor, rise: torch.T
     )
 
 
-def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor) -> Logits:
+def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor, shift: float) -> Logits:
     """Return the logits without errors in the rows whose weights are exactly 0 or 1."""
     significant = visible if logits.significant is None else logits.significant
-    rows = rows_of_equal_weights(zero, significant, logits.sink, logits.top)
+    rows = rows_of_equal_weights(zero, significant, logits.sink, logits.top, shift)
     if rows is None:
         return logits
     return replace(

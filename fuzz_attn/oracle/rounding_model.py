@@ -14,9 +14,11 @@ Units: TypeAlias = Annotated[float, Meta(ge=0)]
 EXP_UNITS: Final = 6.0
 """Units that ``exp`` in float32 may lose: CUDA's ``ex2.approx`` loses 4 (2^-22), numpy's vectorised one 5.04."""
 
-TANH_OF_EXPONENTIALS: Final = 2.0**-21
-"""Absolute error of a tanh made of exponentials, 8 units: exp loses up to 6 and the rounding of its argument 1, of
-which at most half arrive; an approximate division loses 4 and the subtraction half a unit."""
+TANH_OF_EXPONENTIALS: Final = 12 * 2.0**-24
+"""Absolute error of a tanh made of exponentials, 12 units. The worst forms are ``2 sigmoid(2x) - 1`` and its mirror
+image ``1 - 2 sigmoid(-2x)``: exp loses 6 units, and its argument 2 units of itself; the sum below the fraction loses
+half a spacing, an approximate division 4 units of a number of up to 2, and the subtraction half a unit. A search over
+the argument gives 11.2 units for all together, and 7.5 for quotients of sums of exponentials."""
 
 
 class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

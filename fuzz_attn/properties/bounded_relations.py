@@ -130,7 +130,7 @@ def narrower_window(experiment: Experiment) -> Comparison:
 def other_family(experiment: Experiment) -> Comparison:
     """Launch this project's kernel of another family on the same problem in that family's layout.
 
-    Its masks are not the target's, so they are not recorded.
+    Its masks and roundings are not the target's, so they are not recorded.
     """
     families = other_families(experiment.case)
     family = families[experiment.case.seed % len(families)]
@@ -138,7 +138,7 @@ def other_family(experiment: Experiment) -> Comparison:
     assert case is not None
     assert target is not None
     other = experiment.with_target(case, target.on_device(experiment.backend.tensor_core_slack))
-    with experiment.backend.unrecorded():
+    with experiment.backend.unrecorded(own=False):
         launch = other.first
     change = f"the same problem on this project's own kernel of the family {family}"
     return WithinBound(launch, change, experiment.reference, rounding_model=other.target.rounding_model)

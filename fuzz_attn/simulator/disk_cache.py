@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 import triton
 
-from fuzz_attn.simulator.codegen.dot_operands import Dot
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.tree.statements import Origin
 from fuzz_attn.simulator.findings import Location
@@ -65,7 +65,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     loaded: list[str]
     elements: int
     sequential: bool
-    dots: tuple[Dot, ...]
+    arithmetic: KernelArithmetic
     undefined: bool
 
 
@@ -84,7 +84,7 @@ def _encode(program: Program) -> bytes:
             loaded=sorted(program.loaded),
             elements=program.elements,
             sequential=program.sequential,
-            dots=program.dots,
+            arithmetic=program.arithmetic,
             undefined=program.undefined,
         )
     )
@@ -109,7 +109,7 @@ def _decode(data: bytes) -> Program:
         loaded=frozenset(stored.loaded),
         elements=stored.elements,
         sequential=stored.sequential,
-        dots=stored.dots,
+        arithmetic=stored.arithmetic,
         undefined=stored.undefined,
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
-from fuzz_attn.simulator.codegen.dot_operands import Dot
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.findings import Finding
 from fuzz_attn.simulator.frontend.binding import Bound, grid_of
@@ -32,7 +32,7 @@ class Session:
     `findings` has one finding for each defect (kind, source line and tensor), `unsupported` the operations that the
     simulator does not know, `parsed` the kernels that were rewritten, as they were before. `launches` counts those that
     were tried, and `starting` is called before each. `launching` is called before each that has a program, with the
-    program, the arguments and the grid. `dots` has those of each kernel.
+    program, the arguments and the grid. `arithmetic` has that of each kernel.
     """
 
     simulator: Simulator
@@ -40,7 +40,7 @@ class Session:
     unsupported: list[UnsupportedOperation] = field(default_factory=list)
     parsed: list[Function] = field(default_factory=list, repr=False)
     launches: int = 0
-    dots: set[tuple[Dot, ...]] = field(default_factory=set, repr=False)
+    arithmetic: set[KernelArithmetic] = field(default_factory=set, repr=False)
     starting: Callable[[], None] | None = None
     launching: Callable[[Program, Bound, tuple[int, int, int]], None] | None = None
     _shadows: Shadows = field(default_factory=Shadows, repr=False)
@@ -83,7 +83,7 @@ class Session:
             self._note(refused)
 
     def _run(self, program: Program, bound: Bound, extents: tuple[int, int, int], warps: int) -> None:
-        self.dots.add(program.dots)
+        self.arithmetic.add(program.arithmetic)
         run = Run(program, self.simulator.masks, extents, warps=warps)
         plan = program.plan((extents, scalar_key(bound)), lambda: scalars(bound))
         passed = self._passed(bound, plan.scalars)

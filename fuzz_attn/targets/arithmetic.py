@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +19,7 @@ from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 from fuzz_attn.oracle.rounding_model import InputPrecision, RoundingModel
 from fuzz_attn.oracle.roundings import unit_roundoff
 from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.targets.target import Target
 
@@ -33,9 +35,6 @@ NAMES: Final[dict[str, DTypeName]] = {
 BYTES: Final = "i8"
 """How fp8 caches are loaded by a kernel that takes them as bytes."""
 
-Kernel: TypeAlias = tuple[Dot, ...]
-"""The dots of one kernel."""
-
 
 class Reading(NamedTuple):
     """A field of a rounding model that the IR says, and whether the bounds take it."""
@@ -47,21 +46,55 @@ class Reading(NamedTuple):
     taken: bool = True
 
 
-def readings(kernels: Collection[Kernel], dtypes: DTypes) -> Iterator[Reading]:
+def readings(kernels: Collection[KernelArithmetic], dtypes: DTypes) -> Iterator[Reading]:
     """Yield what the IR of kernels says of their arithmetic on queries and caches of these types."""
     for kernel in kernels:
         yield from _precisions(kernel)
-        weighted = [dot for dot in kernel if dot.left.exponential != dot.right.exponential]
-        scoring = [dot for dot in kernel if not dot.left.exponential and not dot.right.exponential]
-        if any(_loads(_query_and_keys(dot)[0], dtypes.q) for dot in scoring):
-            for dot in scoring:
+        if _takes(kernel, dtypes):
+            for dot in _scoring(kernel):
                 yield from _of_scores(dot, *_query_and_keys(dot), dtypes)
-            for dot in weighted:
+            for dot in _weighted(kernel):
                 yield from _of_weights(dot, dtypes)
+    yield from _normalisation(kernels, dtypes)
 
 
-def _precisions(kernel: Kernel) -> Iterator[Reading]:
-    for dot in kernel:
+def _scoring(kernel: KernelArithmetic) -> list[Dot]:
+    return [dot for dot in kernel.dots if not dot.left.exponential and not dot.right.exponential]
+
+
+def _weighted(kernel: KernelArithmetic) -> list[Dot]:
+    return [dot for dot in kernel.dots if dot.left.exponential != dot.right.exponential]
+
+
+def _takes(kernel: KernelArithmetic, dtypes: DTypes) -> bool:
+    """Return whether a kernel surely loads queries of the type of q."""
+    return any(_loads(_query_and_keys(dot)[0], dtypes.q) for dot in _scoring(kernel))
+
+
+def _normalisation(kernels: Collection[KernelArithmetic], dtypes: DTypes) -> Iterator[Reading]:
+    """Yield that kernels divide by the denominator last, if the IR of each kernel says that it does so or need not.
+
+    One that leaves its sums undivided needs one that merges them, from the same package: relations launch other
+    targets' kernels too.
+    """
+    found = [kernel.normalisation for kernel in kernels]
+    merging = {_package(each.location) for each in found if each.kind == "merging"}
+    if any(not each.kind or (each.kind == "later" and _package(each.location) not in merging) for each in found):
+        return
+    for kernel in kernels:
+        loads = any(_loads_each(_weights_and_values(dot)[1], dtypes.kv) for dot in _weighted(kernel))
+        if kernel.normalisation.kind in ("last", "later") and loads and _takes(kernel, dtypes):
+            what = "divide by the softmax denominator once, after all sums,"
+            yield Reading("normalises_last", True, what, kernel.normalisation.location)
+
+
+def _package(location: Location) -> Path:
+    """Return the folder above that of a file."""
+    return Path(location.file).parent.parent
+
+
+def _precisions(kernel: KernelArithmetic) -> Iterator[Reading]:
+    for dot in kernel.dots:
         if dot.precision in COARSEST_FIRST and dot.precision != "ieee":
             yield Reading(
                 "input_precision", dot.precision, f"multiply float32 in dots as {dot.precision!r}", dot.location
@@ -81,6 +114,12 @@ def _loads(operand: Operand, dtype: DTypeName) -> bool:
     return operand.clear and len(operand.loaded) == 1 and operand.loaded[0] in names
 
 
+def _loads_each(operand: Operand, dtype: DTypeName) -> bool:
+    """Return whether an operand surely comes from loads of tiles of this type, from one if that is fp8."""
+    one = msgspec.structs.replace(operand, loaded=tuple(set(operand.loaded)))
+    return _loads(operand if is_fp8(dtype) else one, dtype)
+
+
 def _of_scores(dot: Dot, query: Operand, keys: Operand, dtypes: DTypes) -> Iterator[Reading]:
     """Yield what a dot of q and K says."""
     if not _loads(query, dtypes.q) or not _loads(keys, dtypes.kv):
@@ -97,9 +136,13 @@ def _of_scores(dot: Dot, query: Operand, keys: Operand, dtypes: DTypes) -> Itera
             yield Reading("query", "cache" if name == dtypes.kv else name, what, rounding.location, taken=False)
 
 
+def _weights_and_values(dot: Dot) -> tuple[Operand, Operand]:
+    return (dot.left, dot.right) if dot.left.exponential else (dot.right, dot.left)
+
+
 def _of_weights(dot: Dot, dtypes: DTypes) -> Iterator[Reading]:
     """Yield what a dot of P and V says."""
-    weights, values = (dot.left, dot.right) if dot.left.exponential else (dot.right, dot.left)
+    weights, values = _weights_and_values(dot)
     if not weights.clear or weights.loaded or not _loads(values, dtypes.kv):
         return
     own = _of_query(dtypes)
@@ -148,7 +191,7 @@ class ArithmeticReader:
     _notes: dict[tuple[str, str], str] = field(default_factory=dict)
     _told: int = 0
 
-    def target_for(self, kernels: Collection[Kernel], dtypes: DTypes) -> Target:
+    def target_for(self, kernels: Collection[KernelArithmetic], dtypes: DTypes) -> Target:
         """Return the target with what its kernels say, for cases of these types.
 
         What the target or its binding states is not read.
@@ -164,7 +207,7 @@ class ArithmeticReader:
         self._told = len(self._notes)
         return new
 
-    def _read(self, kernels: Collection[Kernel], dtypes: DTypes) -> Target:
+    def _read(self, kernels: Collection[KernelArithmetic], dtypes: DTypes) -> Target:
         if self.target.rounding is not None:
             return self.target
         stated = self.target.match.binding.rounding
@@ -181,6 +224,11 @@ def in_words(reading: Reading) -> str:
     default = getattr(RoundingModel(), reading.name)
     where = f" at {reading.location}" if reading.location.line else ""
     text = f"Its kernels {reading.what}{where}"
+    if reading.name == "normalises_last":
+        return (
+            f"{text} as Triton lowered them, so sums that are exact in any order must be exact; "
+            "rounding.normalises_last = False in a binding overrules it."
+        )
     if reading.taken:
         stated = f"rounding.{reading.name} = {default!r}"
         return f"{text}, as Triton lowered them, so the bounds allow it; {stated} in a binding forbids it."

@@ -46,8 +46,10 @@ def test_precisions_of_dots_are_read_from_the_lowered_kernel(tmp_path: Path) -> 
     )
     (tmp_path / "k.llir").write_text("tt.dot %x, %y, %z, inputPrecision = tf32 : tensor<16x32xf32> * ...")
     files = {path.name: str(path) for path in tmp_path.iterdir()}
-    assert {dot.precision for dot in cuda.dots_in(files)} == {"ieee", "tf32x3"}, "though the text is no module"
-    assert not cuda.dots_in({})
+    assert {dot.precision for dot in cuda.arithmetic_in(files).dots} == {"ieee", "tf32x3"}, (
+        "though the text is no module"
+    )
+    assert not cuda.arithmetic_in({}).dots
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *errors: str | None) -> None:

@@ -1,8 +1,11 @@
 """What shows at which length: the faults that the oracle finds in cases of one sequence, beside two fixed tolerances.
 
-Run it with ``make bench``, or with the number of cases, the seed and the lengths. The cases are those that a campaign
-draws for sequences of this length: its strategy gets the sequence, and one to three query tokens at its end. All else
-is drawn, recipes, features and compile keys. A case with more numbers than a campaign's budget allows is drawn again.
+Run it with ``make bench``, or with the number of cases, the seed, whose rounding model holds and the lengths. The model
+is ``declared`` (that of our kernels), ``default``, or that of a target, read from its kernels or calibrated.
+
+The cases are those that a campaign draws for sequences of this length: its strategy gets the sequence, and one to three
+query tokens at its end. All else is drawn, recipes, features and compile keys. A case with more numbers than a
+campaign's budget allows is drawn again.
 
 The faults, each in every row and head of the output, which is exact apart from the fault and rounded to its type:
 
@@ -35,19 +38,26 @@ from faults import (  # type: ignore[import-not-found] # beside this script
     visible_positions,
 )
 
+from fuzz_attn.calibration.easy_cases import plain_case, sizes
+from fuzz_attn.calibration.normalisation import NormalisationCalibrator
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import replace as replace_case
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
 from fuzz_attn.mutation.results import RULES
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import MOST_CACHE_ELEMENTS
 from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.targets.arithmetic import ArithmeticReader
 from fuzz_attn.targets.built_in import built_in
 from fuzz_attn.targets.target import Target
 
@@ -162,17 +172,33 @@ def measured(target: Target, dtypes: DTypes, num_keys: int, count: int, seed: in
     return row
 
 
-def main(count: int, seed: int, lengths: tuple[int, ...]) -> None:
+def with_model(target: Target, whose: str, dtypes: DTypes) -> Target:
+    """Return the target with the declared or default rounding model, or with that which is known of another target."""
+    if whose == "declared":
+        return target
+    if whose == "default":
+        return replace(target, rounding=None)
+    judge = load(Setup(whose, None, "simulator"))
+    judge.ready()
+    case = replace_case(plain_case(judge.target.family, next(sizes(judge.target.domain))), dtypes=dtypes)
+    judge.judge(Order(case))
+    read = ArithmeticReader(judge.target).target_for(judge.backend.arithmetic(), dtypes)
+    known = NormalisationCalibrator().target_for(Experiment(case, read, judge.backend))
+    return replace(target, rounding=known.rounding_model)
+
+
+def main(count: int, seed: int, whose: str, lengths: tuple[int, ...]) -> None:
     """Print the table: one line for each type and length, and for each fault the judges' columns."""
     torch.set_num_threads(1)
-    target = built_in("unified")
-    assert target is not None
+    built = built_in("unified")
+    assert built is not None
+    print(f"rounding model: {whose}")
     print(f"{count} cases of each type and length, and {count} with a window, seed {seed}: found, in percent")
     print("each cell: oracle / vLLM's tolerance / FlashAttention's rule; smallest scale of V found in 95 of 100 cases")
     print(f"{'type':10} {'keys':>7}  " + "  ".join(f"{name:>14}" for name in FAULTS) + "  wrong scale")
     for name, dtypes in TYPES.items():
         for num_keys in lengths:
-            row = measured(target, dtypes, num_keys, count, seed)
+            row = measured(with_model(built, whose, dtypes), dtypes, num_keys, count, seed)
             cells = ("/".join(f"{_percent(row, fault, each):>4}" for each in JUDGES) for fault in FAULTS)
             scales = " / ".join(row.smallest_scale(each) for each in JUDGES)
             print(f"{name:10} {num_keys:7}  {'  '.join(cells)}  {scales}", flush=True)
@@ -186,5 +212,6 @@ if __name__ == "__main__":
     main(
         int(sys.argv[1]) if len(sys.argv) > 1 else 100,
         int(sys.argv[2]) if len(sys.argv) > 2 else 1,
-        tuple(map(int, sys.argv[3:])) or LENGTHS,
+        sys.argv[3] if len(sys.argv) > 3 else "declared",
+        tuple(map(int, sys.argv[4:])) or LENGTHS,
     )

@@ -210,7 +210,7 @@ def test_a_signal_stops_the_shards_and_keeps_the_results(
 ) -> None:
     script = (
         f"words = {words!r}"
-        + """
+        """
 def end(*_):
     send(FailureFound(number, 0, found, f"{number}.json", 1.0))
     send(Finished(number, 1.0, words))

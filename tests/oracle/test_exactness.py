@@ -106,6 +106,37 @@ def test_sinks_of_zero_or_far_below_leave_weights_exact(level: float) -> None:
     assert bool(rows.all())
 
 
+@pytest.mark.parametrize(
+    ("model", "level", "exact"),
+    [
+        (RoundingModel(normalises_last=True, tanh_error=2.0**-10), 0.0, False),
+        (RoundingModel(normalises_last=True), 0.0, False),
+        (RoundingModel(normalises_last=True, tanh_units=24.0), 0.0, True),
+        (RoundingModel(normalises_last=True, tanh_error=0.0), 0.0, True),
+        (RoundingModel(normalises_last=True, tanh_error=2.0**-10), -1000.0, True),
+        (RoundingModel(normalises_last=True, tanh_error=1.0), -111.0, False),
+    ],
+)
+def test_a_tanh_that_is_not_0_at_0_moves_all_keys_but_not_the_sink(
+    model: RoundingModel, level: float, exact: bool
+) -> None:
+    """A correct kernel whose tanh errs by as much as it may at 0 stays within the bound."""
+    case = case_of(UniformScores(), 9, softcap=30.0, sinks=SinkRecipe(level=level, spread=0.0))
+    tensors = materialise(case)
+    (block,) = row_blocks(tensors)
+    assert (logits_of(block, tensors, model).equal_rows is not None) == exact
+    values, error = block.values[0, 0], model.tanh_error if model.tanh_units is None else 0.0
+    weight = math.exp(30.0 * error - max(level, 0.0))
+    output = values.sum(0) * weight / (len(values) * weight + math.exp(level))
+    assert ratio(attend(tensors, model), output) <= 1.0
+
+
+def test_a_sink_of_zero_counts_as_a_key_of_exact_rows() -> None:
+    tensors = materialise(case_of(UniformScores(), 7, sinks=SinkRecipe(level=0.0, spread=0.0)))
+    (block,) = row_blocks(tensors)
+    assert torch.equal(attend(tensors, MODEL).expected[0, 0], block.values[0, 0].sum(0) / 8)
+
+
 def test_only_targets_that_normalise_last_have_exact_weights() -> None:
     tensors = materialise(case_of(UniformScores(), 100))
     (block,) = row_blocks(tensors)

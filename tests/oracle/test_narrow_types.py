@@ -227,6 +227,28 @@ def test_nan_of_an_overflow_in_a_narrow_type_is_not_unwritten_fp8(by_hand: Build
     assert judge(tensors, attend(tensors, RoundingModel(scores="float16"))).passed
 
 
+NARROW_ROWS: dict[str, tuple[float, float, float, int, RoundingModel, bool]] = {
+    "segments' logarithms": (1.0, 23_000.0, 0.0, 1, RoundingModel(lse="float16"), True),
+    "segments' logarithms below 0": (1.0, -23_000.0, 0.0, 1, RoundingModel(lse="float16"), True),
+    "segments' logarithms within the range": (1.0, 21_000.0, 0.0, 1, RoundingModel(lse="float16"), False),
+    "segments' logarithms in bfloat16": (1.0, 23_000.0, 0.0, 1, RoundingModel(lse="bfloat16"), False),
+    "a sink in a segment": (1.0, 1.0, 23_000.0, 1, RoundingModel(lse="float16"), True),
+    "differences from the maximum": (1.0, 33_000.0, 0.0, 1, RoundingModel(softmax="float16"), True),
+    "differences within the range": (1.0, 32_000.0, 0.0, 1, RoundingModel(softmax="float16"), False),
+    "a denominator": (0.0, 1.0, 0.0, 40_000, RoundingModel(softmax="float16", tile_size=2**20), True),
+    "a denominator within the range": (0.0, 1.0, 0.0, 30_000, RoundingModel(softmax="float16", tile_size=2**20), False),
+}
+
+
+@pytest.mark.parametrize("name", NARROW_ROWS)
+def test_rows_whose_softmax_may_overflow_a_narrow_type_have_no_bound(name: str, by_hand: Builder) -> None:
+    query, key, sink, num_keys, model, infinite = NARROW_ROWS[name]
+    tensors = by_hand([[query]], [[key]] * num_keys, [[1.0]] * num_keys, output=torch.zeros(1, 1, 1))
+    tensors = replace(tensors, sinks=torch.tensor([sink]))
+    assert bool(attend(tensors).bound.isfinite().all())
+    assert bool(attend(tensors, model).bound.isinf().all()) == infinite
+
+
 HOLDS = {
     "float32": {"float32"},
     "float16": {"float32", "float16"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
@@ -13,8 +14,10 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import NormalScores
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.error_bound import probability_dtype
+from fuzz_attn.oracle.logits import logits_of
 from fuzz_attn.oracle.reference import attend
-from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.oracle.rounding_model import TANH_OF_EXPONENTIALS, RoundingModel
+from fuzz_attn.oracle.row_blocks import row_blocks
 from fuzz_attn.targets.target import Target
 
 SEQUENCES = (Sequence(2, 40), Sequence(1, 9))
@@ -56,6 +59,40 @@ def test_tanh_with_a_relative_error_gives_a_smaller_bound() -> None:
     absolute, relative = attend(tensors), attend(tensors, RoundingModel(tanh_units=20.0))
     assert bool((relative.bound < absolute.bound).all())
     assert bool((relative.expected == absolute.expected).all())
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_soft_cap_by_an_approximate_sigmoid_is_within_the_default_bound(side: int) -> None:
+    """``2 sigmoid(2x) - 1``: ``ex2.approx`` may lose 6 units, an approximate division 4, each sum half a spacing."""
+    unit, arguments = 2.0**-24, np.linspace(-9.0, 9.0, 100_001)
+    exponents = -2 * arguments
+    powers = np.exp(exponents - side * 2 * unit * np.abs(exponents)) * (1 - side * 6 * unit)
+    below = 1 + powers
+    below -= side * unit * 2.0 ** np.floor(np.log2(below))
+    doubled = 2 / below * (1 + side * 4 * unit)
+    error = np.abs(doubled - 1 + side * unit / 2 - np.tanh(arguments))
+    assert 0.9 * TANH_OF_EXPONENTIALS < error.max() < TANH_OF_EXPONENTIALS
+
+
+def test_products_of_more_parts_are_more_exact() -> None:
+    """Six products of parts in bfloat16 are nearly as exact as float32, three are not."""
+    tensors = materialise(case_of("float32", "float32"))
+    models = (RoundingModel(input_precision=each) for each in ("ieee", "bf16x6", "bf16x3"))
+    ieee, six, three = (float(attend(tensors, model).bound.median()) for model in models)
+    assert ieee < six < three / 4
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "window"), [(1, 0), (2, 0), (16, 0), (17, 0), (18, 0), (40, 16), (40, 17), (40, 18)]
+)
+def test_each_tile_with_a_visible_key_may_be_a_segment_that_is_rescaled(num_keys: int, window: int) -> None:
+    """A tile starts at any key: the first visible key may be the last one of its tile."""
+    case = AttentionCase((Sequence(1, num_keys - 1),), window=window, heads=HeadLayout(1, 1, 8))
+    tensors = materialise(case)
+    (block,) = row_blocks(tensors)
+    first = num_keys - min(window or num_keys, num_keys)
+    tiles = max(len({(key + start) // 16 for key in range(first, num_keys)}) for start in range(16))
+    assert float(logits_of(block, tensors, RoundingModel()).rescales.max()) == tiles
 
 
 INDIFFERENT: list[tuple[str, DTypeName, DTypeName, RoundingModel]] = [

@@ -18,7 +18,11 @@ from fuzz_attn.engine.messages import Order
 from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug
 from fuzz_attn.mutation.seeded.edited_kernels import target_with, target_with_seeded_bug
 from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.properties.bounded_relations import other_family
+from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand, Rounding
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+from fuzz_attn.simulator.codegen.normalisation import Kind, Normalisation
 from fuzz_attn.simulator.findings import Location
 from fuzz_attn.targets.arithmetic import ArithmeticReader, readings
 from fuzz_attn.targets.loading import load_target
@@ -55,13 +59,18 @@ def edited(tmp_path: Path) -> Callable[..., Target]:
     return with_edit
 
 
+def _roundings(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what notes say of roundings; that our kernels divide last is told of all of them."""
+    return tuple(note for note in notes if not note.startswith("Its kernels divide by the softmax denominator once"))
+
+
 def test_what_the_lowered_kernels_say_is_allowed_and_told_once(in_tf32: Target) -> None:
     judge = CaseJudge(in_tf32, SimulatorBackend())
-    assert not judge.judge(Order(BFLOAT16)).notes
+    assert not _roundings(judge.judge(Order(BFLOAT16)).notes)
     first, second = judge.judge(Order(FLOAT32)), judge.judge(Order(FLOAT32))
     assert first.verdict.passed, first.verdict.message
     assert second.verdict.passed
-    (note,) = first.notes
+    (note,) = _roundings(first.notes)
     assert note.startswith("Its kernels multiply float32 in dots as 'tf32' at ")
     assert note.endswith("so the bounds allow it; rounding.input_precision = 'ieee' in a binding forbids it.")
     assert not second.notes
@@ -75,7 +84,7 @@ def test_a_target_that_states_its_precision_is_held_to_it(where: str, in_tf32: T
         target = dataclasses.replace(in_tf32, binding={"rounding": {"input_precision": "ieee"}})
     answer = CaseJudge(target, SimulatorBackend()).judge(Order(FLOAT32))
     assert (answer.verdict.property_name, answer.verdict.kind) == ("oracle", "mismatch")
-    assert not answer.notes
+    assert not _roundings(answer.notes)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,7 @@ def test_a_target_that_states_its_precision_is_held_to_it(where: str, in_tf32: T
 )
 def test_the_coarsest_precision_counts(lowered: tuple[str, ...], expected: str) -> None:
     reader = ArithmeticReader(dataclasses.replace(load_target("unified"), rounding=None))
-    kernels = {tuple(Dot(precision=name) for name in lowered)}
+    kernels = {KernelArithmetic(tuple(Dot(precision=name) for name in lowered))}
     assert reader.target_for(kernels, FLOAT32.dtypes).rounding_model.input_precision == expected
 
 
@@ -105,8 +114,8 @@ def _kernel(
     scaled: bool = True,
     weights: tuple[str, ...] = (),
     total: str = "f32",
-) -> tuple[Dot, ...]:
-    """Return the dots of a kernel that loads q and K in these types and rounds scaled q and P."""
+) -> KernelArithmetic:
+    """Return a kernel that loads q and K in these types and rounds scaled q and P."""
 
     def rounded(names: tuple[str, ...]) -> tuple[Rounding, ...]:
         return tuple(Rounding(name, Location("kernel.py", line)) for line, name in enumerate(names, 1))
@@ -114,7 +123,7 @@ def _kernel(
     keys = Operand(HALF, (kv,), 1, clear=True, roundings=rounded((HALF,) * (kv == FP8)))
     queries = Operand(HALF, (q,), 0, scaled=bool(query) and scaled, roundings=rounded(query), clear=True)
     products = Operand(HALF, exponential=True, roundings=rounded(weights), clear=True)
-    return Dot(queries, keys, "f32", ""), Dot(products, keys, total, "")
+    return KernelArithmetic((Dot(queries, keys, "f32", ""), Dot(products, keys, total, "")))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +150,7 @@ def _kernel(
     ],
 )
 def test_what_is_read_and_what_the_bounds_take_of_it(
-    case: AttentionCase, kernel: tuple[Dot, ...], taken: dict[str, object], told: dict[str, object]
+    case: AttentionCase, kernel: KernelArithmetic, taken: dict[str, object], told: dict[str, object]
 ) -> None:
     found = list(readings({kernel}, case.dtypes))
     assert {each.name: each.value for each in found if each.taken} == taken
@@ -149,14 +158,65 @@ def test_what_is_read_and_what_the_bounds_take_of_it(
 
 
 def test_nothing_is_read_where_an_operand_is_not_followed() -> None:
-    scores, output = _kernel(query=(HALF,), weights=(FP8,))
+    scores, output = _kernel(query=(HALF,), weights=(FP8,)).dots
     unclear = Operand(HALF, ("f16",), 0, scaled=True, roundings=scores.left.roundings)
-    assert not list(readings({(Dot(unclear, scores.right, "f32"), output)}, FLOAT16.dtypes))
+    kernel = KernelArithmetic((Dot(unclear, scores.right, "f32"), output), Normalisation("last"))
+    assert not list(readings({kernel}, FLOAT16.dtypes))
 
 
 def test_a_query_that_is_not_told_from_keys_is_not_read() -> None:
-    scores, output = _kernel(query=(HALF,))
-    assert not list(readings({(Dot(scores.left, scores.left, "f32"), output)}, FLOAT16.dtypes))
+    scores, output = _kernel(query=(HALF,)).dots
+    kernel = KernelArithmetic((Dot(scores.left, scores.left, "f32"), output), Normalisation("last"))
+    assert not list(readings({kernel}, FLOAT16.dtypes))
+
+
+def _normalising(kind: Kind, file: str = "/one/kernels/kernel.py", q: str = HALF) -> KernelArithmetic:
+    dots = _kernel(q, q).dots if kind in ("", "last", "later") else ()
+    return KernelArithmetic(dots, Normalisation(kind, Location(file, 7)))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "last"),
+    [
+        ((_normalising("last"),), True),
+        ((_normalising("last"), _normalising("nothing")), True),
+        ((_normalising("last"), _normalising("later"), _normalising("merging")), True),
+        ((_normalising("later"), _normalising("merging")), True),
+        ((_normalising("later"), _normalising("merging", "/one/merges/other.py")), True),
+        ((), False),
+        ((_normalising(""),), False),
+        ((_normalising("last"), _normalising("")), False),
+        ((_normalising("nothing"), _normalising("merging")), False),
+        ((_normalising("later"),), False),
+        ((_normalising("later"), _normalising("merging", "/two/kernels/kernel.py")), False),
+        ((_normalising("last", q=BRAIN),), False),
+        ((_normalising("last", q=BRAIN), _normalising("last")), True),
+    ],
+)
+def test_that_all_kernels_divide_last_must_be_said_of_each(kernels: tuple[KernelArithmetic, ...], last: bool) -> None:
+    found = [each for each in readings(set(kernels), FLOAT16.dtypes) if each.name == "normalises_last"]
+    assert bool(found) == last
+    reader = ArithmeticReader(dataclasses.replace(load_target("unified"), rounding=None))
+    assert reader.target_for(set(kernels), FLOAT16.dtypes).rounding_model.normalises_last == last
+
+
+def test_a_binding_overrules_that_kernels_divide_last() -> None:
+    target = dataclasses.replace(load_target("unified"), rounding=None)
+    for value in (False, True):
+        stated = dataclasses.replace(target, binding={"rounding": {"normalises_last": value}})
+        read = ArithmeticReader(stated).target_for({_normalising("last")}, FLOAT16.dtypes)
+        assert read.rounding_model.normalises_last == value
+
+
+def test_where_kernels_divide_last_is_told_with_how_to_overrule_it() -> None:
+    reader = ArithmeticReader(dataclasses.replace(load_target("unified"), rounding=None))
+    reader.target_for({_normalising("last")}, FLOAT16.dtypes)
+    (note,) = reader.new_notes()
+    assert note == (
+        "Its kernels divide by the softmax denominator once, after all sums, at /one/kernels/kernel.py:7 as Triton "
+        "lowered them, so sums that are exact in any order must be exact; rounding.normalises_last = False in a "
+        "binding overrules it."
+    )
 
 
 FILE = "common/query_blocks.py"
@@ -166,7 +226,7 @@ SCALED_QUERY = 'score = tl.dot((q_tile * factors.score).to(q_tile.dtype), k_tile
 
 def _judged(target: Target, case: AttentionCase) -> tuple[bool, tuple[str, ...]]:
     answer = CaseJudge(target, SimulatorBackend()).judge(Order(case))
-    return answer.verdict.passed, answer.notes
+    return answer.verdict.passed, _roundings(answer.notes)
 
 
 def test_a_query_scaled_in_its_own_type_is_allowed_and_told(edited: Callable[..., Target]) -> None:
@@ -201,7 +261,26 @@ def test_our_own_kernels_read_as_what_they_promise(family: Family) -> None:
     judge = CaseJudge(target, SimulatorBackend())
     for q, kv in pairs:
         answer = judge.judge(Order(_case(q, kv, "bfloat16" if q.startswith("float8") else q, family)))
-        assert (answer.verdict.passed, answer.notes) == (True, ())
-        dots = [dot for kernel in judge.backend.dots() for dot in kernel]
+        assert (answer.verdict.passed, _roundings(answer.notes)) == (True, ())
+        kernels = judge.backend.arithmetic()
+        dots = [dot for kernel in kernels for dot in kernel.dots]
         assert len([dot for dot in dots if dot.left.clear and dot.right.clear]) > 1
-        assert not list(readings(judge.backend.dots(), DTypes(q, kv)))  # type: ignore[arg-type]  # names of types
+        found = readings(kernels, DTypes(q, kv))  # type: ignore[arg-type]  # names of types
+        assert {each.name: each.value for each in found} == {"normalises_last": True}
+
+
+def test_kernels_of_the_preflight_are_not_read() -> None:
+    """Their dots have no exponential, so nothing would be concluded of any target."""
+    backend = SimulatorBackend()
+    backend.preflight()
+    assert not backend.arithmetic()
+
+
+def test_kernels_of_other_targets_that_a_relation_launches_are_not_read() -> None:
+    """Else a target in torch would be read as our own kernels are."""
+    backend, case = SimulatorBackend(), AttentionCase((Sequence(1, 20),), heads=HeadLayout(head_size=16))
+    experiment = Experiment(case, load_target("unified"), backend)
+    assert not other_family(experiment).launch.error
+    own = Experiment(case, load_target("unified"), SimulatorBackend())
+    assert not own.first.error
+    assert backend.arithmetic() <= own.backend.arithmetic()

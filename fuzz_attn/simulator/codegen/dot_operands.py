@@ -111,10 +111,10 @@ class _Tracer:
             element=value.type.element,
             loaded=tuple(sorted(load.results[0].type.element for load, _ in loads)),
             loops=max((loops for _, loops in loads), default=0),
-            exponential=any(_is_exponential(operation) for operation, _ in made),
+            exponential=any(is_exponential(operation) for operation, _ in made),
             scaled=bool(names & _PRODUCTS),
             roundings=tuple(_rounding(operation) for operation, _ in made if _rounds(operation)),
-            clear=all(operation.name in followed or _is_exponential(operation) for operation, _ in made),
+            clear=all(operation.name in followed or is_exponential(operation) for operation, _ in made),
         )
 
     def _slice(self, value: Value) -> list[Value]:
@@ -124,7 +124,7 @@ class _Tracer:
         while pending:
             current = pending.pop()
             made = self._made.get(current)
-            if made is not None and (_is_exponential(made[0]) or made[0].name in _ENDS):
+            if made is not None and (is_exponential(made[0]) or made[0].name in _ENDS):
                 continue
             for source in self._sources.get(current, []):
                 if source.type.shape and source not in found:
@@ -142,7 +142,8 @@ def _with_loops(blocks: list[Block], loops: int) -> Iterator[tuple[Operation, in
                 yield from _with_loops(region, loops + (operation.name in ("scf.for", "scf.while")))
 
 
-def _is_exponential(operation: Operation) -> bool:
+def is_exponential(operation: Operation) -> bool:
+    """Return whether an operation computes exponentials."""
     called = operation.name in ("tt.extern_elementwise", "tt.elementwise_inline_asm")
     return operation.name in ("math.exp", "math.exp2") or (called and _calls_exponential(operation.text))
 

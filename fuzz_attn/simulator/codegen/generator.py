@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fuzz_attn.simulator.codegen.blocks import emit_blocks
-from fuzz_attn.simulator.codegen.dot_operands import dots_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.kernel_arithmetic import arithmetic_of
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
 from fuzz_attn.simulator.codegen.ordering import exchanges_of
 from fuzz_attn.simulator.codegen.program import Program
@@ -56,7 +56,7 @@ def generate(function: Function, coverage: bool, extension: Extension = NO_EXTEN
         loaded=_accessed(emitter, operations, _LOADS),
         elements=_largest_tile(operations),
         sequential=any(operation.name == "tt.atomic_cas" for operation in operations),
-        dots=dots_of(function),
+        arithmetic=arithmetic_of(function),
         undefined=emitter.undefined,
         namespace=extension.namespace,
     )

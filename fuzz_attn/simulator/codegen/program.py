@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.codegen.dot_operands import Dot
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.namespace import NAMESPACE
 from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Origin
 from fuzz_attn.simulator.findings import Location
@@ -42,8 +42,8 @@ class Program:
 
     `origins` has for each line of the source the operation that it was generated for. `parameters` are the types of the
     arguments that are not constexprs, in order. `coverage_sites` are its masks: kind, line, and whether the mask has
-    several elements. `elements` is the size of its largest tile. `dots` says what its dots multiply. `undefined`
-    says that results of integer operations may be undefined. `namespace` holds builtins of an extension.
+    several elements. `elements` is the size of its largest tile. `arithmetic` says how it rounds. `undefined` says
+    that results of integer operations may be undefined. `namespace` holds builtins of an extension.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Program:
     loaded: frozenset[str]
     elements: int
     sequential: bool
-    dots: tuple[Dot, ...]
+    arithmetic: KernelArithmetic
     undefined: bool = False
     namespace: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     code: CodeType | None = None

@@ -27,7 +27,7 @@ from fuzz_attn.engine.child import sharing
 from fuzz_attn.engine.child.worker import serve
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.errors import BackendError, DeviceLostError
-from fuzz_attn.simulator.codegen.dot_operands import Dot
+from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 
 EVENTS = Path(os.environ["FUZZ_ATTN_TEST_EVENTS"])
 for name, value in (("TRIES", 4), ("PAUSE_SECONDS", 0.01), ("ORDERS_APART", 3)):
@@ -51,11 +51,11 @@ class SharedDevice(SimulatorBackend):
             (pipes / "clients" / str(os.getpid())).touch()
         self.shared = shared
 
-    def dots(self) -> frozenset[tuple[Dot, ...]]:
+    def arithmetic(self) -> frozenset[KernelArithmetic]:
         """Return what it returns; it is called outside of a launch."""
         if self.shared and _happens("broken harness"):
             raise RuntimeError("CUDA error: unspecified launch failure")
-        return super().dots()
+        return super().arithmetic()
 
     @contextmanager
     def running(self) -> Iterator[Watch]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.backends.cuda import dots_in
+from fuzz_attn.backends.cuda import arithmetic_in
 from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand
 
@@ -32,8 +32,8 @@ def _dots(kernels: Any, cache: torch.dtype = HALF, **constants: Any) -> tuple[Do
     q, k, v, out = torch.ones(16, 32).half(), *torch.ones(2, 64, 32).to(cache), torch.empty(16, 32)
     with simulate() as session:
         kernels.attention_kernel[(1,)](q, k, v, out, 0.5, 64, **chosen)
-    (found,) = session.dots
-    return found
+    (found,) = session.arithmetic
+    return found.dots
 
 
 def _rounded(operand: Operand) -> list[str]:
@@ -98,7 +98,8 @@ def test_sums_of_tiles_and_products_of_tiles_are_no_plain_operands(kernels: Any)
     q, k, out = torch.ones(32, 32).half(), torch.ones(32, 32).half(), torch.empty(16, 16)
     with simulate() as session:
         kernels.rotary_kernel[(1,)](q, k, out)
-    ((dot,),) = session.dots
+    (found,) = session.arithmetic
+    (dot,) = found.dots
     assert not dot.left.clear
     assert dot.right.loaded == ("f16", "f16")
 
@@ -109,5 +110,5 @@ def test_the_files_of_a_compiled_kernel_say_the_same(kernels: Any, tmp_path: Pat
     bound = simulator.bind(function, (torch.ones(32, 32).half(), torch.ones(32, 32).half(), torch.empty(16, 16)), {})
     file = tmp_path / "rotary_kernel.ttir"
     file.write_text(simulator.lowering.lower(function, bound.signature, bound.constants()))
-    (dot,) = dots_in({file.name: str(file)})
+    (dot,) = arithmetic_in({file.name: str(file)}).dots
     assert (dot.right.loaded, dot.total) == (("f16", "f16"), "f32")

@@ -8,11 +8,13 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fuzz_attn.errors import LoopLimitError
 from fuzz_attn.simulator import Finding, FindingKind, simulate
+from fuzz_attn.simulator.sanitizers.races import RaceTracker
 
 KERNELS = "defective_kernels.py"
 
@@ -134,6 +136,37 @@ def test_rows_that_overlap_inside_of_a_tensor_race(kernels: Any) -> None:
     """Each of five programs stores 16 columns to rows of 12; a sixth row keeps the last of them inside."""
     finding = _only(_copy(kernels, torch.zeros(6, 12), masked=False))
     assert (finding.kind, finding.tensor) == (FindingKind.RACE, "out_ptr")
+
+
+ROWS_OF_STORES: dict[str, tuple[tuple[tuple[list[int], int], ...], bool]] = {
+    "one store, adjacent": ((([12, 0, 6], 6),), True),
+    "one store, by one element": ((([11, 0, 6], 6),), False),
+    "one store, the same row": ((([0, 0], 6),), False),
+    "two stores, adjacent": ((([0, 12], 6), ([6, 18], 6)), True),
+    "two stores, by one element": ((([0, 12], 6), ([5, 18], 6)), False),
+    "two widths, adjacent": ((([0, 20], 8), ([8, 28], 4)), True),
+    "two widths, the wider one first by one element": ((([0, 20], 8), ([7, 28], 4)), False),
+    "two widths, the narrower one first by one element": ((([8], 8), ([5], 4)), False),
+    "two widths, one row inside of another": ((([0], 8), ([3], 1)), False),
+}
+
+
+@pytest.mark.parametrize("stores", ROWS_OF_STORES.values(), ids=ROWS_OF_STORES.keys())
+def test_rows_that_overlap_by_one_element_are_not_apart(stores: tuple[tuple[tuple[list[int], int], ...], bool]) -> None:
+    """Rows that are apart need no map of writers; of others, each element must be compared."""
+    groups, apart = stores
+    tracker = RaceTracker(64)
+    for group, (starts, width) in enumerate(groups):
+        programs = np.arange(len(starts)) + 10 * group
+        found = tracker.store_rows(np.array(starts), width, lambda programs=programs: programs)
+        assert found == (apart or group + 1 < len(groups))
+
+
+def test_two_programs_that_share_one_element_of_their_rows_race(kernels: Any) -> None:
+    """Five rows start 15 elements apart, and each of five programs stores 16."""
+    out = torch.zeros(80)[:75].view(5, 15)
+    finding = _only(_copy(kernels, torch.as_strided(out, (5, 16), (15, 1)), masked=False))
+    assert (finding.kind, finding.tensor, finding.count) == (FindingKind.RACE, "out_ptr", 4)
 
 
 def test_store_into_the_neighbouring_row(kernels: Any) -> None:

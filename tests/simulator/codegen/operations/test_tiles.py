@@ -151,10 +151,10 @@ def test_a_dot_product_reads_as_much_of_float32_as_it_says(kernels: Any, precisi
     with simulate() as session:
         kernels.dot_kernel[(1,)](a, -torch.eye(16), out, M=16, N=16, K=16, PRECISION=precision)
     _same(out, lost - a)
-    assert {dot.precision for dots in session.dots for dot in dots} == {precision}
+    assert {dot.precision for kernel in session.arithmetic for dot in kernel.dots} == {precision}
     with simulate(session.simulator) as session:
         kernels.dot_kernel[(1,)](a.bfloat16(), torch.eye(16).bfloat16(), out, M=16, N=16, K=16, PRECISION=precision)
-    assert {dot.precision for dots in session.dots for dot in dots} == {""}, "no float32 is cut"
+    assert {dot.precision for kernel in session.arithmetic for dot in kernel.dots} == {""}, "no float32 is cut"
 
 
 def _let_through(form: str, rows: int) -> torch.Tensor:
