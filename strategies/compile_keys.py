@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import combinations
 from operator import eq
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +26,7 @@ from fuzz_attn.strategies.sampling.draws import composite
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
 Values: TypeAlias = dict[str, Any]
+ValueOfField: TypeAlias = tuple[str, Any]
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
@@ -254,6 +256,12 @@ def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:
 
 def _fits(tile: int, dtypes: DTypes) -> bool:
     return tile_allowed(tile, one_byte=one_byte_operands(dtypes))
+
+
+def value_pairs(key: CompileKey) -> frozenset[tuple[ValueOfField, ValueOfField]]:
+    """Return all pairs of the values of two fields of a key; the key pool has every pair in some key."""
+    values = [*_values(key).items()]
+    return frozenset(combinations(values, 2))
 
 
 def _values(key: CompileKey) -> Values:
