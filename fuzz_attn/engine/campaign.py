@@ -25,7 +25,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
-from fuzz_attn.engine.compiling.rounds import CASES, POLL_SECONDS, ReadyRound, Rounds, StagePlan
+from fuzz_attn.engine.compiling.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -53,6 +53,7 @@ from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,
+    SharedRound,
     may_play,
     play_round,
     play_shared_round,
@@ -70,7 +71,6 @@ from fuzz_attn.errors import (
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
-from fuzz_attn.strategies.compile_keys import key_pool
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 LAST_PART: Final = 0.75
@@ -88,6 +88,8 @@ part of the time that the rest may take where it is limited: in a round of one k
 MOST_MISSING: Final = 0.5
 """Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
 cases may wait."""
+FIRST_MISSING: Final = 120
+"""So many cases more may be missing at first, because one round says little."""
 _AVOIDING: Final = 4
 """The index of the stream of random numbers that decides which cases are drawn again."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
@@ -251,7 +253,7 @@ class Campaign:
 
     def _rounds_tried(self) -> int:
         """Return the number of rounds, those of one compile key counted as part of one."""
-        return self._own_rounds + (0 if self._rounds is None else self._rounds.ready // ON_GPU.keys)
+        return self._own_rounds + (0 if self._rounds is None else self._rounds.played // ON_GPU.keys)
 
     def _has_budget(self) -> bool:
         return self._has_time() and (self.plan.max_cases is None or self.cases < self.plan.max_cases)
@@ -271,7 +273,7 @@ class Campaign:
             self._own_round(number)
             return
         started = time.monotonic()
-        key_pool(self.ready.domain)  # takes a fifth of a second, once: while the first kernels are compiled
+        self._shared(0)  # takes half a second, once: while the first kernels are compiled
         ready = self._rounds.next(self._random, self._may_wait)
         self._waited += time.monotonic() - started
         if ready is None:
@@ -286,17 +288,22 @@ class Campaign:
     def _shared_round(self, number: int, ready: ReadyRound) -> None:
         """Try cases of a round that is compiled, the same for all shards."""
         domain, excludes = self._refusals.drawing(number)
-        assert self.plan.stage is not None
-        shared = shared_round(self.ready.domain, self.plan.stage.seed, ready.number, self.plan.stage.covered)
+        shared = self._shared(ready.number)
+        shared = shared.usual() if ready.usual else shared
         if not may_play(shared, domain, excludes):
             time.sleep(POLL_SECONDS)  # the next round may be ready then
             return
         seed = derived_seed(self.plan.seed, self.plan.shard, number)
-        self._compiled = ready.complete and self._missing < MOST_MISSING * (self.cases + CASES)
+        self._compiled = ready.complete and self._missing < MOST_MISSING * (self.cases + FIRST_MISSING)
         try:
-            play_shared_round(domain, shared, seed, self._cases_left(CASES), self._try, self._skips)
+            play_shared_round(domain, shared, seed, self._cases_left(ready.cases), self._try, self._skips)
         finally:
             self._compiled = False
+
+    def _shared(self, number: int) -> SharedRound:
+        """Return the shared round of a number."""
+        assert self.plan.stage is not None
+        return shared_round(self.ready.domain, self.plan.stage.seed, number, self.plan.stage.covered)
 
     def _cases_left(self, most: int) -> int:
         return most if self.plan.max_cases is None else min(most, self.plan.max_cases - self.cases)

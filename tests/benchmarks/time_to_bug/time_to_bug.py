@@ -63,7 +63,8 @@ def run_seeded(run: Result, options: argparse.Namespace, folder: Path) -> Result
     """Return the result of one run."""
     planted = plant(run["bug"], run["family"], run["way"], folder / "target")
     command = command_of(planted.target, run["seed"], options, planted.python_path)
-    return {"family": run["family"], "way": run["way"]} | first_failure(command, folder)
+    result: Result = {"family": run["family"], "way": run["way"]}
+    return result | first_failure(command, folder)
 
 
 def command_of(target: str, seed: int, options: argparse.Namespace, python_path: str = "") -> Command:
@@ -89,7 +90,7 @@ def published_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
 
 def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
     """Return the figures of a run of the whole time; of a published launcher with the seconds to each known defect."""
-    result = whole_run(command_of(run["target"], run["seed"], options), folder)
+    result: Result = whole_run(command_of(run["target"], run["seed"], options), folder)
     return result | ({"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {})
 
 
