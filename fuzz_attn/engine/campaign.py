@@ -50,6 +50,7 @@ from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wai
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
+from fuzz_attn.engine.refusals.telling import rule_of, told
 from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,
@@ -287,6 +288,7 @@ class Campaign:
 
     def _shared_round(self, number: int, ready: ReadyRound) -> None:
         """Try cases of a round that is compiled, the same for all shards."""
+        self._learn_refusals()
         domain, excludes = self._refusals.drawing(number)
         shared = self._shared(ready.number)
         shared = shared.usual() if ready.usual else shared
@@ -299,6 +301,12 @@ class Campaign:
             play_shared_round(domain, shared, seed, self._cases_left(ready.cases), self._try, self._skips)
         finally:
             self._compiled = False
+
+    def _learn_refusals(self) -> None:
+        """Learn what the target refuses, as other shards have found out."""
+        assert self._rounds is not None
+        rules = (rule_of(found, self.ready.domain) for found in self._rounds.told())
+        self._refusals.learn(rule for rule in rules if rule is not None)
 
     def _shared(self, number: int) -> SharedRound:
         """Return the shared round of a number."""
@@ -404,6 +412,8 @@ class Campaign:
             probe = partial(self._probe, host_only=refusal.stage == "host")
             for rule in self._refusals.refused(order.case, refusal, probe):
                 self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
+                if self._rounds is not None:
+                    self._rounds.tell(*told(rule))
 
     def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""

@@ -25,7 +25,7 @@ FRUITLESS: Final = 12
 POLL_SECONDS: Final = 0.02
 
 _ENDED: Final = "ended"
-_READY, _BEGUN = "ready-", "begun-"
+_READY, _BEGUN, _TOLD = "ready-", "begun-", "told-"
 
 
 class StagePlan(Plain, frozen=True):
@@ -58,6 +58,7 @@ class Rounds:
         self._folder = folder
         self._ready: dict[int, ReadyRound] = {}
         self._begun: set[int] = set()
+        self._known: set[str] = set()
         self.played = 0
         """How often :meth:`next` has returned a round."""
 
@@ -106,6 +107,20 @@ class Rounds:
             if not go_on():
                 return None
             time.sleep(POLL_SECONDS)
+
+    def tell(self, name: str, found: bytes) -> None:
+        """Tell the other shards something under a name that says what it is about."""
+        self._known.add(name)
+        path = self._folder / f"{_TOLD}{name}"
+        path.with_suffix(".new").write_bytes(found)
+        path.with_suffix(".new").rename(path)
+
+    def told(self) -> list[bytes]:
+        """Return what other shards have told since the last call."""
+        names = {name for name in os.listdir(self._folder) if name.startswith(_TOLD) and not name.endswith(".new")}
+        new = sorted({name.removeprefix(_TOLD) for name in names} - self._known)
+        self._known.update(new)
+        return [(self._folder / f"{_TOLD}{name}").read_bytes() for name in new]
 
     def _free(self) -> list[int]:
         """Return the numbers of the rounds that no shard is seen to have begun."""

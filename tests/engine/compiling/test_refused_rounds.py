@@ -11,7 +11,7 @@ import pytest
 from fuzz_attn.backends.compiler_compat import WantedKernel
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.engine.compiling import compiler
 from fuzz_attn.engine.compiling.compiler import Compiler, StageEvent
 from fuzz_attn.engine.compiling.rehearsal import MOST_TRIED, Compiled, Rehearsed, compile_most, known_kernels
@@ -19,6 +19,9 @@ from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePl
 from fuzz_attn.engine.compiling.workers import Workers
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled
 from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.refusals.reduction import Condition, Rule
+from fuzz_attn.engine.refusals.rules import Refusals
+from fuzz_attn.engine.refusals.telling import rule_of, told
 from fuzz_attn.engine.schedule import SharedRound
 from fuzz_attn.errors import LoweringError
 from fuzz_attn.properties.refusal import Refusal
@@ -94,6 +97,41 @@ def test_cases_that_cannot_be_rehearsed_may_need_any_kernel() -> None:
     accepted, failed = Names().sample(*"abcdefghijklmnopqrst"), Rehearsed(ORDER, failed=True)
     assert known_kernels([*accepted, failed])
     assert not known_kernels([*accepted, failed, failed, failed])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        Condition("sinks", frozenset((True,))),
+        Condition("sequences", least=2),
+        Condition("head size", frozenset((16, 1, 256))),
+        Condition("type", frozenset((DTypes(), DTypes(q="float16", kv="float16", out="float16")))),
+        Condition("path", frozenset((LaunchHints(path="2d"), LaunchHints(path="3d", num_segments=4)))),
+    ],
+)
+def test_a_rule_is_told_to_other_shards(condition: Condition, tmp_path: Path) -> None:
+    rule, domain = Rule(HOST, (condition,), frozenset(("sinks",))), Domain(paths=("auto", "2d", "3d"))
+    Rounds(tmp_path).make()
+    one, other = Rounds(tmp_path), Rounds(tmp_path)
+    for _ in range(2):
+        one.tell(*told(rule))
+    assert [rule_of(found, domain) for found in other.told()] == [rule]
+    assert one.told() == other.told() == []
+
+
+def test_a_rule_on_what_the_domain_does_not_have_is_left_out() -> None:
+    rule = Rule(HOST, (Condition("path", frozenset((LaunchHints(path="2d"),))),))
+    assert rule_of(told(rule)[1], Domain(paths=("auto",))) is None
+
+
+def test_a_told_rule_that_excludes_a_judged_case_is_not_believed() -> None:
+    refusals, rule = Refusals(Domain()), Rule(HOST, (Condition("head size", frozenset((16,))),))
+    refusals.learn([rule, rule])
+    assert refusals.excludes(ORDER.case)
+    assert 16 not in refusals.domain.head_sizes
+    refusals.judged(ORDER.case)
+    refusals.learn([rule])
+    assert not refusals.rules
 
 
 class FakeRehearsal:

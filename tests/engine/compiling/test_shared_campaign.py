@@ -20,8 +20,10 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE
 from fuzz_attn.engine.schedule import shared_round
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 
 DOMAIN = Domain(features=frozenset())
 SEED = 3
@@ -54,7 +56,7 @@ def played(tmp_path: Path) -> Callable[..., tuple[Statistics, list[Order]]]:
         worker, results = FakeWorker(answer, ready), Results()
         stage = StagePlan(Setup("t"), SEED, str(tmp_path / "rounds"), 1)
         plan = Plan(Setup("t"), 0, 1, 0, None, max_cases, tmp_path / "run", tmp_path / "saved", stage=stage)
-        plan.run_folder.mkdir()
+        plan.run_folder.mkdir(exist_ok=True)
         Campaign(plan, results, worker).run()
         return results.statistics, worker.orders
 
@@ -119,6 +121,23 @@ def test_cases_may_wait_where_most_of_them_would_be_dropped(played: Played, stag
     statistics, _ = played(lambda order: Answer(missing=order.compiled))
     assert statistics.cases == CASES
     assert CASES < statistics.not_compiled < campaign.FIRST_MISSING
+
+
+REFUSAL = Refusal("host", "ValueError", "one sequence only", "launcher.py:7")
+
+
+def one_sequence_only(order: Order) -> Answer:
+    refused = [REFUSAL if len(case.sequences) > 1 else None for case in order.probes or (order.case,)]
+    return Answer(refusals=tuple(refused)) if order.probes else Answer(refusal=refused[0])
+
+
+def test_what_host_code_refuses_is_found_out_by_one_shard(played: Played, stage: Rounds) -> None:
+    stage.set_ready(ready(0))
+    _, first = played(one_sequence_only)
+    _, second = played(one_sequence_only)
+    assert any(order.probes for order in first)
+    assert not any(order.probes for order in second)
+    assert sum(len(order.case.sequences) > 1 for order in second) <= CASES // JUDGED_FOR_ONE + 1
 
 
 class Clock:
