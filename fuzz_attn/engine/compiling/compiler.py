@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
 NICE: Final = 5
-"""While shards have rounds to begin, judging goes first."""
+"""While shards have rounds to begin, judging goes first, and before that the start of the workers."""
 FIRST_KERNELS, LATER_KERNELS = 3, 12
 """How many kernels of a round are compiled in the first visit of its key and in later ones, in which all keys have been
 visited once."""
@@ -71,6 +71,8 @@ class Compiler:
         self._rounds = Rounds(Path(plan.folder))
         self._rehearsal = rehearsal_of(plan.setup, workers)
         self._rehearsal.cases_of(self._round(0), 1)  # so that each fork finds what this computes
+        self.urgent = False
+        """Whether a worker is ready, so that shards may wait for a round."""
         self._forks = Forks()
         self._next = 0
         self._sites: set[tuple[str, str, str]] = set()
@@ -83,7 +85,8 @@ class Compiler:
         """Start the forks that are wanted, wait a moment, and yield what became of those that have ended."""
         waiting = self._rounds.waiting()
         while len(self._forks) < forks_wanted(waiting, self._plan.cores):
-            self._forks.start(self._next, partial(self._compile, self._next), NICE if waiting else 0)
+            nice = 0 if self.urgent and not waiting else NICE
+            self._forks.start(self._next, partial(self._compile, self._next), nice)
             self._next += 1
         for number, result in self._forks.ended(WAIT_SECONDS):
             yield from self._note(_outcome(number, result))
@@ -162,6 +165,7 @@ def rounds_compiled(
         if compiler is not None:
             compiler.end()
         compiler = Compiler(plan, workers)
+    compiler.urgent = True
     while True:
         yield from compiler.step()
 

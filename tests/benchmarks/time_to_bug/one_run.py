@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.events import FailureFound, WorkerReady
+from fuzz_attn.engine.events import FailureChanged, FailureFound, WorkerReady
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.listeners.event_log import StatisticsLine, logs_in, read_log
 from fuzz_attn.engine.listeners.statistics import Statistics
@@ -77,7 +77,8 @@ def first_failure(command: Command, folder: Path) -> dict[str, Any]:
         return True
 
     status = watched(command, folder, saved)
-    return found | {"status": status} | tried_by(out)
+    tried = tried_by(out)
+    return tried | found | {"status": status, "failures": len(tried["failures"])}
 
 
 def whole_run(command: Command, folder: Path) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def _processes() -> Iterator[list[str]]:
 def tried_by(out: Path) -> dict[str, Any]:
     """Return the figures of a run's event log: its failures, and of its search the cases, keys, and pairs of values."""
     statistics, keys, domain = Statistics(""), dict[int, int](), Domain()
-    failures: list[dict[str, Any]] = []
+    known: dict[tuple[int, int], dict[str, Any]] = {}
     for line in (line for log in logs_in(out / "runs") for line in read_log(log)):
         if isinstance(line, StatisticsLine):
             statistics = line.statistics
@@ -134,9 +135,12 @@ def tried_by(out: Path) -> dict[str, Any]:
         elif isinstance(line, WorkerReady):
             domain = line.ready.domain
         elif isinstance(line, FailureFound):
-            verdict = line.counterexample.verdict
-            failures.append({"after": round(line.seconds, 3), "class": class_of(verdict), "message": verdict.message})
-    return {"failures": failures} | breadth(keys, domain) | figures(statistics)
+            found = line.counterexample
+            shown = {"classes": [class_of(found.verdict)], "message": found.verdict.message}
+            known[line.shard, line.failure] = {"after": round(line.seconds, 3), "trigger": (), "file": found, **shown}
+        elif isinstance(line, FailureChanged):
+            known[line.shard, line.failure]["trigger"] = line.counterexample.trigger
+    return {"failures": [*known.values()]} | breadth(keys, domain) | figures(statistics)
 
 
 def breadth(keys: dict[int, int], domain: Domain) -> dict[str, Any]:

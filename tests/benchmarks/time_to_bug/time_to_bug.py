@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -24,7 +25,9 @@ from one_run import Command, first_failure, whole_run  # type: ignore[import-not
 from planting import TABLES, WAYS, plant, sample  # type: ignore[import-not-found] # beside this script
 
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.engine.failures.triage import class_of
+from fuzz_attn.engine.failures.triage import class_of, failures_of
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.ledger.rows import load_table
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 
@@ -63,8 +66,8 @@ def run_seeded(run: Result, options: argparse.Namespace, folder: Path) -> Result
     """Return the result of one run."""
     planted = plant(run["bug"], run["family"], run["way"], folder / "target")
     command = command_of(planted.target, run["seed"], options, planted.python_path)
-    result: Result = {"family": run["family"], "way": run["way"]}
-    return result | first_failure(command, folder)
+    found: Result = first_failure(command, folder)
+    return {"family": run["family"], "way": run["way"]} | found
 
 
 def command_of(target: str, seed: int, options: argparse.Namespace, python_path: str = "") -> Command:
@@ -91,22 +94,45 @@ def published_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
 def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
     """Return the figures of a run of the whole time; of a published launcher with the seconds to each known defect."""
     result: Result = whole_run(command_of(run["target"], run["seed"], options), folder)
-    return result | ({"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {})
+    if "launcher" in run and options.backend == "cuda":
+        add_classes_in_simulator(result["failures"], run["target"], folder / "cache")
+    defects = {"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {}
+    shown = [{name: each[name] for name in ("after", "classes", "trigger", "message")} for each in result["failures"]]
+    return result | defects | {"failures": shown}
+
+
+def add_classes_in_simulator(failures: Sequence[Result], target: str, cache: Path) -> None:
+    """Add the classes that each failure of a GPU has in the simulator, which sees the line; none where it passes."""
+    os.environ["FUZZ_ATTN_CACHE"] = str(cache)
+    with IsolatedWorker(Setup(target, backend="simulator")) as worker:
+        for each in failures:
+            file = each["file"]
+            answer = worker.judge(Order(file.case, file.relation))
+            each["classes"] += [class_of(verdict) for verdict in failures_of(answer)]
 
 
 def defects_in(result: Result, launcher: str, version: str) -> dict[str, float | None]:
-    """Return the seconds to the first failure of each defect's class, None for a class that was not found.
+    """Return the seconds to the first failure of each known defect of a version, None for one that was not found.
 
-    A class names the line where a sanitizer saw the failure. A wrong output has no line, and neither has any failure on
-    a GPU; all such defects of one launcher have the same class.
+    A failure is the defect of its class, whose trigger is most like its own: a wrong output has no line.
     """
     table = load_table()
-    seconds: dict[str, float | None] = {}
-    for name, row in table.rows.items():
-        if row.launcher == launcher and row.confirmed and row.versions[version] == "FAILED":
-            wanted = class_of(table.case(row).verdict)
-            seconds[name] = min((each["after"] for each in result["failures"] if each["class"] == wanted), default=None)
+    rows = [row for row in table.rows.values() if row.launcher == launcher and row.versions[version] == "FAILED"]
+    seconds: dict[str, float | None] = {row.name: None for row in rows if row.confirmed}
+    for each in sorted(result["failures"], key=lambda failure: float(failure["after"])):
+        names = {_without_folder(name) for name in each["classes"]}
+        alike = [row for row in rows if _without_folder(class_of(table.case(row).verdict)) in names]
+        if alike:
+            row = max(alike, key=lambda row: len(set(table.case(row).trigger or ()).intersection(each["trigger"])))
+            if seconds.get(row.name, 0.0) is None:
+                seconds[row.name] = each["after"]
     return seconds
+
+
+def _without_folder(failure_class: str) -> str:
+    """Return a class of failures whose line is in a file without its folder, which differs from cache to cache."""
+    kind, _, place = failure_class.rpartition(" ")
+    return f"{kind} {Path(place).name}"
 
 
 def summary(results: Sequence[Result]) -> Result:

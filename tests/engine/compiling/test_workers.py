@@ -104,15 +104,18 @@ def test_all_begins_anew_where_workers_say_something_else(
     expected: Workers | None, before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Workers] = []
+    urgent: list[bool] = []
     ended: list[str] = []
 
     class FakeCompiler:
         def __init__(self, plan: StagePlan, workers: Workers) -> None:
             self.workers = workers
             self.number = count()
+            self.urgent = False
 
         def step(self) -> Iterator[RoundCompiled]:
             used.append(self.workers)
+            urgent.append(self.urgent)
             yield RoundCompiled(WHOLE_RUN, next(self.number), 0, 0, 0, True, 0.0)
 
         def end(self) -> None:
@@ -130,6 +133,7 @@ def test_all_begins_anew_where_workers_say_something_else(
     done = [event.round for event in events if isinstance(event, RoundCompiled)]
     anew = expected is None or bool(before)
     assert done == ([*range(early), *range(3)] if anew else [*range(early + 3)])
+    assert urgent == [False] * early + [True] * 3
     assert used[early:] == [workers_of(plan.setup, READY)] * 3
     assert ended == before
     assert waits == ([None] if expected is None else [0.0] * 3)
