@@ -20,8 +20,11 @@ from fuzz_attn.engine.messages import Setup
 
 CASES: Final = 32
 """Cases of a shard before it looks for another round: enough to see what a compile key shows at once."""
-FRUITLESS: Final = 12
-"""After so many rounds in which the target refuses every case, and no other, shards draw their own rounds."""
+FRUITLESS: Final = 40
+"""After so many rounds in which the target refuses every case, and no other, shards draw their own rounds.
+
+They are enough for each head size, since new pairs of values come first; a target may accept only one.
+"""
 POLL_SECONDS: Final = 0.02
 
 _ENDED: Final = "ended"

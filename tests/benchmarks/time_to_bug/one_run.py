@@ -26,6 +26,8 @@ END_SECONDS: Final = 60.0
 """A run that is asked to end must have written its last statistics within this time."""
 ENOUGH: Final = 20
 """Cases of a compile key that count as having tried it."""
+NOT_INSTALLED: Final = "from fuzz_attn.cli.main import main; main()"
+"""The program where only ``PYTHONPATH`` has the package."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,10 +47,11 @@ class Command(NamedTuple):
     def line(self, out: Path) -> list[str]:
         """Return the command line."""
         script = Path(sys.executable).with_name("fuzz-attn")
+        program = [str(script)] if script.exists() else [sys.executable, "-P", "-c", NOT_INSTALLED]
         options = {"--target": self.target, "--backend": self.backend, "--seed": self.seed, "--max-time": self.limit}
         if self.workers is not None:
             options["--workers"] = self.workers
-        return [str(script), "run", "--out", str(out), *(str(each) for pair in options.items() for each in pair)]
+        return [*program, "run", "--out", str(out), *(str(each) for pair in options.items() for each in pair)]
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Return the variables of the process, whose caches are in a folder."""
@@ -57,9 +60,9 @@ class Command(NamedTuple):
             shutil.copytree(self.packages, cache / "published", dirs_exist_ok=True)
             cache.chmod(0o700)
             (cache / "published").chmod(0o700)
-        kept = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PYTHONPATH")}
+        kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         kept |= {"FUZZ_ATTN_CACHE": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
-        return kept | ({"PYTHONPATH": self.python_path} if self.python_path else {})
+        return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (self.python_path, kept.get("PYTHONPATH", ""))))}
 
 
 def first_failure(command: Command, folder: Path) -> dict[str, Any]:
