@@ -12,6 +12,10 @@ TRITONS ?= 3.6.0 3.9.0
 NIGHTLY_TIME ?= 3600
 EXAMPLES ?= 5000
 LOAD ?= 0
+BACKEND ?= simulator
+SAMPLE ?= 40
+SEEDS ?= 1
+LIMIT ?= 120
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,13 +27,13 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations operations nightly test drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
 
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 	echo
 	echo "Variables: PYTHON=python3.12 builds the environment from another interpreter; WORKERS=4 limits pytest;"
 	echo "on a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes."
@@ -87,6 +91,10 @@ conformance: ## run the simulator's tests under the oldest and the newest Triton
 
 bench: $(STAMP) ## run the benchmarks of tests/benchmarks, one after the other
 	@for script in tests/benchmarks/bench_*.py; do echo "$$script"; $(BIN)/python "$$script"; done
+
+time-to-bug: $(STAMP) ## measure the seconds to the first failure of seeded bugs; BACKEND=cuda SAMPLE=40 SEEDS="1 2" LIMIT=120 WORKERS=2 ARGS="--help"
+	@$(BIN)/python tests/benchmarks/time_to_bug/time_to_bug.py --backend $(BACKEND) --sample $(SAMPLE) --seeds $(SEEDS) \
+		--limit $(LIMIT) $(if $(filter-out auto,$(WORKERS)),--workers $(WORKERS)) $(ARGS)
 
 coverage: $(STAMP) ## run the tests and list the lines and branches that they missed
 	@$(BIN)/coverage erase

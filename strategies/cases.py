@@ -28,7 +28,7 @@ from fuzz_attn.strategies.features.sinks import sinks
 from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
-from fuzz_attn.strategies.kernel_variants import kernel_variants, variants_of
+from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
 from fuzz_attn.strategies.poisons import poisons
@@ -81,21 +81,21 @@ def cases(
     layouts: Iterable[Strides] | None = None,
     sequences: tuple[Sequence, ...] | None = None,
     variants: int | None = None,
-    usual: bool = False,
+    form: KernelForm | None = None,
 ) -> st.SearchStrategy[AttentionCase]:
     """Return a strategy of cases of a domain; shrinks towards one token of one float32 head of 16, with no feature.
 
     The compile key is drawn first, from ``key_pool(domain)`` or from ``keys`` where given, so that a campaign can make
     many cases of few keys. Strided cases take one of ``layouts`` where given. All have the same ``sequences`` where
     given. A few cases have simpler keys and layouts, so that shrinking can drop features. ``variants`` is a seed for
-    campaigns, which spend most of their time on new kernels: all cases of a key have the variant that it chooses, or
-    with ``usual`` three in four, and no key or layout is simplified, because campaigns shrink cases as data. Raises
-    InvalidArgument for keys outside of the domain.
+    campaigns, which spend most of their time on new kernels: all cases of a key have the variant that it chooses, and
+    no key or layout is simplified, because campaigns shrink cases as data. With a ``form`` all cases have it, and
+    nothing is simplified either. Raises InvalidArgument for keys outside of the domain.
     """
-    inner, simpler = domain.allows("inner_strides"), variants is None
+    inner, simpler = domain.allows("inner_strides"), variants is None and form is None
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner, simpler=simpler)
     chosen = compile_keys(domain=domain, keys=keys, simpler=simpler)
-    return _cases(domain, chosen, strides, _features(domain), sequences, variants, usual)
+    return _cases(domain, chosen, strides, _features(domain), sequences, variants, form)
 
 
 @lru_cache(maxsize=64)
@@ -114,12 +114,13 @@ def _cases(
     features: tuple[st.SearchStrategy[Any], ...],
     batch: tuple[Sequence, ...] | None,
     variants: int | None,
-    usual: bool,
+    form: KernelForm | None,
 ) -> AttentionCase:
     key = draw(keys)
     left = FeaturesLeft(domain, key.features)
-    variant = draw(_VARIANTS if variants is None else variants_of(key, variants, usual)).within(left.domain)
+    variant = (form.variant if form else _variant(draw, key, variants)).within(left.domain)
     heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
+    heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
     drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
     sequences = draw(drawn) if batch is None else batch
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
@@ -128,7 +129,9 @@ def _cases(
     window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
     softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
     one_byte = one_byte_operands(key.dtypes)
-    layout = _in_pieces(draw(strides), variant.key_piece, heads.head_size) if left.allows("strides") else _DENSE
+    layout = _DENSE
+    if left.allows("strides"):
+        layout = _in_pieces(form.strides if form else draw(strides), variant.key_piece, heads.head_size)
     far: tuple[FarAxis, ...] = ()
     if left.allows("far_axes") and left.allows("strides"):
         far = draw(_FAR[key.family, left.allows("inner_strides")])
@@ -183,6 +186,11 @@ def _cases(
         form=replace(draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL, query_starts=variant.query_starts),
     )
     return with_far_axes(case, far) if far else case
+
+
+def _variant(draw: st.DrawFn, key: CompileKey, seed: int | None) -> KernelVariant:
+    """Return the variant that a seed chooses for a key; without one, any."""
+    return draw(_VARIANTS) if seed is None else variant_of(key, seed)
 
 
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from heapq import heapify, heappop, heapreplace
+from itertools import combinations
 from operator import eq
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +27,7 @@ from fuzz_attn.strategies.sampling.draws import composite
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
 Values: TypeAlias = dict[str, Any]
+ValueOfField: TypeAlias = tuple[str, Any]
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
@@ -254,6 +257,37 @@ def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:
 
 def _fits(tile: int, dtypes: DTypes) -> bool:
     return tile_allowed(tile, one_byte=one_byte_operands(dtypes))
+
+
+def pairs_first(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:
+    """Return keys in an order in which new pairs of values come early: each has most of those that none before it has.
+
+    Among keys with as many, the earlier ones come first. Greedy, with gains that are only computed again where they may
+    be the largest, because they never grow (Minoux 1978).
+    """
+    numbers: dict[ValueOfField, int] = {}  # of values, because their hashes take longer
+    values = [[numbers.setdefault(each, len(numbers)) for each in _values(key).items()] for key in keys]
+    pairs = [frozenset(combinations(each, 2)) for each in values]
+    gains = [(-len(each), place) for place, each in enumerate(pairs)]
+    heapify(gains)
+    seen: set[object] = set()
+    order = []
+    while gains:
+        gain, place = gains[0]
+        now = -len(pairs[place] - seen)
+        if now != gain:
+            heapreplace(gains, (now, place))
+            continue
+        heappop(gains)
+        seen |= pairs[place]
+        order.append(keys[place])
+    return tuple(order)
+
+
+def value_pairs(key: CompileKey) -> frozenset[tuple[ValueOfField, ValueOfField]]:
+    """Return all pairs of the values of two fields of a key; the key pool has every pair in some key."""
+    values = [*_values(key).items()]
+    return frozenset(combinations(values, 2))
 
 
 def _values(key: CompileKey) -> Values:

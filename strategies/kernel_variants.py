@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 from typing import Final, NamedTuple
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
+from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 
 
@@ -69,16 +72,34 @@ _VARIANTS: Final = kernel_variants()
 USUAL: Final = KernelVariant("float32", "float32", "float32", query_starts=True, key_piece=0)
 
 
+@lru_cache(maxsize=256)
 def variant_of(key: CompileKey, seed: int) -> KernelVariant:
     """Return the variant that a seed chooses for a compile key, so that the cases of the key share its kernels."""
     return Sample(Random(f"{seed}/{key.number}")).draw(_VARIANTS)  # noqa: S311 - nothing secret
 
 
-@lru_cache(maxsize=256)
-def variants_of(key: CompileKey, seed: int, usual: bool) -> st.SearchStrategy[KernelVariant]:
-    """Return a strategy of the variants of a compile key's cases: that of the seed, one in four ``USUAL`` if asked for.
+class KernelForm(NamedTuple):
+    """What cases that share their kernels have in common beside the compile key: the variant, KV heads, and strides.
 
-    A target may refuse the variant of the seed, and then the key has the others.
+    Triton specialises kernels on sizes and strides that are 1 or divisible by 16. Nearly all of them follow from these.
     """
-    chosen = variant_of(key, seed)
-    return sampled_from((chosen, chosen, chosen, USUAL) if usual else (chosen,))
+
+    variant: KernelVariant
+    num_kv_heads: int
+    strides: Strides
+
+
+_DENSE: Final = Strides()
+_STRIDED: Final = sampled_from((False, False, False, True, True))
+_UNUSUAL: Final = sampled_from((False, True, True, True))
+
+
+def form_of(key: CompileKey, layouts: Sequence[Strides], seed: int) -> KernelForm:
+    """Return the form that a seed chooses for a compile key, with dense tensors or with one of the layouts.
+
+    Its parts are as frequent as in cases that are drawn one by one, and one in four has the usual variant.
+    """
+    sample = Sample(Random(f"{seed}/{key.number}/form"))  # noqa: S311 - nothing secret
+    heads = sample.draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
+    strides = layouts[sample.index(len(layouts))] if sample.draw(_STRIDED) else _DENSE
+    return KernelForm(variant_of(key, seed) if sample.draw(_UNUSUAL) else USUAL, heads.num_kv_heads, strides)

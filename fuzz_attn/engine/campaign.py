@@ -27,7 +27,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
 from fuzz_attn.counterexamples.trust import only_says_how
-from fuzz_attn.engine.compiling.rounds import CASES, POLL_SECONDS, ReadyRound, Rounds, StagePlan
+from fuzz_attn.engine.compiling.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -52,9 +52,11 @@ from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wai
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
+from fuzz_attn.engine.refusals.telling import rule_of, told
 from fuzz_attn.engine.schedule import (
     ON_CPU,
     ON_GPU,
+    SharedRound,
     may_play,
     play_round,
     play_shared_round,
@@ -73,7 +75,6 @@ from fuzz_attn.errors import (
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
-from fuzz_attn.strategies.compile_keys import key_pool
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 LAST_PART: Final = 0.75
@@ -91,6 +92,8 @@ part of the time that the rest may take where it is limited: in a round of one k
 MOST_MISSING: Final = 0.5
 """Where more cases than this part would have to wait for the compiler, the compile stage does not know the target: then
 cases may wait."""
+FIRST_MISSING: Final = 120
+"""So many cases more may be missing at first, because one round says little."""
 _AVOIDING: Final = 4
 """The index of the stream of random numbers that decides which cases are drawn again."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
@@ -269,7 +272,7 @@ class Campaign:
 
     def _rounds_tried(self) -> int:
         """Return the number of rounds, those of one compile key counted as part of one."""
-        return self._own_rounds + (0 if self._rounds is None else self._rounds.ready // ON_GPU.keys)
+        return self._own_rounds + (0 if self._rounds is None else self._rounds.played // ON_GPU.keys)
 
     def _has_budget(self) -> bool:
         return self._has_time() and (self.plan.max_cases is None or self.cases < self.plan.max_cases)
@@ -289,7 +292,7 @@ class Campaign:
             self._own_round(number)
             return
         started = time.monotonic()
-        key_pool(self.ready.domain)  # takes a fifth of a second, once: while the first kernels are compiled
+        self._shared(0)  # takes half a second, once: while the first kernels are compiled
         ready = self._rounds.next(self._random, self._may_wait)
         self._waited += time.monotonic() - started
         if ready is None:
@@ -303,18 +306,30 @@ class Campaign:
 
     def _shared_round(self, number: int, ready: ReadyRound) -> None:
         """Try cases of a round that is compiled, the same for all shards."""
+        self._learn_refusals()
         domain, excludes = self._refusals.drawing(number)
-        assert self.plan.stage is not None
-        shared = shared_round(self.ready.domain, self.plan.stage.seed, ready.number, self.plan.stage.covered)
+        shared = self._shared(ready.number)
+        shared = shared.usual() if ready.usual else shared
         if not may_play(shared, domain, excludes):
             time.sleep(POLL_SECONDS)  # the next round may be ready then
             return
         seed = derived_seed(self.plan.seed, self.plan.shard, number)
-        self._compiled = ready.complete and self._missing < MOST_MISSING * (self.cases + CASES)
+        self._compiled = ready.complete and self._missing < MOST_MISSING * (self.cases + FIRST_MISSING)
         try:
-            play_shared_round(domain, shared, seed, self._cases_left(CASES), self._try, self._skips)
+            play_shared_round(domain, shared, seed, self._cases_left(ready.cases), self._try, self._skips)
         finally:
             self._compiled = False
+
+    def _learn_refusals(self) -> None:
+        """Learn what the target refuses, as other shards have found out."""
+        assert self._rounds is not None
+        rules = (rule_of(found, self.ready.domain) for found in self._rounds.told())
+        self._refusals.learn(rule for rule in rules if rule is not None)
+
+    def _shared(self, number: int) -> SharedRound:
+        """Return the shared round of a number."""
+        assert self.plan.stage is not None
+        return shared_round(self.ready.domain, self.plan.stage.seed, number, self.plan.stage.covered)
 
     def _cases_left(self, most: int) -> int:
         return most if self.plan.max_cases is None else min(most, self.plan.max_cases - self.cases)
@@ -432,6 +447,8 @@ class Campaign:
             probe = partial(self._probe, host_only=refusal.stage == "host")
             for rule in self._refusals.refused(order.case, refusal, probe):
                 self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
+                if self._rounds is not None:
+                    self._rounds.tell(*told(rule))
 
     def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""

@@ -7,6 +7,7 @@ the domain and the seed, so other callers can go through the same cases as a cam
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
 from itertools import islice
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
@@ -22,7 +23,8 @@ from fuzz_attn.engine.seeds import ALL_SHARDS, derived_seed
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.compile_keys import check_key, key_pool
+from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first
+from fuzz_attn.strategies.kernel_variants import USUAL, KernelForm, form_of
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.strategies.sampling.draws import Sample
@@ -48,7 +50,7 @@ ON_GPU: Final = RoundSize(cases=480, keys=4, layouts=1, compiling=1)
 One compile key leads to many Triton kernels, because Triton specialises on strides that are 1 or divisible by 16, in
 each combination. With ``ON_GPU`` a kernel has 8 to 19 cases (unified, paged and context). Few keys at a time, because
 a round that the time limit cuts off has compiled most of its kernels and judged few of its cases. A run on one machine
-has shared rounds instead (:class:`SharedRound`), in which a kernel has 100 cases and more of 16 shards.
+has shared rounds instead (:class:`SharedRound`), which need one to three kernels each.
 ``tests/benchmarks/bench_kernel_variants.py`` counts them (``16 1``).
 """
 
@@ -70,37 +72,47 @@ _RELATIONS: Final = 33
 
 
 class SharedRound(NamedTuple):
-    """What all shards of a run play at the same time, so that they share its kernels: one compile key and one layout.
+    """A visit of one compile key, whose cases share their kernels. Any shard can play it, each with cases of its own.
 
-    The shards draw different cases of it. Those of the seed ``sample`` show which kernels it needs.
+    ``turn`` counts the visits of the key before this one. The cases of the seed ``sample`` show which kernels it needs.
     """
 
     key: CompileKey
-    layout: Strides
+    form: KernelForm
     relations: frozenset[str]
     sample: int
+    turn: int
 
-
-SAMPLE: Final = 240
-"""Cases of a shared round that show which kernels it needs."""
+    def usual(self) -> SharedRound:
+        """Return the round with the usual variant of its kernels, for a target that refuses the other."""
+        return self._replace(form=self.form._replace(variant=USUAL))
 
 
 def shared_round(domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
-    """Return what all shards of a campaign play in a round.
+    """Return a round that the shards of a campaign can share.
 
-    The rounds go through all compile keys in one random order after the other; those whose numbers are ``covered``
-    come last in the first. All else depends only on the key and on how often it came before. So another run with the
-    same output directory finds the kernels of these keys compiled.
+    The rounds go through all compile keys, in an order in which pairs of values come early, and then again in another
+    order; those whose numbers are ``covered`` come last in the first. All else depends only on the key and on how often
+    it came before. So another run with the same output directory finds the kernels of these keys compiled. The first
+    visit of a key asks for no relation that compiles another kernel.
     """
-    keys, layouts = key_pool(domain), layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides"))
-    turn, place = divmod(number, len(keys))
-    order: list[int] = Stream(derived_seed(campaign, ALL_SHARDS, -1 - turn), _KEYS).permutation(len(keys)).tolist()
-    if turn == 0:
-        order.sort(key=lambda index: keys[index].number in covered)
-    index, compiling = order[place], _compiling_relations()
-    key, again = keys[index], index + turn
-    relations = frozenset(RELATIONS).difference(compiling) | {compiling[again % len(compiling)]}
-    return SharedRound(key, layouts[again % len(layouts)], relations, derived_seed(key.number, ALL_SHARDS, turn))
+    turn, place = divmod(number, len(key_pool(domain)))
+    key = _order(domain, derived_seed(campaign, ALL_SHARDS, -1 - turn), frozenset(covered if turn == 0 else ()))[place]
+    seed, compiling = derived_seed(key.number, ALL_SHARDS, turn), _compiling_relations()
+    form = form_of(key, layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides")), seed)
+    relations = frozenset(RELATIONS).difference(compiling)
+    if turn:
+        relations |= {compiling[(key.number + turn) % len(compiling)]}
+    return SharedRound(key, form, relations, seed, turn)
+
+
+@lru_cache(maxsize=8)
+def _order(domain: Domain, seed: int, covered: frozenset[int]) -> tuple[CompileKey, ...]:
+    """Return all compile keys of a domain in a seeded order: pairs of values come early, ``covered`` keys last."""
+    pool = key_pool(domain)
+    shuffled = [pool[index] for index in Stream(seed, _KEYS).permutation(len(pool)).tolist()]
+    last = tuple(key for key in shuffled if key.number in covered)
+    return pairs_first([key for key in shuffled if key.number not in covered]) + last
 
 
 def may_play(shared: SharedRound, domain: Domain, excludes: ExcludesKey | None) -> bool:
@@ -123,7 +135,7 @@ def play_shared_round(
     skips: Skips | None = None,
 ) -> None:
     """Draw cases of a shared round and call ``attempt`` with each; an exception of it ends the round."""
-    drawn = cases(domain, keys=(shared.key,), layouts=(shared.layout,), variants=shared.sample, usual=True)
+    drawn = cases(domain, keys=(shared.key,), form=shared.form)
     strategy = with_choices(drawn)
     _play(domain, seed, number_of_cases, attempt, strategy, shared.relations, skips)
 

@@ -1,7 +1,7 @@
 """Compiles kernels without a GPU, then launches them up to Triton's own compiler; prints JSON for the test beside it.
 
 It runs in a process of its own, because kernels must not be decorated for the interpreter. Its arguments are a family
-and the number of a round.
+and the number of the first of some rounds.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -24,7 +24,7 @@ from triton import knobs
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.backends.compiler_compat import WantedKernel, only_compiled_kernels
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.engine.compiling.rehearsal import Rehearsal
+from fuzz_attn.engine.compiling.rehearsal import Rehearsal, known_kernels
 from fuzz_attn.engine.schedule import play_shared_round, shared_round
 from fuzz_attn.errors import NotCompiledInterrupt
 from fuzz_attn.inputs import storage
@@ -34,13 +34,15 @@ from fuzz_attn.targets.published.gpu_answers import gpu_answers
 
 GPU_ALIGNMENT: Final = 512
 """Bytes to which CUDA's allocator aligns."""
-CASES: Final = 40
+ROUNDS: Final = 4
+CASES: Final = 20
+"""Of each round."""
 COMPILED: Final = 2
 
 on_cpu = storage._flat
 target = load_target(sys.argv[1])
 domain = target.domain.in_memory()
-shared = shared_round(domain, 3, int(sys.argv[2]))
+rounds = [shared_round(domain, 3, int(sys.argv[2]) + each) for each in range(ROUNDS)]
 backend = CompilerBackend(gpu_answers)
 
 
@@ -52,10 +54,11 @@ def as_on_gpu(memory: Any, dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.from_numpy(whole[start : start + flat.numel()]).copy_(flat).view(dtype)
 
 
-def rehearsed(rehearsal: Rehearsal) -> list[WantedKernel]:
-    needed = rehearsal.kernels_of(shared, CASES)
-    assert needed.complete
-    return needed.kernels
+def rehearsed() -> dict[str, WantedKernel]:
+    rehearsal = Rehearsal(target, backend, domain)
+    cases = [case for shared in rounds for case in rehearsal.cases_of(shared, CASES)]
+    assert known_kernels(cases)
+    return {str(kernel.key): kernel for case in cases for kernel in case.kernels}
 
 
 def cases_of_one_kernel() -> list[tuple[WantedKernel, AttentionCase]]:
@@ -69,7 +72,8 @@ def cases_of_one_kernel() -> list[tuple[WantedKernel, AttentionCase]]:
         if len(wanted) == 1:
             found.setdefault(wanted[0].key, (wanted[0], case))
 
-    play_shared_round(domain, shared, shared.sample, CASES, attempt)
+    for shared in rounds:
+        play_shared_round(domain, shared, shared.sample, CASES, attempt)
     return list(found.values())
 
 
@@ -106,17 +110,13 @@ def kernels_of_an_autotuner() -> int:
 
 def main() -> None:
     """Print what is compiled, found and refused."""
-    rehearsal = Rehearsal(target, backend, domain)
-    kernels = rehearsed(rehearsal)
-    rehearsal.compiled(kernels)
-    left = len(rehearsed(rehearsal))
+    kernels = rehearsed()
     storage._flat = as_on_gpu
-    again = rehearsed(Rehearsal(target, backend, domain))
+    again = rehearsed()
     chosen = cases_of_one_kernel()[: COMPILED + 1]
     figures = {
         "kernels": len(kernels),
-        "left": left,
-        "same keys": {str(kernel.key) for kernel in kernels} == {str(kernel.key) for kernel in again},
+        "same keys": kernels.keys() == again.keys(),
         "autotuned": kernels_of_an_autotuner(),
         "compiled": [kernel.compile() for kernel, _ in chosen[:COMPILED]],
         "found": [launched(*each) for each in chosen],

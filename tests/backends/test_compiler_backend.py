@@ -24,7 +24,6 @@ def test_launches_find_what_was_compiled_ahead(family: str, number: int, tmp_pat
     figures: dict[str, Any] = json.loads(printed)
     assert figures.pop("kernels") > 3
     assert figures == {
-        "left": 0,
         "same keys": True,
         "autotuned": 2,
         "compiled": [True, True],

@@ -7,20 +7,24 @@ need a kernel that the sample of the compile stage does not show; a worker drops
 
 import os
 import sys
+from collections.abc import Set
 from functools import partial
+from statistics import fmean
 
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 
 from fuzz_attn.backends.compiler import CompilerBackend
-from fuzz_attn.backends.compiler_compat import KernelKey
+from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling.rehearsal import Rehearsal
+from fuzz_attn.engine.compiling.compiler import FIRST_KERNELS, LATER_KERNELS
+from fuzz_attn.engine.compiling.rehearsal import Rehearsal, compile_most
 from fuzz_attn.engine.compiling.rounds import CASES
-from fuzz_attn.engine.schedule import ON_GPU, play_round, play_shared_round, shared_round
+from fuzz_attn.engine.schedule import ON_GPU, SharedRound, play_round, play_shared_round, shared_round
 from fuzz_attn.engine.seeds import derived_seed
+from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
@@ -35,8 +39,7 @@ class Counted(Rehearsal):
         target = load_target(family)
         domain = target.domain
         self.domain: Domain = domain.in_memory()
-        self._compiler = CompilerBackend(gpu_answers)
-        super().__init__(target, self._compiler, self.domain)
+        super().__init__(target, CompilerBackend(gpu_answers), self.domain)
         self.clear()
 
     def clear(self) -> None:
@@ -44,10 +47,9 @@ class Counted(Rehearsal):
         self.kernels: set[KernelKey] = set()
         self.cases = self.dropped = 0
 
-    def attempt(self, case: AttentionCase, relation: str | None, *, sample: frozenset[KernelKey] | None = None) -> None:
+    def attempt(self, case: AttentionCase, relation: str | None, *, sample: Set[KernelKey] | None = None) -> None:
         """Count a case. With a ``sample``, one that needs a kernel outside of it is dropped."""
-        self._rehearse(case, relation)
-        kernels = {kernel.key for kernel in self._compiler.wanted()}
+        kernels = {kernel.key for kernel in self.rehearsed(case, relation).kernels}
         self.cases += 1
         if sample is None or kernels <= sample:
             self.kernels |= kernels
@@ -68,16 +70,38 @@ def own_rounds(counted: Counted, shards: int) -> None:
     print(counted.line(f"  own rounds, one of {ON_GPU.cases} cases for each shard"), flush=True)
 
 
-def shared_rounds(counted: Counted, shards: int, rounds: int) -> None:
-    """Print the count of a few rounds that all shards share, with the fewest cases of each shard."""
-    for number in range(rounds):
-        counted.clear()
+def shared_rounds(counted: Counted, shards: int, rounds: int, turn: int) -> None:
+    """Print the count of rounds that shards share, in the first visit of their keys or in a later one."""
+    chosen, dropped, needed = list[int](), list[float](), list[int]()
+    keys = len(key_pool(counted.domain))
+    for number in range(turn * keys, turn * keys + rounds):
         shared = shared_round(counted.domain, SEED, number)
-        sample = counted.kernels_of(shared).kernels
-        attempt = partial(counted.attempt, sample=frozenset(kernel.key for kernel in sample))
-        for shard in range(shards):
-            play_shared_round(counted.domain, shared, derived_seed(SEED, shard, number), CASES, attempt)
-        print(counted.line(f"  shared round {number}, {len(sample)} kernels in the sample"), flush=True)
+        sample = chosen_kernels(counted, shared)
+        for some, count in ((sample, chosen), (None, needed)):
+            counted.clear()
+            attempt = partial(counted.attempt, sample=some)
+            for shard in range(shards):
+                play_shared_round(counted.domain, shared, derived_seed(SEED, shard, number), CASES, attempt)
+            count.append(len(sample) if some is not None else len(counted.kernels))
+            if some is not None:
+                dropped.append(counted.dropped / max(1, counted.cases))
+    print(
+        f"  {rounds} shared rounds, turn {turn}: {fmean(chosen):.2f} kernels compiled for each, at most {max(chosen)}, "
+        f"of {fmean(needed):.2f} that {shards} times {CASES} cases need; {fmean(dropped):.1%} of the cases are dropped",
+        flush=True,
+    )
+
+
+def chosen_kernels(counted: Counted, shared: SharedRound) -> set[KernelKey]:
+    """Return the kernels that the compile stage compiles for a round, which are not compiled here."""
+    chosen: set[KernelKey] = set()
+
+    def noted(kernel: WantedKernel) -> WantedKernel:
+        return WantedKernel(kernel.key, partial(chosen.add, kernel.key))
+
+    sample = [each._replace(kernels=tuple(map(noted, each.kernels))) for each in counted.cases_of(shared)]
+    compile_most(sample, LATER_KERNELS if shared.turn else FIRST_KERNELS)
+    return chosen
 
 
 def main() -> None:
@@ -88,7 +112,8 @@ def main() -> None:
         print(f"{family}, {shards} shards")
         counted = Counted(family)
         own_rounds(counted, shards)
-        shared_rounds(counted, shards, rounds)
+        for turn in range(2):
+            shared_rounds(counted, shards, rounds, turn)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
+from random import Random
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ from fuzz_attn.engine.schedule import (
     shared_round,
 )
 from fuzz_attn.properties.relations import RELATIONS
-from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 
 DOMAIN = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 
@@ -90,18 +91,42 @@ def test_shards_draw_different_cases_of_a_shared_round() -> None:
     one, other = cases_of(shared, near, 1), cases_of(shared, near, 2)
     assert not any(case in other for case in one)
     assert {case.compile_key for case in one + other} == {shared.key}
-    assert {case.strides for case in one + other} == {Strides(), shared.layout}
+    assert {case.strides for case in one + other} == {shared.form.strides}
+    assert {case.heads.num_kv_heads for case in one + other} == {shared.form.num_kv_heads}
 
 
-def test_shared_rounds_go_through_all_keys_and_then_again_in_other_layouts() -> None:
+def test_shared_rounds_go_through_all_keys_and_then_again_in_other_forms() -> None:
     pool = key_pool(DOMAIN)
     first = [shared_round(DOMAIN, 7, number) for number in range(len(pool))]
     second = [shared_round(DOMAIN, 7, number + len(pool)) for number in range(len(pool))]
     assert {each.key for each in first} == {each.key for each in second} == set(pool)
     assert [each.key for each in first] != [each.key for each in second]
-    layouts = {each.key: each.layout for each in first}
-    assert all(layouts[each.key] != each.layout for each in second)
-    assert {name for each in first for name in each.relations} == set(RELATIONS)
+    assert ({each.turn for each in first}, {each.turn for each in second}) == ({0}, {1})
+    forms = {each.key: each.form for each in first}
+    assert sum(forms[each.key] == each.form for each in second) < 0.2 * len(pool), "dense with few heads is usual"
+    assert {each.form.strides == Strides() for each in first} == {True, False}
+
+
+def test_only_later_visits_of_a_key_ask_for_a_relation_that_compiles_another_kernel() -> None:
+    compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
+    first, later = shared_round(DOMAIN, 7, 3), shared_round(DOMAIN, 7, 3 + len(key_pool(DOMAIN)))
+    assert first.relations == set(RELATIONS) - compiling
+    assert len(later.relations & compiling) == 1
+    keys = range(len(key_pool(DOMAIN)), 2 * len(key_pool(DOMAIN)))
+    assert {name for number in keys for name in shared_round(DOMAIN, 7, number).relations} == set(RELATIONS)
+
+
+def test_shared_rounds_cover_pairs_of_values_early() -> None:
+    pool = key_pool(DOMAIN)
+    order = [shared_round(DOMAIN, 7, number).key for number in range(len(pool))]
+    shuffled = Random(1).sample(pool, len(pool))
+    every = len(pairs_of(pool))
+    assert len(pairs_of(order[:100])) > 1.15 * len(pairs_of(shuffled[:100]))
+    assert len(pairs_of(order[: 3 * len(pool) // 4])) == every > len(pairs_of(shuffled[: 3 * len(pool) // 4]))
+
+
+def pairs_of(keys: Sequence[CompileKey]) -> set[object]:
+    return {pair for key in keys for pair in value_pairs(key)}
 
 
 def test_another_seed_plays_the_same_kernels_in_another_order() -> None:

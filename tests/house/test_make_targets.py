@@ -16,7 +16,7 @@ from fuzz_attn.cli.main import main
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "reports/README.md")
 DOCUMENTS = (*PAGES, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-TARGETS = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 SHELL = frozenset(("||", "&&", "|", ">", "2>", ";"))
 """Words that end a command."""
@@ -33,7 +33,7 @@ def code_of(markdown: str) -> Iterator[str]:
 
 def make_targets_in(markdown: str) -> set[str]:
     """Return the make targets that a document names."""
-    return {target for code in code_of(markdown) for target in re.findall(r"\bmake ([a-z]+)", code)}
+    return {target for code in code_of(markdown) for target in re.findall(r"\bmake ([a-z-]+)", code)}
 
 
 def test_prose_is_not_code() -> None:
@@ -136,7 +136,7 @@ def test_readme_names_the_two_commands() -> None:
 
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (phony,) = re.findall(r"^\.PHONY: ([a-z ]+)$", makefile, flags=re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: ([a-z -]+)$", makefile, flags=re.MULTILINE)
     listing = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert {line.split()[1] for line in listing.splitlines() if line.startswith("make ")} == set(phony.split())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
@@ -14,7 +15,8 @@ from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.engine import schedule
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.kernel_variants import USUAL, KernelVariant, kernel_variants, variant_of
+from fuzz_attn.strategies.kernel_variants import USUAL, KernelVariant, form_of, kernel_variants, variant_of
+from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.targets.loading import load_target
 
 RICH = CompileKey(alibi=True, qq_bias=True, sinks=True)
@@ -56,17 +58,35 @@ def test_cases_without_a_seed_differ_in_their_variants(sample: Any) -> None:
     assert len({seen_in(case) for case in drawn if case.alibi and case.sinks}) > 5
 
 
-def test_some_cases_of_a_shared_round_are_of_the_usual_variant() -> None:
-    """They are left where a target refuses what the seed chose, or where a rule narrowed the domain since."""
-    domain = load_target("paged").domain
-    seed = next(seed for seed in range(1000) if variant_of(PAGED, seed).sinks == "float16")
-    seen: list[KernelVariant] = []
-    shared = schedule.SharedRound(PAGED, Strides(), frozenset({"determinism"}), seed)
-    schedule.play_shared_round(domain, shared, 3, 80, lambda case, _: seen.append(seen_in(case)))
-    usual = seen.count(USUAL)
-    assert 5 < usual < 40
-    chosen = variant_of(PAGED, seed).within(domain)._replace(bias="float32")
-    assert seen.count(chosen) == len(seen) - usual
+def test_all_cases_of_a_form_have_it(sample: Any) -> None:
+    domain, layouts, seen = load_target("paged").domain, layout_pool(family="paged"), set()
+    for seed in range(30):
+        form = form_of(PAGED, layouts, seed)
+        drawn = sample(cases(domain, keys=(PAGED,), form=form), 8)
+        near = [case for case in drawn if not case.strides.far]
+        expected = form.variant.within(domain)._replace(bias="float32")
+        assert {seen_in(case) for case in drawn} == {expected}
+        assert {case.heads.num_kv_heads for case in near} <= {form.num_kv_heads}
+        assert {msgspec.structs.replace(case.strides, key_piece=0) for case in near} <= {form.strides}
+        seen.add(form)
+    assert len(seen) > 15
+
+
+def test_forms_are_as_cases_that_are_drawn_one_by_one() -> None:
+    layouts = layout_pool(family="paged")
+    forms = [form_of(PAGED, layouts, seed) for seed in range(400)]
+    assert 0.3 < sum(form.strides != Strides() for form in forms) / 400 < 0.5
+    assert 0.25 < sum(form.variant == USUAL for form in forms) / 400 < 0.6, "a quarter, and what is so by chance"
+    assert {form.num_kv_heads for form in forms} == {1, 2, 3, 4, 8}
+    assert {form.strides for form in forms} > {Strides()}
+
+
+def test_a_round_has_the_usual_variant_where_a_target_refuses_another() -> None:
+    seed = next(seed for seed in range(1000) if form_of(PAGED, (Strides(),), seed).variant != USUAL)
+    form = form_of(PAGED, (Strides(),), seed)
+    shared = schedule.SharedRound(PAGED, form, frozenset({"determinism"}), seed, 0)
+    assert shared.usual().form == form._replace(variant=USUAL)
+    assert shared.usual()._replace(form=form) == shared
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,78 +1,93 @@
-"""Pool: compiles kernels in forks of this process, which share its imports and what Triton has computed."""
+"""Pool: works in forks of this process, which share its imports and what Triton has computed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from fuzz_attn.engine.child.fork import die_with_parent
 
-if TYPE_CHECKING:
-    from fuzz_attn.backends.compiler_compat import WantedKernel
-
-COMPILED: Final = b"c"
-FOUND: Final = b"f"
-"""It was in Triton's cache already."""
-FAILED: Final = b"x"
 STUCK_SECONDS: Final = 120.0
-"""After so long without a result the forks are killed; what is left is not compiled."""
-_NUMBER_BYTES: Final = 4
+"""After so long a fork is killed; its work has no result then."""
+_PIPE_BYTES: Final = 65536
 
 
-def compile_all(kernels: Sequence[WantedKernel], processes: int, nice: int = 0) -> Counter[bytes]:
-    """Compile kernels in so many processes and return how many were compiled, found in the cache, or failed."""
-    tasks, results = _tasks(len(kernels)), os.pipe()
-    forks = [_fork(kernels, tasks, results, nice) for _ in range(min(processes, len(kernels)))]
-    os.close(results[1])
-    os.close(tasks)
-    done = _received(results[0], forks)
-    os.close(results[0])
-    for fork in forks:
-        os.waitpid(fork, 0)
-    done[FAILED] += len(kernels) - done.total()  # of forks that died
-    return +done
+@dataclass
+class _Fork:
+    process: int
+    number: int
+    started: float
+    received: bytes = b""
 
 
-def _tasks(count: int) -> int:
-    """Return a pipe that holds the numbers of all kernels; each fork takes the next one."""
-    source, sink = os.pipe()
-    os.write(sink, b"".join(number.to_bytes(_NUMBER_BYTES, "little") for number in range(count)))
-    os.close(sink)
-    return source
+class Forks:
+    """Forks that each do one piece of work, known by its number, and send its result as bytes."""
+
+    def __init__(self) -> None:
+        self._forks: dict[int, _Fork] = {}
+        """The forks by the pipe that their results come through."""
+
+    def __len__(self) -> int:
+        """Return how many forks work."""
+        return len(self._forks)
+
+    def start(self, number: int, work: Callable[[], bytes], nice: int = 0) -> None:
+        """Do a piece of work in a fork."""
+        source, sink = os.pipe()
+        process = os.fork()
+        if not process:
+            _work(work, sink, nice)
+        os.close(sink)
+        self._forks[source] = _Fork(process, number, time.monotonic())
+
+    def ended(self, seconds: float) -> Iterator[tuple[int, bytes]]:
+        """Wait up to some seconds for forks that end, and yield their numbers and results; empty for one that died."""
+        self._kill_stuck()
+        for source in select.select(list(self._forks), [], [], seconds)[0]:
+            received = os.read(source, _PIPE_BYTES)
+            self._forks[source].received += received
+            if not received:
+                yield self._result(source)
+
+    def kill(self) -> None:
+        """End all forks; their work has no result."""
+        for fork in self._forks.values():
+            os.kill(fork.process, signal.SIGKILL)
+        for source in list(self._forks):
+            self._result(source)
+
+    def _result(self, source: int) -> tuple[int, bytes]:
+        fork = self._forks.pop(source)
+        os.close(source)
+        status = os.waitpid(fork.process, 0)[1]
+        return fork.number, b"" if status else fork.received
+
+    def _kill_stuck(self) -> None:
+        for fork in self._forks.values():
+            if time.monotonic() - fork.started > STUCK_SECONDS:
+                os.kill(fork.process, signal.SIGKILL)
 
 
-def _fork(kernels: Sequence[WantedKernel], tasks: int, results: tuple[int, int], nice: int) -> int:
-    fork = os.fork()
-    if fork:
-        return fork
+def _work(work: Callable[[], bytes], sink: int, nice: int) -> None:
+    """Work and send the result, in the fork, which ends then; its status is 1 where the work raised."""
+    status = 1
     try:
         die_with_parent()
-        os.close(results[0])
         os.nice(nice)
-        while number := os.read(tasks, _NUMBER_BYTES):
-            os.write(results[1], _compiled(kernels[int.from_bytes(number, "little")]))
+        result = memoryview(work())
+        while result:
+            result = result[os.write(sink, result) :]
+        status = 0
+    except Exception:  # noqa: BLE001 - the process ends either way
+        traceback.print_exc()  # into what the compile stage prints
     finally:
-        os._exit(0)
-
-
-def _compiled(kernel: WantedKernel) -> bytes:
-    try:
-        return COMPILED if kernel.compile() else FOUND
-    except Exception:  # noqa: BLE001 - the compiler may raise anything; the worker that launches the kernel reports it
-        return FAILED
-
-
-def _received(results: int, forks: Sequence[int]) -> Counter[bytes]:
-    """Return the results of all forks; kills those that give none for too long."""
-    done: Counter[bytes] = Counter()
-    while True:
-        if not select.select([results], [], [], STUCK_SECONDS)[0]:
-            for fork in forks:
-                os.kill(fork, signal.SIGKILL)
-        if not (received := os.read(results, 4096)):
-            return done
-        done.update(bytes([each]) for each in received)
+        with contextlib.suppress(OSError):
+            os.close(sink)
+        os._exit(status)

@@ -1,29 +1,40 @@
-"""Rehearsal: the kernels that a round needs, found by calling the target on its cases without a GPU."""
+"""Rehearsal: the kernels that cases of a round need, found by calling the target on them without a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.schedule import SAMPLE, SharedRound, play_shared_round
+from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.schedule import SharedRound, play_shared_round
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.properties.check import comparison_of
+from fuzz_attn.properties.exceptions import refusal_by
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 
-MOST_FAILED: Final = 0.02
+SAMPLE: Final = 32
+"""Cases of a round that show which kernels it needs."""
+MOST_FAILED: Final = 0.1
 """Where more of the cases cannot be rehearsed, the kernels of a round are not all known."""
+MOST_TRIED: Final = 4
+"""After so many kernels of a round that do not compile, and none that does, the others are not tried."""
 
 
-class Needed(NamedTuple):
-    """The kernels of a round that no earlier one needs, and whether nearly all of its cases could be rehearsed."""
+class Rehearsed(NamedTuple):
+    """A case and the kernels that it needs, or why it is refused, or that it could not be rehearsed."""
 
-    kernels: list[WantedKernel]
-    complete: bool
+    order: Order
+    kernels: tuple[WantedKernel, ...] = ()
+    refusal: Refusal | None = None
+    failed: bool = False
 
 
 class Rehearsal:
@@ -31,28 +42,92 @@ class Rehearsal:
 
     def __init__(self, target: Target, backend: CompilerBackend, domain: Domain) -> None:
         self._target, self._backend, self._domain = target, backend, domain
-        self._known: set[KernelKey] = set()
-        self._failed = 0
 
-    def kernels_of(self, shared: SharedRound, cases: int = SAMPLE) -> Needed:
-        """Return the kernels of the sample of a round; other cases of it need hardly any others."""
-        self._failed = 0
-        play_shared_round(self._domain, shared, shared.sample, cases, self._rehearse)
-        new = [kernel for kernel in self._backend.wanted() if kernel.key not in self._known]
-        return Needed(new, self._failed <= MOST_FAILED * cases)
+    def cases_of(self, shared: SharedRound, count: int = SAMPLE) -> list[Rehearsed]:
+        """Return the sample of a round; other cases of it need hardly any other kernels."""
+        found: list[Rehearsed] = []
 
-    def compiled(self, kernels: Iterable[WantedKernel]) -> None:
-        """Note that kernels are compiled, so that no later round needs them."""
-        self._known.update(kernel.key for kernel in kernels)
+        def attempt(case: AttentionCase, relation: str | None) -> None:
+            found.append(self.rehearsed(case, relation))
 
-    def _rehearse(self, case: AttentionCase, relation: str | None) -> None:
+        play_shared_round(self._domain, shared, shared.sample, count, attempt)
+        return found
+
+    def rehearsed(self, case: AttentionCase, relation: str | None) -> Rehearsed:
         """Call the target on a case, and on the second one of its relation; a refused case needs no kernel."""
-        experiment = Experiment(case, self._target, self._backend, strict=False)
+        experiment, order = Experiment(case, self._target, self._backend, strict=False), Order(case, relation)
         try:
-            first = experiment.first
-            if first.error:
-                self._failed += first.refusal is None
-            elif relation:
+            refusal, failed = experiment.refusal, bool(experiment.first.error)
+            if not failed and relation:
                 comparison_of(relation, experiment)
         except FuzzAttnError:
-            self._failed += 1
+            refusal, failed = None, True
+        kernels = tuple(self._backend.wanted())
+        return Rehearsed(order, () if failed else kernels, refusal, failed and refusal is None)
+
+
+@dataclass
+class Compiled:
+    """How many kernels of a round were ``compiled``, ``loaded`` from Triton's cache, or ``failed``.
+
+    ``playable`` says whether some case has all of its kernels. If none has, ``refused`` is a case that is refused, with
+    the reason.
+    """
+
+    compiled: int = 0
+    loaded: int = 0
+    failed: int = 0
+    playable: bool = False
+    refused: tuple[Order, Refusal] | None = None
+
+
+def compile_most(rehearsed: Sequence[Rehearsed], most: int) -> Compiled:
+    """Compile the kernels that most of the cases need, ``most`` kernels unless a single case needs more.
+
+    Kernels that do not compile do not count; others are tried in their place.
+    """
+    done, tried = Compiled(refused=_refused_by_host(rehearsed)), dict[KernelKey, bool]()
+    for example in _most_frequent_first(rehearsed):
+        new = [kernel for kernel in example.kernels if kernel.key not in tried]
+        if done.playable and done.compiled + done.loaded + len(new) > most:
+            continue
+        if done.failed >= MOST_TRIED and not done.playable:
+            break
+        for kernel in new:
+            tried[kernel.key] = _compile(kernel, example.order, done)
+        done.playable |= all(tried[kernel.key] for kernel in example.kernels)
+    done.refused = None if done.playable else done.refused
+    return done
+
+
+def known_kernels(rehearsed: Sequence[Rehearsed]) -> bool:
+    """Return whether nearly all cases could be rehearsed."""
+    return sum(each.failed for each in rehearsed) <= MOST_FAILED * len(rehearsed)
+
+
+def _refused_by_host(rehearsed: Sequence[Rehearsed]) -> tuple[Order, Refusal] | None:
+    """Return the first case if all are refused."""
+    refused = [(each.order, each.refusal) for each in rehearsed if each.refusal is not None]
+    return refused[0] if refused and len(refused) == len(rehearsed) else None
+
+
+def _most_frequent_first(rehearsed: Sequence[Rehearsed]) -> Iterator[Rehearsed]:
+    """Yield one case of each set of kernels; those of the sets that most cases need come first."""
+    sets = [frozenset(kernel.key for kernel in each.kernels) for each in rehearsed]
+    examples = dict(zip(reversed(sets), reversed(rehearsed), strict=True))
+    return (examples[each] for each, _ in Counter(sets).most_common() if each)
+
+
+def _compile(kernel: WantedKernel, order: Order, done: Compiled) -> bool:
+    """Compile a kernel and count it; return whether it is there."""
+    try:
+        compiled = kernel.compile()
+    except Exception as error:  # noqa: BLE001 - the compiler may raise anything
+        done.failed += 1
+        refusal = refusal_by(error, str(error), launched=True)
+        if refusal is not None and done.refused is None:
+            done.refused = order, refusal
+        return False
+    done.compiled += compiled
+    done.loaded += not compiled
+    return True

@@ -1,30 +1,34 @@
 """Rounds: which shared rounds are ready to be judged, as files in the folder of a run.
 
-The compile stage writes a file when the kernels of a round are compiled. A shard plays the newest round that is ready,
-and then cases of the last few, until the next is ready: no case waits for the compiler.
+The compile stage writes a file when the kernels of a round are compiled. Each round is begun by one shard. A shard that
+finds none that no other has begun plays any of the others, with cases of its own: no case waits for the compiler.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.messages import Setup
 
-CASES: Final = 120
-"""Cases of a shard before it looks for another round."""
-LAST_ROUNDS: Final = 4
-"""So many rounds are played in turn while no new one is ready, so that cases of several keys follow each other."""
-AHEAD: Final = 2
-"""So many rounds are compiled that no shard has begun."""
+CASES: Final = 32
+"""Cases of a shard before it looks for another round: enough to see what a compile key shows at once."""
+FRUITLESS: Final = 40
+"""After so many rounds in which the target refuses every case, and no other, shards draw their own rounds.
+
+They are enough for each head size, since new pairs of values come first; a target may accept only one.
+"""
 POLL_SECONDS: Final = 0.02
 
 _ENDED: Final = "ended"
-_COMPLETE: Final = "complete"
+_READY, _BEGUN, _TOLD = "ready-", "begun-", "told-"
 
 
 class StagePlan(Plain, frozen=True):
@@ -37,11 +41,17 @@ class StagePlan(Plain, frozen=True):
     covered: frozenset[int] = frozenset()
 
 
-class ReadyRound(NamedTuple):
-    """A round whose kernels are compiled; all that its cases need, or only those that could be found out."""
+class ReadyRound(Plain, frozen=True):
+    """A round whose kernels are compiled; all that its cases need, or only those that could be found out.
+
+    With ``usual``, its cases have the usual variant of their kernels. ``cases`` is the number that a shard plays before
+    it looks for another round: none where the target refuses all of them.
+    """
 
     number: int
     complete: bool
+    usual: bool = False
+    cases: int = CASES
 
 
 class Rounds:
@@ -49,58 +59,92 @@ class Rounds:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._newest = -1
-
-    @property
-    def ready(self) -> int:
-        """The number of rounds that were seen to be ready."""
-        return self._newest + 1
+        self._ready: dict[int, ReadyRound] = {}
+        self._begun: set[int] = set()
+        self._known: set[str] = set()
+        self.played = 0
+        """How often :meth:`next` has returned a round."""
 
     def make(self) -> None:
         """Make the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def set_ready(self, number: int, *, complete: bool) -> None:
+    def set_ready(self, ready: ReadyRound) -> None:
         """Note that the kernels of a round are compiled."""
-        path = self._folder / f"ready-{number}"
-        path.with_suffix(".new").write_text(_COMPLETE if complete else "")
+        path = self._folder / f"{_READY}{ready.number}"
+        path.with_suffix(".new").write_bytes(msgspec.json.encode(ready))
         path.with_suffix(".new").rename(path)
 
     def set_ended(self) -> None:
         """Note that no other round will be ready; shards then compile their own kernels."""
         (self._folder / _ENDED).touch()
 
-    def begun(self, number: int) -> bool:
-        """Return whether a shard has begun a round."""
-        return (self._folder / f"begun-{number}").exists()
+    def clear(self) -> None:
+        """Take back all rounds."""
+        for path in self._folder.glob(f"{_READY}*"):
+            path.unlink()
+        self._ready.clear()
+
+    def waiting(self) -> int:
+        """Return how many rounds are ready that no shard has begun."""
+        self._look()
+        return len(self._free())
 
     def next(self, random: Random, go_on: Callable[[], bool]) -> ReadyRound | None:
-        """Return the round to play, which is the newest once and then one of the last few.
+        """Return the round to play: the first that no shard has begun, else any that is ready.
 
         Waits for the first one as long as ``go_on`` is true. Returns None where there is none.
         """
-        while self._newest < 0 and not self._has(0) and not self._ended():
+        while True:
+            self._look()
+            for number in self._free():
+                if self._begin(number):
+                    self.played += 1
+                    return self._ready[number]
+            playable = [ready for ready in self._ready.values() if ready.cases == CASES]
+            if (self._folder / _ENDED).exists() or (not playable and len(self._ready) >= FRUITLESS):
+                return None
+            if playable:
+                self.played += 1
+                return random.choice(playable)
             if not go_on():
                 return None
             time.sleep(POLL_SECONDS)
-        if self._has(self._newest + 1):
-            self._advance()
-            return self._ready(self._newest)
-        if self._ended():
-            return None
-        return self._ready(random.randrange(max(0, self._newest - LAST_ROUNDS + 1), self._newest + 1))
 
-    def _advance(self) -> None:
-        """Go to the newest round that is ready, and note that it and those before are begun."""
-        while self._has(self._newest + 1):
-            self._newest += 1
-            (self._folder / f"begun-{self._newest}").touch()
+    def tell(self, name: str, found: bytes) -> None:
+        """Tell the other shards something under a name that says what it is about."""
+        self._known.add(name)
+        path = self._folder / f"{_TOLD}{name}"
+        path.with_suffix(".new").write_bytes(found)
+        path.with_suffix(".new").rename(path)
 
-    def _ended(self) -> bool:
-        return (self._folder / _ENDED).exists()
+    def told(self) -> list[bytes]:
+        """Return what other shards have told since the last call."""
+        names = {name for name in os.listdir(self._folder) if name.startswith(_TOLD) and not name.endswith(".new")}
+        new = sorted({name.removeprefix(_TOLD) for name in names} - self._known)
+        self._known.update(new)
+        return [(self._folder / f"{_TOLD}{name}").read_bytes() for name in new]
 
-    def _has(self, number: int) -> bool:
-        return (self._folder / f"ready-{number}").exists()
+    def _free(self) -> list[int]:
+        """Return the numbers of the rounds that no shard is seen to have begun."""
+        return sorted(number for number in self._ready.keys() - self._begun if self._ready[number].cases)
 
-    def _ready(self, number: int) -> ReadyRound:
-        return ReadyRound(number, (self._folder / f"ready-{number}").read_text() == _COMPLETE)
+    def _begin(self, number: int) -> bool:
+        """Return whether this is the first to begin a round."""
+        self._begun.add(number)
+        try:
+            (self._folder / f"{_BEGUN}{number}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _look(self) -> None:
+        """See what is new in the folder."""
+        for name in os.listdir(self._folder):  # a Path for each of some thousand names would take milliseconds
+            kind, number = name[: len(_READY)], name[len(_READY) :]
+            if not number.isdigit():
+                continue
+            if kind == _BEGUN:
+                self._begun.add(int(number))
+            elif int(number) not in self._ready:
+                self._ready[int(number)] = msgspec.json.decode((self._folder / name).read_bytes(), type=ReadyRound)

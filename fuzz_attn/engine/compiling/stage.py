@@ -11,22 +11,22 @@ from typing import Final, Self
 import msgspec
 
 from fuzz_attn.engine.compiling.rounds import Rounds, StagePlan
-from fuzz_attn.engine.events import WHOLE_RUN, Note, RoundCompiled
+from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, Note, RoundCompiled
 from fuzz_attn.engine.messages import Ready
 from fuzz_attn.engine.worker_process import WorkerProcess
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.compiling.compiler")
-DECODER: Final = msgspec.json.Decoder[RoundCompiled](RoundCompiled)
+DECODER: Final = msgspec.json.Decoder[RoundCompiled | CaseRefused](RoundCompiled | CaseRefused)
 
 
 class CompileStage:
-    """A process that compiles the first round of a built-in target at once, and all others when a worker is ready."""
+    """A process that compiles for a built-in target at once, and for all others when a worker is ready."""
 
     def __init__(self, plan: StagePlan) -> None:
         self._rounds = Rounds(Path(plan.folder))
         self._rounds.make()
         self._begun = False
-        self._process: WorkerProcess[RoundCompiled] | None = WorkerProcess(COMMAND, DECODER)
+        self._process: WorkerProcess[RoundCompiled | CaseRefused] | None = WorkerProcess(COMMAND, DECODER)
         self._process.send(plan)
 
     def __enter__(self) -> Self:
@@ -47,7 +47,7 @@ class CompileStage:
         else:
             self._process.send(ready)
 
-    def events(self) -> Iterator[RoundCompiled | Note]:
+    def events(self) -> Iterator[RoundCompiled | CaseRefused | Note]:
         """Yield what the process has sent; if it has died, say so, and shards compile their own kernels from then."""
         while self._process is not None:
             try:

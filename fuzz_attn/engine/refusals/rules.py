@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -90,6 +90,13 @@ class Refusals:
         self.rules = [self._without_vacuous(each) for each in self.rules]
         self.domain = self._narrowed()
         return tuple(each for each in self.rules if each not in before)
+
+    def learn(self, rules: Iterable[Rule]) -> None:
+        """Take over rules of other shards, except for those that exclude a judged case."""
+        new = [rule for rule in rules if rule not in self.rules and not any(map(rule.matches, self._judged))]
+        if new:
+            self.rules = [*self.rules, *new]
+            self.domain = self._narrowed()
 
     def _different_ones(self) -> list[AttentionCase]:
         """Return the newest judged case of each combination of attributes, the newest first."""

@@ -1,45 +1,64 @@
-"""Forks compile kernels; one that dies loses only the kernel that it was compiling."""
+"""Forks do pieces of work; one that dies loses only its own piece."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.compiler_compat import WantedKernel
 from fuzz_attn.engine.compiling import pool
-from fuzz_attn.engine.compiling.pool import COMPILED, FAILED, compile_all
+from fuzz_attn.engine.compiling.pool import Forks
+
+A_MINUTE = 60.0
 
 
-def kernel(compile_it: Callable[[], object]) -> WantedKernel:
-    return WantedKernel(("kernel", ""), compile_it)
+def results(works: list[Callable[[], bytes]]) -> dict[int, bytes]:
+    """Return the results of pieces of work that forks do at the same time."""
+    forks, done = Forks(), dict[int, bytes]()
+    for number, work in enumerate(works):
+        forks.start(number, work)
+    assert len(forks) == len(works)
+    while len(forks):
+        done.update(forks.ended(A_MINUTE))
+    return done
 
 
-def rejected() -> None:
+def rejected() -> bytes:
     raise ValueError("the compiler rejects it")
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_each_kernel_is_compiled_once(processes: int, tmp_path: Path) -> None:
-    def appending(number: int) -> Callable[[], object]:
-        return lambda: (tmp_path / str(number)).touch(exist_ok=False)
-
-    done = compile_all([kernel(appending(number)) for number in range(10)], processes)
-    assert done == {COMPILED: 10}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [str(number) for number in range(10)]
+def test_each_piece_is_done_in_a_process_of_its_own() -> None:
+    done = results([lambda: str(os.getpid()).encode()] * 3)
+    assert len({*done.values(), str(os.getpid()).encode()}) == 4
 
 
-def test_what_cannot_be_compiled_is_counted() -> None:
-    kernels = [kernel(rejected), kernel(lambda: None), kernel(lambda: os._exit(3)), kernel(lambda: None)]
-    assert compile_all(kernels, 2) == {COMPILED: 2, FAILED: 2}
-    assert compile_all([], 2) == {}
+def test_a_result_may_be_longer_than_a_pipe() -> None:
+    long = bytes(300_000)
+    assert results([lambda: long, lambda: b"short"]) == {0: long, 1: b"short"}
 
 
-def test_a_compiler_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "STUCK_SECONDS", 0.2)
-    forever = os.pipe()
-    assert compile_all([kernel(lambda: os.read(forever[0], 1))], 1) == {FAILED: 1}
+def test_a_fork_that_dies_or_raises_has_no_result(capfd: pytest.CaptureFixture[str]) -> None:
+    assert results([rejected, lambda: b"done", lambda: os._exit(3)]) == {0: b"", 1: b"done", 2: b""}
+    assert "the compiler rejects it" in capfd.readouterr().err
+
+
+def test_a_fork_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "STUCK_SECONDS", 0.0)
+    forever, forks = os.pipe(), Forks()
+    forks.start(7, lambda: os.read(forever[0], 1))
+    while len(forks):
+        assert all(each == (7, b"") for each in forks.ended(0.1))
+    os.close(forever[0])
+    os.close(forever[1])
+
+
+def test_all_forks_can_be_ended() -> None:
+    forever, forks = os.pipe(), Forks()
+    for number in range(3):
+        forks.start(number, lambda: os.read(forever[0], 1))
+    forks.kill()
+    assert len(forks) == 0
+    assert list(forks.ended(0.0)) == []
     os.close(forever[0])
     os.close(forever[1])

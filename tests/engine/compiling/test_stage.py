@@ -55,8 +55,8 @@ def test_a_round_becomes_ready_and_a_second_run_finds_its_kernels(
         with CompileStage(plan) as compiling:
             compiling.begin(READY)
             first = events_of(compiling, 1)[0]
-        assert isinstance(first, RoundCompiled)
-        assert Rounds(Path(plan.folder)).next(Random(1), lambda: True) == ReadyRound(0, complete=True)
+            assert isinstance(first, RoundCompiled)
+            assert Rounds(Path(plan.folder)).next(Random(1), lambda: True) == ReadyRound(0, complete=True)
         counts.append((first.compiled, first.loaded, first.failed))
     compiled = counts[0][0]
     assert compiled

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
@@ -91,36 +91,52 @@ WRONG = READY.domain.in_memory()
 
 
 @pytest.mark.parametrize(
-    ("expected", "compiled"),
+    ("expected", "before"),
     [
-        (workers_of(Setup("paged"), READY), [0, 1, 2]),
-        (None, [0, 1, 2]),
-        (Workers(GPU, WRONG, None), [0, 0, 1, 2]),
-        (Workers((8, 0, 108), READY.domain, None), [0, 0, 1, 2]),
+        (workers_of(Setup("paged"), READY), []),
+        (None, []),
+        (Workers(GPU, WRONG, None), ["ended"]),
+        (Workers((8, 0, 108), READY.domain, None), ["ended"]),
     ],
     ids=["right", "nothing", "another domain", "another GPU"],
 )
-def test_the_first_round_is_compiled_again_where_workers_say_something_else(
-    expected: Workers | None, compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_begins_anew_where_workers_say_something_else(
+    expected: Workers | None, before: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Workers] = []
+    urgent: list[bool] = []
+    ended: list[str] = []
 
     class FakeCompiler:
         def __init__(self, plan: StagePlan, workers: Workers) -> None:
             self.workers = workers
+            self.number = count()
+            self.urgent = False
 
-        def compile_round(self, number: int) -> RoundCompiled:
+        def step(self) -> Iterator[RoundCompiled]:
             used.append(self.workers)
-            return RoundCompiled(WHOLE_RUN, number, 0, 0, 0, True, 0.0)
+            urgent.append(self.urgent)
+            yield RoundCompiled(WHOLE_RUN, next(self.number), 0, 0, 0, True, 0.0)
 
-        def wait_for(self, number: int) -> None:
-            pass
+        def end(self) -> None:
+            ended.append("ended")
 
+    def ready(seconds: float | None) -> Ready | None:
+        waits.append(seconds)
+        return READY if seconds is None or len(waits) == 3 else None
+
+    waits: list[float | None] = []
     monkeypatch.setattr(compiler, "Compiler", FakeCompiler)
     plan = StagePlan(Setup("paged"), 1, str(tmp_path), cores=1)
-    done = list(islice(rounds_compiled(plan, expected, lambda: READY), len(compiled)))
-    assert [each.round for each in done] == compiled
-    assert used[-2:] == [workers_of(plan.setup, READY)] * 2
+    early = 0 if expected is None else 2
+    events = islice(rounds_compiled(plan, expected, ready), early + 3)
+    done = [event.round for event in events if isinstance(event, RoundCompiled)]
+    anew = expected is None or bool(before)
+    assert done == ([*range(early), *range(3)] if anew else [*range(early + 3)])
+    assert urgent == [False] * early + [True] * 3
+    assert used[early:] == [workers_of(plan.setup, READY)] * 3
+    assert ended == before
+    assert waits == ([None] if expected is None else [0.0] * 3)
 
 
 def test_a_calibrated_binding_is_that_of_the_worker() -> None:

@@ -1,0 +1,173 @@
+"""One run: `fuzz-attn run` as a user starts it, in fresh folders with empty caches, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine.events import FailureChanged, FailureFound, WorkerReady
+from fuzz_attn.engine.failures.triage import class_of
+from fuzz_attn.engine.listeners.event_log import StatisticsLine, logs_in, read_log
+from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
+
+POLL_SECONDS: Final = 0.02
+END_SECONDS: Final = 60.0
+"""A run that is asked to end must have written its last statistics within this time."""
+ENOUGH: Final = 20
+"""Cases of a compile key that count as having tried it."""
+NOT_INSTALLED: Final = "from fuzz_attn.cli.main import main; main()"
+"""The program where only ``PYTHONPATH`` has the package."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Command(NamedTuple):
+    """How a run is started; None for ``workers`` or ``seed`` leaves them to it. ``packages`` fills the cache folder."""
+
+    target: str
+    backend: str
+    seed: int
+    limit: float
+    workers: int | None = None
+    python_path: str = ""
+    packages: Path | None = None
+    cache: Path | None = None
+    """A cache folder that other runs use too, for a warm start; None is an empty one."""
+
+    def line(self, out: Path) -> list[str]:
+        """Return the command line."""
+        script = Path(sys.executable).with_name("fuzz-attn")
+        program = [str(script)] if script.exists() else [sys.executable, "-P", "-c", NOT_INSTALLED]
+        options = {"--target": self.target, "--backend": self.backend, "--seed": self.seed, "--max-time": self.limit}
+        if self.workers is not None:
+            options["--workers"] = self.workers
+        return [*program, "run", "--out", str(out), *(str(each) for pair in options.items() for each in pair)]
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Return the variables of the process, whose caches are in a folder."""
+        cache = self.cache or folder / "cache"
+        if self.packages is not None:
+            shutil.copytree(self.packages, cache / "published", dirs_exist_ok=True)
+            cache.chmod(0o700)
+            (cache / "published").chmod(0o700)
+        kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        kept |= {"FUZZ_ATTN_CACHE": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+        return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (self.python_path, kept.get("PYTHONPATH", ""))))}
+
+
+def first_failure(command: Command, folder: Path) -> dict[str, Any]:
+    """Return the seconds until a run has saved a failure, CPU seconds until then, and what it had tried by then.
+
+    The run is ended then. Without a failure in its time both are None.
+    """
+    out = folder / "out"
+    found: dict[str, Any] = {"seconds": None, "cpu": None}
+
+    def saved(elapsed: float, process: int) -> bool:
+        if not any(out.glob("counterexamples/*/*.json")):
+            return False
+        found.update(seconds=round(elapsed, 3), cpu=round(cpu_seconds(process), 2))
+        return True
+
+    status = watched(command, folder, saved)
+    tried = tried_by(out)
+    return tried | found | {"status": status, "failures": len(tried["failures"])}
+
+
+def whole_run(command: Command, folder: Path) -> dict[str, Any]:
+    """Return what a run of the whole time had tried, and the exit status."""
+    return {"status": watched(command, folder, lambda elapsed, process: False)} | tried_by(folder / "out")
+
+
+def watched(command: Command, folder: Path, over: Callable[[float, int], bool]) -> int:
+    """Run a command until it ends or ``over`` is true for its seconds and its process id; return the exit status."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "printed.txt").open("wb") as printed:
+        environment = command.environment(folder)
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command.line(folder / "out"),
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and not over(time.monotonic() - began, process.pid):
+                time.sleep(POLL_SECONDS)
+            process.send_signal(signal.SIGTERM)
+            return process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def cpu_seconds(session: int) -> float:
+    """Return the CPU seconds of the processes of a session, and of their children that have ended."""
+    return sum(sum(map(int, fields[11:15])) for fields in _processes() if int(fields[3]) == session) / _TICKS
+
+
+def _processes() -> Iterator[list[str]]:
+    """Yield what the system says of each process from its state on."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            yield path.read_text().rpartition(")")[2].split()
+
+
+def tried_by(out: Path) -> dict[str, Any]:
+    """Return the figures of a run's event log: its failures, and of its search the cases, keys, and pairs of values."""
+    statistics, keys, domain = Statistics(""), dict[int, int](), Domain()
+    known: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in (line for log in logs_in(out / "runs") for line in read_log(log)):
+        if isinstance(line, StatisticsLine):
+            statistics = line.statistics
+            keys = statistics.compile_keys or keys
+        elif isinstance(line, WorkerReady):
+            domain = line.ready.domain
+        elif isinstance(line, FailureFound):
+            found = line.counterexample
+            shown = {"classes": [class_of(found.verdict)], "message": found.verdict.message}
+            known[line.shard, line.failure] = {"after": round(line.seconds, 3), "trigger": (), "file": found, **shown}
+        elif isinstance(line, FailureChanged):
+            known[line.shard, line.failure]["trigger"] = line.counterexample.trigger
+    return {"failures": [*known.values()]} | breadth(keys, domain) | figures(statistics)
+
+
+def breadth(keys: dict[int, int], domain: Domain) -> dict[str, Any]:
+    """Return how many compile keys were tried, with how many cases, and the part of all pairs of values in them."""
+    pool = key_pool(domain)
+    every, seen = pairs_of(pool), pairs_of(key for key in pool if key.number in keys)
+    return {
+        "keys": len(keys),
+        "keys with 20 cases": sum(cases >= ENOUGH for cases in keys.values()),
+        "most cases of a key": max(keys.values(), default=0),
+        "pairs": round(len(seen) / len(every), 4),
+    }
+
+
+def pairs_of(keys: Iterable[CompileKey]) -> frozenset[object]:
+    """Return all pairs of values that some key has."""
+    return frozenset[object]().union(*map(value_pairs, keys))
+
+
+def figures(statistics: Statistics) -> dict[str, Any]:
+    """Return the counts of a run that say what its time went to."""
+    names = ("cases", "refused", "not_compiled", "kernels_ahead", "kernels_compiled", "waited", "judging")
+    counts = {name: getattr(statistics, name) for name in names}
+    return counts | {
+        "run seconds": round(statistics.seconds, 3),
+        "rate": round(statistics.cases / statistics.seconds, 1) if statistics.seconds else 0.0,
+    }

@@ -1,0 +1,65 @@
+"""Planting: targets of `fuzz-attn run` that each have one seeded bug, and the random sample of bugs that is planted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy
+
+ROOT: Final = Path(__file__).parents[3]
+TABLES: Final = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
+LAUNCHERS: Final[dict[Family, tuple[str, str]]] = {
+    "unified": ("unified_attention", "unified_attention"),
+    "paged": ("paged_attention", "paged_attention_decode"),
+    "context": ("context_attention", "context_attention_fwd"),
+    "chunked": ("chunked_prefill", "chunked_prefill_paged_decode"),
+}
+"""The module and the function of each family's launcher below ``kernels/``."""
+
+Way: TypeAlias = Literal["built-in", "path"]
+"""In a copy of the package, whose own target has the bug then, or in a user's file, which imports edited kernels."""
+WAYS: Final[tuple[Way, ...]] = ("built-in", "path")
+
+
+COMPILED: Final = shutil.ignore_patterns("__pycache__")
+
+
+class Planted(NamedTuple):
+    """What `fuzz-attn run` is started with: its target, and the folder that Python imports the package from first."""
+
+    target: str
+    python_path: str
+
+
+def sample(bugs: Sequence[SeededBug], count: int, seed: int) -> list[tuple[SeededBug, Family]]:
+    """Return bugs with one of their families each, in an order in which the families take turns; no bug occurs twice.
+
+    The sample of a smaller ``count`` is the beginning of that of a larger one.
+    """
+    random = Random(seed)
+    of_family: dict[Family, list[tuple[SeededBug, Family]]] = {family: [] for family in FAMILIES}
+    for bug in random.sample(bugs, len(bugs)):
+        family = random.choice([family for family in FAMILIES if family in bug.families])
+        of_family[family].append((bug, family))
+    turns = zip_longest(*of_family.values())
+    return [pair for turn in turns for pair in turn if pair is not None][:count]
+
+
+def plant(bug: SeededBug | None, family: Family, way: Way, folder: Path) -> Planted:
+    """Return our target of a family with a bug, whose files are in a new folder; None plants no bug."""
+    without = SeededBug((family,), "", "", ())
+    if way == "built-in":
+        shutil.copytree(ROOT / "fuzz_attn", folder / "fuzz_attn", symlinks=True, ignore=COMPILED)
+        shutil.copytree(ROOT / "strategies", folder / "strategies", ignore=COMPILED)
+        edited_copy(bug or without, ROOT / "kernels", folder / "kernels")
+        return Planted(family, str(folder))
+    module, function = LAUNCHERS[family]
+    edited_copy(bug or without, ROOT / "kernels", folder / "edited_kernels")
+    (folder / "attention.py").write_text(f"from edited_kernels.{module} import {function}\n", encoding="utf-8")
+    return Planted(f"{folder / 'attention.py'}:{function}", "")

@@ -1,0 +1,222 @@
+"""Time to bug: seconds from the start of `fuzz-attn run` to the first saved failure of a seeded bug. See `make help`.
+
+Each of a random sample of seeded bugs is planted in a copy of the package, whose built-in target has the bug then, and
+in a user's file. Folders are fresh and caches empty. Results go to one JSON file after each run; a second start with
+the same file goes on where the first ended, so that a limit of ``--seconds`` cuts the work into slices.
+
+``--published`` runs the launchers of a published version instead and says when each defect of the ledger was found.
+``--breadth`` runs our own kernels, without a bug, and says how many compile keys and pairs of values were tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from one_run import Command, first_failure, whole_run  # type: ignore[import-not-found] # beside this script
+from planting import TABLES, WAYS, plant, sample  # type: ignore[import-not-found] # beside this script
+
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.engine.failures.triage import class_of, failures_of
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.ledger.rows import load_table
+from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+
+WITHIN: Final = (10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+"""Seconds; the shares of the runs that found their bug within them are printed."""
+END_SECONDS: Final = 5.0
+"""What a run takes beside its limit, about."""
+Result: TypeAlias = dict[str, Any]
+
+
+class Results:
+    """The file of results: one object for each run, found by its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.all: dict[str, Result] = json.loads(path.read_text()) if path.exists() else {}
+
+    def add(self, name: str, result: Result) -> None:
+        """Keep the result of a run, and write the file."""
+        self.all[name] = result
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self.all, indent=1))
+
+
+def seeded_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
+    """Yield the name of each run of a seeded bug and what it is, the seeds one after the other."""
+    chosen = sample(load_seeded_bugs(TABLES), options.sample, options.sample_seed)
+    for seed in options.seeds:
+        for number, (bug, family) in enumerate(chosen):
+            ways = WAYS if options.ways == "both" else (WAYS[(number + seed) % len(WAYS)],)
+            for way in ways if options.ways in ("both", "alternate") else (options.ways,):
+                yield f"{bug.name} {family} {way} {seed}", {"bug": bug, "family": family, "way": way, "seed": seed}
+
+
+def run_seeded(run: Result, options: argparse.Namespace, folder: Path) -> Result:
+    """Return the result of one run."""
+    planted = plant(run["bug"], run["family"], run["way"], folder / "target")
+    command = command_of(planted.target, run["seed"], options, planted.python_path)
+    found: Result = first_failure(command, folder)
+    return {"family": run["family"], "way": run["way"]} | found
+
+
+def command_of(target: str, seed: int, options: argparse.Namespace, python_path: str = "") -> Command:
+    """Return the command of a run as the options say."""
+    settings = (options.backend, seed, options.limit, options.workers, python_path)
+    return Command(target, *settings, packages=options.packages, cache=options.cache)
+
+
+def breadth_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
+    """Yield a run of each family's healthy kernel for each seed."""
+    for seed in options.seeds:
+        for family in FAMILIES:
+            yield f"healthy {family} {seed}", {"target": family, "seed": seed, "family": family}
+
+
+def published_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
+    """Yield a run of each launcher of the ledger that has the published version, for each seed."""
+    for seed in options.seeds:
+        for name, launcher in load_table().launchers.items():
+            if options.published in launcher.modules:
+                yield f"{name} {seed}", {"target": launcher.spec(options.published), "seed": seed, "launcher": name}
+
+
+def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
+    """Return the figures of a run of the whole time; of a published launcher with the seconds to each known defect."""
+    result: Result = whole_run(command_of(run["target"], run["seed"], options), folder)
+    if "launcher" in run and options.backend == "cuda":
+        add_classes_in_simulator(result["failures"], run["target"], folder / "cache")
+    defects = {"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {}
+    shown = [{name: each[name] for name in ("after", "classes", "trigger", "message")} for each in result["failures"]]
+    return result | defects | {"failures": shown}
+
+
+def add_classes_in_simulator(failures: Sequence[Result], target: str, cache: Path) -> None:
+    """Add the classes that each failure of a GPU has in the simulator, which sees the line; none where it passes."""
+    os.environ["FUZZ_ATTN_CACHE"] = str(cache)
+    with IsolatedWorker(Setup(target, backend="simulator")) as worker:
+        for each in failures:
+            file = each["file"]
+            answer = worker.judge(Order(file.case, file.relation))
+            each["classes"] += [class_of(verdict) for verdict in failures_of(answer)]
+
+
+def defects_in(result: Result, launcher: str, version: str) -> dict[str, float | None]:
+    """Return the seconds to the first failure of each known defect of a version, None for one that was not found.
+
+    A failure is the defect of its class, whose trigger is most like its own: a wrong output has no line.
+    """
+    table = load_table()
+    rows = [row for row in table.rows.values() if row.launcher == launcher and row.versions[version] == "FAILED"]
+    seconds: dict[str, float | None] = {row.name: None for row in rows if row.confirmed}
+    for each in sorted(result["failures"], key=lambda failure: float(failure["after"])):
+        names = {_without_folder(name) for name in each["classes"]}
+        alike = [row for row in rows if _without_folder(class_of(table.case(row).verdict)) in names]
+        if alike:
+            row = max(alike, key=lambda row: len(set(table.case(row).trigger or ()).intersection(each["trigger"])))
+            if seconds.get(row.name, 0.0) is None:
+                seconds[row.name] = each["after"]
+    return seconds
+
+
+def _without_folder(failure_class: str) -> str:
+    """Return a class of failures whose line is in a file without its folder, which differs from cache to cache."""
+    kind, _, place = failure_class.rpartition(" ")
+    return f"{kind} {Path(place).name}"
+
+
+def summary(results: Sequence[Result]) -> Result:
+    """Return the median, 90 % and worst seconds, where not found counts as infinite, the shares, and the breadth."""
+    seconds = sorted(float("inf") if each["seconds"] is None else each["seconds"] for each in results)
+    cpu = [each["cpu"] for each in results if each["cpu"] is not None]
+    shares = {f"within {limit:g} s": sum(each <= limit for each in seconds) / len(seconds) for limit in WITHIN}
+    means = {name: statistics.fmean(each[name] for each in results) for name in ("keys", "pairs", "rate")}
+    times = {"median": statistics.median_high(seconds), "90 %": _part(seconds, 0.9), "worst": seconds[-1]}
+    return (
+        {"runs": len(seconds), "found": len([each for each in seconds if each < float("inf")])}
+        | times
+        | {
+            "median CPU seconds": statistics.median(cpu) if cpu else float("inf"),
+            **shares,
+            **means,
+        }
+    )
+
+
+def _part(ordered: Sequence[float], part: float) -> float:
+    """Return the smallest value that at least this part of the values does not exceed."""
+    return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]
+
+
+def print_summary(results: Sequence[Result]) -> None:
+    """Print the figures of all runs, and of each way."""
+    ways = [("all", list(results)), *((way, [each for each in results if each["way"] == way]) for way in WAYS)]
+    for name, some in ways:
+        if some:
+            print(f"{name}: " + ", ".join(f"{what} {value:.4g}" for what, value in summary(some).items()))
+
+
+def play(options: argparse.Namespace) -> Results:
+    """Play the runs that the file of results lacks, as long as there is time for one more."""
+    results, began = Results(options.results), time.monotonic()
+    runs = published_runs if options.published else breadth_runs if options.breadth else seeded_runs
+    for name, run in runs(options):
+        if name in results.all:
+            continue
+        if options.seconds is not None and time.monotonic() - began + options.limit + END_SECONDS > options.seconds:
+            print(f"the {options.seconds:g} s are over; go on with the same --results", flush=True)
+            break
+        with tempfile.TemporaryDirectory(prefix="time-to-bug-") as scratch:
+            result = (run_seeded if runs is seeded_runs else run_whole)(run, options, Path(scratch))
+        results.add(name, result)
+        print(f"{name}: {line_of(result)}", flush=True)
+    return results
+
+
+def line_of(result: Result) -> str:
+    """Return a result in one line."""
+    counts = ", ".join(f"{name} {result[name]}" for name in ("keys", "keys with 20 cases", "pairs", "cases", "rate"))
+    if "defects" in result:
+        return f"{result['defects']}, {counts}"
+    return f"{result['seconds']} s, {counts}" if "seconds" in result else counts
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="simulator", choices=("simulator", "interpreter", "cuda"))
+    parser.add_argument("--sample", type=int, default=40, help="how many bugs")
+    parser.add_argument("--sample-seed", type=int, default=1, help="which bugs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds of the runs")
+    parser.add_argument("--ways", default="both", choices=("both", "alternate", *WAYS))
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds of a run")
+    parser.add_argument("--seconds", type=float, help="seconds of all runs; none begins that may exceed them")
+    parser.add_argument("--workers", type=int, help="workers of a run; default: one for each core")
+    parser.add_argument("--results", type=Path, default=Path("reports/time-to-bug.json"))
+    parser.add_argument("--published", metavar="VERSION", default="", help="vLLM's launchers instead, such as 0.33.0")
+    parser.add_argument("--packages", type=Path, help="a folder `published` of a cache, for a machine without network")
+    parser.add_argument("--breadth", action="store_true", help="our own kernels without a bug instead")
+    parser.add_argument("--cache", type=Path, help="a cache folder that all runs share: warm starts")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Play the runs and print the figures of all in the file."""
+    options = parsed(sys.argv[1:])
+    results = play(options).all
+    if seeded := [result for result in results.values() if "seconds" in result and "way" in result]:
+        print_summary(seeded)
+
+
+if __name__ == "__main__":
+    main()

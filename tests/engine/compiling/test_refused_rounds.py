@@ -1,0 +1,190 @@
+"""What does not compile, or what host code refuses, is known before a worker plays its round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fuzz_attn.backends.compiler_compat import WantedKernel
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
+from fuzz_attn.engine.compiling import compiler
+from fuzz_attn.engine.compiling.compiler import Compiler, StageEvent
+from fuzz_attn.engine.compiling.rehearsal import MOST_TRIED, Compiled, Rehearsed, compile_most, known_kernels
+from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
+from fuzz_attn.engine.compiling.workers import Workers
+from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled
+from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.refusals.reduction import Condition, Rule
+from fuzz_attn.engine.refusals.rules import Refusals
+from fuzz_attn.engine.refusals.telling import rule_of, told
+from fuzz_attn.engine.schedule import SharedRound
+from fuzz_attn.errors import LoweringError
+from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.strategies.kernel_variants import USUAL
+
+ORDER = Order(AttentionCase(sequences=(Sequence(1, 3),)))
+HOST = Refusal("host", "ValueError", "head size 1", "launcher.py:7")
+TRITON = LoweringError("", error="CompilationError", reason="block of 1", location="kernel.py:3", stated=True)
+COMPILE = Refusal("compile", "CompilationError", "block of 1", "kernel.py:3")
+
+
+class Names:
+    """Kernels by their names: those of ``failing`` do not compile. ``compiled`` are the names of the others."""
+
+    def __init__(self, failing: str = "", error: Exception = TRITON) -> None:
+        self.failing, self.error = failing, error
+        self.compiled = ""
+
+    def sample(self, *needed: str) -> list[Rehearsed]:
+        """Return a case for each word, with a kernel for each of its letters."""
+        return [
+            Rehearsed(ORDER, tuple(WantedKernel((None, name), self._compiling(name)) for name in each))
+            for each in needed
+        ]
+
+    def _compiling(self, name: str) -> Callable[[], None]:
+        def compile_it() -> None:
+            if name in self.failing:
+                raise self.error
+            self.compiled += name
+
+        return compile_it
+
+
+def test_the_kernels_of_most_cases_are_compiled_once_and_no_more_than_that() -> None:
+    names = Names()
+    done = compile_most(names.sample("ab", "cd", "ab", "e", "ac", "ac", "ac"), most=3)
+    assert names.compiled == "acb"
+    assert done == Compiled(compiled=3, playable=True)
+
+
+def test_a_single_case_may_need_more_kernels_than_that() -> None:
+    names = Names()
+    assert compile_most(names.sample("abcd", "e"), most=3).playable
+    assert names.compiled == "abcd"
+
+
+def test_kernels_that_do_not_compile_are_replaced_by_others() -> None:
+    names = Names(failing="b")
+    done = compile_most(names.sample("ab", "ab", "c", "d", "e"), most=3)
+    assert names.compiled == "acd"
+    assert done == Compiled(compiled=3, failed=1, playable=True)
+
+
+def test_a_round_without_a_case_that_compiles_is_refused() -> None:
+    names = Names(failing="abcdefgh")
+    done = compile_most(names.sample(*"abcdefgh"), most=3)
+    assert done == Compiled(failed=MOST_TRIED, refused=(ORDER, COMPILE))
+
+
+def test_an_error_of_the_compiler_that_is_no_refusal_is_left_to_a_worker() -> None:
+    done = compile_most(Names(failing="a", error=RuntimeError("no memory")).sample("a"), most=3)
+    assert done == Compiled(failed=1)
+
+
+def test_a_round_is_refused_by_host_code_only_with_all_of_its_cases() -> None:
+    refused, names = Rehearsed(ORDER, refusal=HOST), Names()
+    assert compile_most([refused, refused], most=3) == Compiled(refused=(ORDER, HOST))
+    assert compile_most([refused, *names.sample("a"), refused], most=3) == Compiled(compiled=1, playable=True)
+
+
+def test_cases_that_cannot_be_rehearsed_may_need_any_kernel() -> None:
+    accepted, failed = Names().sample(*"abcdefghijklmnopqrst"), Rehearsed(ORDER, failed=True)
+    assert known_kernels([*accepted, failed])
+    assert not known_kernels([*accepted, failed, failed, failed])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        Condition("sinks", frozenset((True,))),
+        Condition("sequences", least=2),
+        Condition("head size", frozenset((16, 1, 256))),
+        Condition("type", frozenset((DTypes(), DTypes(q="float16", kv="float16", out="float16")))),
+        Condition("path", frozenset((LaunchHints(path="2d"), LaunchHints(path="3d", num_segments=4)))),
+    ],
+)
+def test_a_rule_is_told_to_other_shards(condition: Condition, tmp_path: Path) -> None:
+    rule, domain = Rule(HOST, (condition,), frozenset(("sinks",))), Domain(paths=("auto", "2d", "3d"))
+    Rounds(tmp_path).make()
+    one, other = Rounds(tmp_path), Rounds(tmp_path)
+    for _ in range(2):
+        one.tell(*told(rule))
+    assert [rule_of(found, domain) for found in other.told()] == [rule]
+    assert one.told() == other.told() == []
+
+
+def test_a_rule_on_what_the_domain_does_not_have_is_left_out() -> None:
+    rule = Rule(HOST, (Condition("path", frozenset((LaunchHints(path="2d"),))),))
+    assert rule_of(told(rule)[1], Domain(paths=("auto",))) is None
+
+
+def test_a_told_rule_that_excludes_a_judged_case_is_not_believed() -> None:
+    refusals, rule = Refusals(Domain()), Rule(HOST, (Condition("head size", frozenset((16,))),))
+    refusals.learn([rule, rule])
+    assert refusals.excludes(ORDER.case)
+    assert 16 not in refusals.domain.head_sizes
+    refusals.judged(ORDER.case)
+    refusals.learn([rule])
+    assert not refusals.rules
+
+
+class FakeRehearsal:
+    """A target that refuses what ``refuses`` says of a round."""
+
+    def __init__(self, refuses: Callable[[SharedRound], Refusal | None]) -> None:
+        self.refuses = refuses
+
+    def cases_of(self, shared: SharedRound, count: int = 4) -> list[Rehearsed]:
+        refusal = self.refuses(shared)
+        return [Rehearsed(ORDER, refusal=refusal)] * count if refusal else Names().sample("a")
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[StageEvent], list[ReadyRound]]]:
+    """Return a function that compiles some rounds, and returns the events and the rounds that a shard gets."""
+
+    def run(
+        refuses: Callable[[SharedRound], Refusal | None], rounds: int, *, strict: bool = False
+    ) -> tuple[list[StageEvent], list[ReadyRound]]:
+        monkeypatch.setattr(compiler, "rehearsal_of", lambda setup, workers: FakeRehearsal(refuses))
+        plan = StagePlan(Setup("unified", strict=strict), 1, str(tmp_path), cores=rounds)
+        Rounds(tmp_path).make()
+        stage, events = Compiler(plan, Workers((9, 0, 132), Domain(), None)), list[StageEvent]()
+        while sum(isinstance(event, RoundCompiled) for event in events) < rounds:
+            events += stage.step()
+        stage._forks.kill()
+        shard, random = Rounds(tmp_path), Random(1)
+        return events, [ready for _ in range(rounds) if (ready := shard.next(random, lambda: False))]
+
+    return run
+
+
+Played = Callable[..., tuple[list[StageEvent], list[ReadyRound]]]
+
+
+def test_of_refused_rounds_workers_see_one_case_of_each_reason(played: Played) -> None:
+    events, rounds = played(lambda shared: HOST if shared.key.window else COMPILE if shared.key.sinks else None, 8)
+    refused = [event for event in events if isinstance(event, CaseRefused)]
+    assert [ready.cases for ready in rounds].count(1) == 2
+    assert {ready.cases for ready in rounds} == {1, CASES}
+    assert {(event.shard, event.phase, event.order) for event in refused} == {(WHOLE_RUN, "search", ORDER)}
+    assert {event.refusal for event in refused} <= {HOST, COMPILE}
+
+
+def test_the_usual_variant_is_tried_where_another_is_refused(played: Played) -> None:
+    _, rounds = played(lambda shared: None if shared.form.variant == USUAL else HOST, 6)
+    assert {ready.cases for ready in rounds} == {CASES}
+    assert {ready.usual for ready in rounds} == {True, False}
+
+
+def test_a_strict_run_plays_what_is_refused(played: Played) -> None:
+    events, rounds = played(lambda shared: HOST, 3, strict=True)
+    assert {ready.cases for ready in rounds} == {CASES}
+    assert {ready.complete for ready in rounds} == {False}
+    assert not any(isinstance(event, CaseRefused) for event in events)
