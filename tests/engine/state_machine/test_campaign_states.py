@@ -422,10 +422,13 @@ class CampaignMachine(RuleBasedStateMachine):
             Checks(self.world, self.run).during()
         self.sound = True
 
-    @initialize(bugs=st.lists(BUGS, min_size=1, max_size=3))
-    def make_target(self, bugs: list[Bug]) -> None:
+    @initialize(bugs=st.lists(BUGS, min_size=1, max_size=3), shards=st.sampled_from((1, 2, 0)))
+    def make_target(self, bugs: list[Bug], shards: int) -> None:
+        """Give the target some bugs and start a run, or with no shards begin with files."""
         for bug in bugs:
             self.world.add(bug)
+        if shards:
+            self.start_run(shards, None)
 
     @precondition(lambda self: self.run is None)
     @rule(shards=st.sampled_from((1, 1, 2, 3)), max_time=st.sampled_from((None, None, 60.0)))
