@@ -1,0 +1,49 @@
+"""Seeded bugs as `make time-to-bug` plants them: in a copy of the package, and in a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs, seeded_bug
+from fuzz_attn.targets.loading import load_target
+
+TABLES = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tables"
+
+
+@pytest.fixture(scope="module")
+def planting(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """Return the module that plants bugs."""
+    return module_at(Path(__file__).parents[1] / "benchmarks" / "time_to_bug" / "planting.py")
+
+
+def test_a_sample_has_all_families_and_no_bug_twice(planting: ModuleType) -> None:
+    bugs = load_seeded_bugs(TABLES)
+    chosen = planting.sample(bugs, 40, 1)
+    assert [family for _, family in chosen[:8]] == [*FAMILIES, *FAMILIES]
+    assert len({bug.name for bug, _ in chosen}) == 40
+    assert all(family in bug.families for bug, family in chosen)
+    assert planting.sample(bugs, 7, 1) == chosen[:7]
+    assert planting.sample(bugs, 40, 2) != chosen
+    assert len(planting.sample(bugs, 10_000, 1)) == len(bugs)
+
+
+def test_a_bug_is_planted_in_a_copy_of_the_package(planting: ModuleType, tmp_path: Path) -> None:
+    bug = seeded_bug(TABLES, "scales_swapped")
+    planted = planting.plant(bug, "paged", "built-in", tmp_path)
+    (edit,) = bug.edits
+    assert (planted.target, planted.python_path) == ("paged", str(tmp_path))
+    assert edit.replacement in (tmp_path / "fuzz_attn" / "kernels" / edit.file).read_text()
+
+
+def test_a_bug_is_planted_in_a_file_of_a_user(planting: ModuleType, tmp_path: Path) -> None:
+    bug = seeded_bug(TABLES, "scales_swapped")
+    planted = planting.plant(bug, "unified", "path", tmp_path)
+    (edit,) = bug.edits
+    assert planted.python_path == ""
+    assert edit.replacement in (tmp_path / "edited_kernels" / edit.file).read_text()
+    assert load_target(planted.target).domain.family == "unified"
