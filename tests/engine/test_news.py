@@ -21,6 +21,7 @@ from fuzz_attn.oracle.verdict import Verdict
 
 def changed(number: int, *, done: bool = True, same_as: str = "") -> FailureChanged:
     found = signed("t", "unified", None, AttentionCase(sequences=(Sequence(1, 3),)), Verdict("oracle", "nan", "wrong"))
+    found = msgspec.structs.replace(found, confirmation="confirmed")
     return FailureChanged(0, number, found, f"{number}.json", done=done, same_as=same_as)
 
 

@@ -656,10 +656,12 @@ class FailureLives:
             self._write(earlier)
             self._report(earlier, done=True)
             failure.path = ""
-        self._report(failure, done=True, same_as=name)
-        with contextlib.suppress(OSError):  # what is left of it is the same bug
-            if failure.path:
-                Path(failure.path).unlink(missing_ok=True)
+        try:
+            self._report(failure, done=True, same_as=name)
+        finally:
+            with contextlib.suppress(OSError):  # what is left of it is the same bug
+                if failure.path:
+                    Path(failure.path).unlink(missing_ok=True)
 
     def _cannot_save(self, error: OSError) -> None:
         self.emit(Note(self.shard, f"a failure cannot be saved: {error}"))

@@ -24,7 +24,6 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import HeadLayout
 from fuzz_attn.case.parts import Sequence as Tokens
-from fuzz_attn.engine import events as events_module
 from fuzz_attn.engine.campaign import Campaign, Plan, launch_limit
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
@@ -133,10 +132,6 @@ def class_in(verdict: Verdict) -> str:
     if verdict.site:
         return f"{verdict.kind} {verdict.site}"
     return verdict.kind
-
-
-Excused: Final[Any] = getattr(events_module, "CaseExcused", ())
-"""The event of a case that failed and passes in a fresh process: it is counted."""
 
 
 def was_killed(event: CaseJudged) -> bool:
@@ -294,7 +289,7 @@ class FakeWorker(IsolatedWorker):
         if self.world.kills:
             self.world.kills -= 1
             if not self.world.kills:
-                return self._died(Answer(Verdict("oracle", "crash", KILLED), killed=True))
+                return self._ended(Answer(Verdict("oracle", "crash", KILLED), killed=True))
         shown = self.world.failing(order.case, self.judged)
         if not shown:
             self.judged.append(order)
@@ -305,9 +300,9 @@ class FakeWorker(IsolatedWorker):
         first, *others = sorted(verdicts.values(), key=lambda verdict: verdict.property_name != "sanitizers")
         answer = Answer(first, tuple(others))
         self.judged.append(order)
-        return self._died(answer) if shown[0].kind == "crash" else answer
+        return self._ended(answer) if shown[0].kind == "crash" else answer
 
-    def _died(self, answer: Answer) -> Answer:
+    def _ended(self, answer: Answer) -> Answer:
         self.deaths += 1
         self.judged.clear()
         return answer
@@ -320,8 +315,7 @@ class FakeWorker(IsolatedWorker):
         if wait != "short, then full" or not order.only_judges:
             return Answer(bug.verdict(3.0 if short else self.launch_seconds))
         again = self._answer(order, deadline, "full")
-        earlier = {"earlier": bug.verdict(3.0)} if "earlier" in Answer.__struct_fields__ else {}
-        return msgspec.structs.replace(again, fresh=again.verdict.kind == "timeout", **earlier)
+        return msgspec.structs.replace(again, fresh=again.verdict.kind == "timeout", earlier=bug.verdict(3.0))
 
 
 Mode = Literal["prompt", "held", "twice", "reversed"]

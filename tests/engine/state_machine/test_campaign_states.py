@@ -32,6 +32,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine import campaign as campaign_module
 from fuzz_attn.engine import replay as replay_module
 from fuzz_attn.engine.events import (
+    CaseExcused,
     CaseJudged,
     CaseRefused,
     Event,
@@ -53,7 +54,6 @@ from tests.engine.state_machine.conftest import (
     FEATURES,
     NONSENSE,
     Bug,
-    Excused,
     FakeWorker,
     Mode,
     Run,
@@ -64,23 +64,8 @@ from tests.engine.state_machine.conftest import (
     was_killed,
 )
 
-DELETES_WHEN_INTERRUPTED: Final = False
-"""An interrupt between the last event of a failure that is another one and the end of its file leaves no file. It is
-false as long as :meth:`FailureLives._end_as` deletes the file after that event, and not in a ``finally``."""
-MENDED: Final = bool(Excused)
-"""Whether the engine has the mends of issue 28 that some checks need; the numbers below are those of its list."""
-FOLLOWS_ALL: Final = MENDED
-"""2: no limit swallows a failure. A shard here follows few, where the engine has such a limit."""
-MARK_COVERS_CLASS: Final = MENDED
-"""3: a mark covers the class of its file only, and every class of a saved case is accounted for."""
-STEPS_COUNT: Final = MENDED
-"""A failure of a case that only precedes a saved one is accounted for."""
-NAMES_UNSAVED: Final = MENDED
-"""A failure that could not be saved has a name, so that another one can be the same."""
-SAVES_WHEN_INTERRUPTED: Final = MENDED
-"""An interrupt between a verdict and its file loses nothing."""
-LEAST_JUDGED: Final = 0.1 if MENDED else 0.0
-"""11: a run that judged a smaller part of its cases has the exit status 2."""
+LEAST_JUDGED: Final = 0.1
+"""A run that judged a smaller part of its cases has the exit status 2."""
 
 EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_EXAMPLES", "40"))
 """How many examples of each machine there are."""
@@ -185,7 +170,7 @@ class Checks:
             assert live.path
             if not live.saved:
                 assert counterexample.load(Path(live.path)) == live.found
-        for path in self._ended_files() - self._may_stay():
+        for path in self._ended_files():
             assert not path.exists(), "the file of a failure that is another one is gone"
 
     def _ended_files(self) -> set[Path]:
@@ -193,11 +178,6 @@ class Checks:
         others = {left.path for left in self.left.values()}
         ended = [live for live in self.lives.values() if live.same_as and not live.saved]
         return {Path(live.path) for live in ended if live.path and live.path not in others}
-
-    def _may_stay(self) -> set[Path]:
-        """Return files of which an interrupt may leave some."""
-        interrupted = any(shard.is_interrupted for shard in self.run.shards)
-        return self._ended_files() if interrupted and not DELETES_WHEN_INTERRUPTED else set()
 
     def at_end(self, report: RunReport) -> None:
         """Check the report and the folder after a run."""
@@ -229,11 +209,9 @@ class Checks:
         """Check that each failing case of the search is a failure of the report."""
         accounted = {class_in(live.found.verdict) for live in kept}
         accounted |= {self._plain(name) for live in kept for name in live.found.also}
-        accounted |= {class_in(event.verdict) for _, event in self.run.events if isinstance(event, Excused)}
+        accounted |= {class_in(event.verdict) for _, event in self.run.events if isinstance(event, CaseExcused)}
         for shard in self.run.shards:
             judged = [event for event in shard.events if isinstance(event, CaseJudged)]
-            if shard.is_interrupted and not SAVES_WHEN_INTERRUPTED:
-                judged = judged[: max((i for i, event in enumerate(judged) if event.phase == "search"), default=0)]
             for index, event in enumerate(judged):
                 earlier = judged[index - 1] if index else event
                 decides = event.phase == "search" or (earlier.phase == "search" and was_killed(earlier))
@@ -253,11 +231,8 @@ class Checks:
             assert verdict.passed or class_in(verdict) in accounted, f"lost: {class_in(verdict)}"
 
     def _accounted_for_saved(self, event: CaseJudged, accounted: set[str]) -> None:
-        files = [found for found in map(loaded, self.run.before) if found is not None]
-        if was_killed(event) or (not STEPS_COUNT and any(found.sequence for found in files)):
-            return
-        verdicts = event.verdicts if MARK_COVERS_CLASS else event.verdicts[:1]
-        self._accounted(msgspec.structs.replace(event, verdicts=verdicts), accounted)
+        if not was_killed(event):
+            self._accounted(event, accounted)
 
     def _nothing_invented(self, kept: list[Live]) -> None:
         for live in kept:
@@ -299,8 +274,8 @@ class Checks:
         """Check that the folder has the files from before and one of each failure, and each new one loads."""
         files = set(files_below(self.world.saved))
         reported = {Path(live.path) for live in kept if live.path}
-        assert files - set(self.run.before) - self._may_stay() <= reported, "a file without a failure"
-        assert reported <= files or (self.disk_failed and not NAMES_UNSAVED), "a failure without its file"
+        assert files - set(self.run.before) <= reported, "a file without a failure"
+        assert reported <= files, "a failure without its file"
         assert not list(self.world.saved.glob(".*.part"))
         for path in files - set(self.run.before):
             counterexample.load(path)
@@ -389,8 +364,7 @@ class CampaignMachine(RuleBasedStateMachine):
         patched = self.stack.enter_context(pytest.MonkeyPatch.context())
         for module in modules_with_a_clock():
             patched.setattr(module, "time", self.world.clock)
-        if FOLLOWS_ALL:
-            patched.setattr(life, "MOST_FAILURES", 2, raising=False)
+        patched.setattr(life, "MOST_FAILURES", 2)
         patched.setattr(campaign_module, "play_round", self._play_round)
         for guard in (self.world.disk, self.world.journals):
             for name in ("write_bytes", "replace", "hardlink_to"):
@@ -531,7 +505,7 @@ class CampaignMachine(RuleBasedStateMachine):
         self.world.saved.mkdir(parents=True, exist_ok=True)
         (self.world.saved / f"{what}.json").write_bytes(NONSENSE[what])
 
-    @precondition(lambda self: self.run is None and files_below(self.world.saved))
+    @precondition(lambda self: self.run is None and bool(files_below(self.world.saved)))
     @rule(number=st.integers(0, 20), status=st.sampled_from(("open", "known", "fixed")))
     def mark(self, number: int, status: Literal["open", "known", "fixed"]) -> None:
         files = files_below(self.world.saved)
