@@ -158,7 +158,7 @@ def test_rows_that_overlap_by_one_element_are_not_apart(stores: tuple[tuple[tupl
     tracker = RaceTracker(64)
     for group, (starts, width) in enumerate(groups):
         programs = np.arange(len(starts)) + 10 * group
-        found = tracker.store_rows(np.array(starts), width, lambda programs=programs: programs)
+        found = tracker.store_rows(np.array(starts), width, programs.copy)
         assert found == (apart or group + 1 < len(groups))
 
 
