@@ -40,12 +40,12 @@ SHORT: Final = (11, 13, 41, 43, 601)
 SEEDS: Final = 3
 DECISIVE: Final = 4
 """Elements that must tell code of each other kind."""
-LONG: Final = 2048
+LONG: Final = 512
 """Sequences of more keys are settled by a long case too."""
 TERMS: Final = 14
 """Integers of a column of a long case; they are those from -7 to 7 without 0."""
-NEARLY_ALL: Final = 0.75
-"""Share of a long case's columns that must cancel. Half or more of them do not where segments are merged."""
+NEARLY_ALL: Final = 0.9
+"""Share of a long case's columns that must cancel. A lost key spoils one; a merge of segments a quarter or more."""
 LARGER: Final = 32.0
 """Factor of the integers of a short case: errors of float32 are then no denormals of float16."""
 LARGEST: Final = 4096.0
@@ -78,7 +78,7 @@ class NormalisationCalibrator:
         case = experiment.case
         longest = max((each.seq_len for each in case.sequences), default=0)
         several = any(each.query_len > 1 for each in case.sequences)
-        key = (case.dtypes, features_of(case), several, longest.bit_length() if longest > LONG else 0)
+        key = (case.dtypes, features_of(case), several, _bits(longest))
         if key not in self._found:
             self._found[key] = divides_last(case, target, backend)
         return replaced(target, read=msgspec.structs.replace(target.read, normalises_last=self._found[key]))
@@ -89,6 +89,11 @@ class NormalisationCalibrator:
             return ()
         self._told = True
         return (NOTE,)
+
+
+def _bits(longest: int) -> int:
+    """Return the same number for all lengths that are settled together, between two powers of two; 0 for short ones."""
+    return (longest - 1).bit_length() if longest > LONG else 0
 
 
 def _is_open(target: Target) -> bool:
@@ -188,8 +193,11 @@ def _told(block: RowBlock, tensors: AttentionTensors, target: Target, reference:
 
 
 def _long_case(case: AttentionCase, query_len: int, longest: int) -> AttentionCase:
-    """Return a case of one sequence about as long as another's longest one, whose length is no multiple of 2."""
-    keys = (longest - 1) | 1
+    """Return a case of one sequence as long as any that is settled with another's longest one, of odd length.
+
+    So code that takes another way from some length on is told, wherever between two powers of two that lies.
+    """
+    keys = 2 ** _bits(longest) - 1
     return _exact(case, (Sequence(query_len, keys - query_len),), LARGEST, 1)
 
 

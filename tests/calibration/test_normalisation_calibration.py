@@ -46,7 +46,14 @@ def test_nothing_is_concluded_of_code_that_divides_first(name: str, dtype: str) 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_merges_of_long_sequences_are_not_taken_for_what_short_ones_do(dtype: str) -> None:
     assert _settled("merges_long", dtype, 20)
+    assert not _settled("merges_long", dtype, 1100)
     assert not _settled("merges_long", dtype, LONGER)
+
+
+@pytest.mark.parametrize("num_keys", [520, 700])
+def test_what_shorter_sequences_do_is_not_taken_for_longer_ones(num_keys: int) -> None:
+    """Segments are merged from 1,001 keys on, and all lengths up to 1,024 are settled together."""
+    assert not _settled("merges_long", "bfloat16", num_keys)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
