@@ -18,7 +18,6 @@ from fuzz_attn.oracle.verdict import Verdict
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.bindings.binding import Binding
-    from fuzz_attn.calibration.normalisation import NormalisationCalibrator
     from fuzz_attn.case.attention_case import AttentionCase
     from fuzz_attn.case.families import Family
     from fuzz_attn.properties.experiment import Experiment
@@ -48,7 +47,6 @@ class CaseJudge:
     checks_device: bool = True
     """Whether this process checks the arithmetic of its GPU. That of a CPU is checked anyway: it needs no compiler."""
     _reader: ArithmeticReader | None = None
-    _normalisation: NormalisationCalibrator | None = None
 
     @property
     def forks_first(self) -> bool:
@@ -171,14 +169,12 @@ class CaseJudge:
 
     def _read_arithmetic(self, experiment: Experiment) -> tuple[str, ...]:
         """Learn how the target rounds from the kernels of its launches, and return in words what is new of it."""
-        from fuzz_attn.calibration.normalisation import NormalisationCalibrator  # noqa: PLC0415 - imports torch
         from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - imports Triton, as above
 
-        if self._reader is None or self._normalisation is None or self._reader.target is not self.target:
-            self._reader, self._normalisation = ArithmeticReader(self.target), NormalisationCalibrator()
+        if self._reader is None or self._reader.target is not self.target:
+            self._reader = ArithmeticReader(self.target)
         experiment.target = self._reader.target_for(self.backend.arithmetic(), experiment.case.dtypes)
-        experiment.target = self._normalisation.target_for(experiment)
-        return self._reader.new_notes() + self._normalisation.new_notes()
+        return self._reader.new_notes()
 
     def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""

@@ -1,7 +1,7 @@
 """What shows at which length: the faults that the oracle finds in cases of one sequence, beside two fixed tolerances.
 
 Run it with ``make bench``, or with the number of cases, the seed, whose rounding model holds and the lengths. The model
-is ``declared`` (that of our kernels), ``default``, or that of a target, read from its kernels or calibrated.
+is ``declared`` (that of our kernels), ``default``, or that of a target, read from its kernels.
 
 The cases are those that a campaign draws for sequences of this length: its strategy gets the sequence, and one to three
 query tokens at its end. All else is drawn, recipes, features and compile keys. A case with more numbers than a
@@ -39,7 +39,6 @@ from faults import (  # type: ignore[import-not-found] # beside this script
 )
 
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
-from fuzz_attn.calibration.normalisation import NormalisationCalibrator
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.attention_case import replace as replace_case
 from fuzz_attn.case.compile_key import CompileKey
@@ -52,7 +51,6 @@ from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
 from fuzz_attn.mutation.results import RULES
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
-from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import MOST_CACHE_ELEMENTS
@@ -183,8 +181,7 @@ def with_model(target: Target, whose: str, dtypes: DTypes) -> Target:
     case = replace_case(plain_case(judge.target.family, next(sizes(judge.target.domain))), dtypes=dtypes)
     judge.judge(Order(case))
     read = ArithmeticReader(judge.target).target_for(judge.backend.arithmetic(), dtypes)
-    known = NormalisationCalibrator().target_for(Experiment(case, read, judge.backend))
-    return replace(target, rounding=known.rounding_model)
+    return replace(target, rounding=read.rounding_model)
 
 
 def main(count: int, seed: int, whose: str, lengths: tuple[int, ...]) -> None:

@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import click
 import pytest
 
 from fuzz_attn.cli.main import main
+from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.properties.check import LAUNCH_PROPERTIES
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.targets.bindings.published import PUBLISHED
@@ -76,8 +77,14 @@ def test_pages_load_nothing_from_a_network(built: Path) -> None:
 
 
 def test_properties_page_has_every_property_and_relation() -> None:
-    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "properties.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(named) == sorted((*LAUNCH_PROPERTIES, *RELATIONS))
+    text = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| (\w+) \|.*\n\| --- .*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    named = {kind: [] for kind, _ in tables}
+    for kind, rows in tables:
+        named[kind] += re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)
+    assert sorted(named["property"] + named["relation"]) == sorted((*LAUNCH_PROPERTIES, *RELATIONS))
+    assert set(named["kind"]) <= set(get_args(Kind))
+    assert {"out_of_bounds", "race", "overflow", "false_hint", "undefined_integer"} <= set(named["kind"])
 
 
 def test_api_page_has_every_option_of_pytest(pytestconfig: pytest.Config) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import click
 import msgspec
@@ -18,10 +22,10 @@ from fuzz_attn.cli.options import OUTPUT_FILE, Decorated, annotations_option, ma
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
-from fuzz_attn.engine.listeners.results import BROKEN, FAILED, RunReport
+from fuzz_attn.engine.listeners.results import BROKEN, FAILED, INTERRUPTED, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.engine.run.fuzz_run import run_and_log
+from fuzz_attn.engine.run.fuzz_run import SIGNALS, run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, share_of
 from fuzz_attn.engine.run.shards import Shards
 from fuzz_attn.engine.run_folder import (
@@ -90,16 +94,42 @@ def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards | None] =
     printer = console(stderr=request.documents.json)
     folder = new_run_folder(request.out)
     reports = []
-    for part in parts(request):
-        own = folder if part == request else folder / folder_name(part.targets[0])
-        reports.append(_fuzz(part, own, printer, shards))
-        if reports[-1].stopped_by:
-            break
-    if len(request.targets) > 1:
-        show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
-    status = finish(reports, request.documents)
+    with signals_after_results() as came:
+        for part in parts(request):
+            own = folder if part == request else folder / folder_name(part.targets[0])
+            reports.append(_fuzz(part, own, printer, shards))
+            if reports[-1].stopped_by or came:
+                break
+        if len(request.targets) > 1:
+            show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
+        status = finish(reports, request.documents)
     prune(folder.parent)
-    return status
+    return INTERRUPTED + came[0] if came and status not in (FAILED, BROKEN) else status
+
+
+@contextmanager
+def signals_after_results() -> Iterator[Sequence[int]]:
+    """Let no single signal cut off the results of a run, which handles signals itself; yield those that came beside it.
+
+    Whoever interrupts a run twice may do so the second time while its results are printed. A second one beside the run
+    interrupts: what is printed to may not read.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def finish(reports: list[RunReport], documents: Documents, *, is_whole: bool = True) -> int:

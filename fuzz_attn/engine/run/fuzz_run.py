@@ -314,9 +314,9 @@ class FuzzRun:
             self._time_up = min(self._time_up, now + limit)
 
     def _pass_on(self, shard: RunningShard, event: Event) -> None:
-        """Emit an event of a shard; raises the error of a shard whose worker could not be set up."""
+        """Emit an event of a shard; raises the error of one whose worker could not be set up, unless it was stopped."""
         self._emit(event)
-        if isinstance(event, Finished) and event.error and shard.ready is None:
+        if isinstance(event, Finished) and event.error and shard.ready is None and not shard.stopping:
             raise FuzzAttnError(event.error)
 
     def _remove(self, shard: RunningShard) -> None:
