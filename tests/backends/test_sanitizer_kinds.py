@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -43,8 +44,13 @@ def _undefined(kernels: ModuleType) -> None:
     ],
 )
 def test_each_finding_has_a_kind_and_a_class(
-    kind: Kind, launch: Callable[[ModuleType], None], names_an_element: bool, module_at: Callable[[Path], ModuleType]
+    kind: Kind,
+    launch: Callable[[ModuleType], None],
+    names_an_element: bool,
+    module_at: Callable[[Path], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ["TRITON_INTERPRET"])  # which the backend changes
     backend = SimulatorBackend()
     backend.prepare()
     kernels = module_at(KERNELS)
