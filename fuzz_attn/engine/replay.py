@@ -164,8 +164,8 @@ class _Workers:
 
     def _started(self, setup: Setup) -> Worker | FuzzAttnError:
         """Return a new worker, or the error where it does not start."""
-        isolated = IsolatedWorker(setup, launch_seconds=self._launch_seconds)
-        worker = InProcess(setup) if self._in_process else isolated
+        limit = self._launch_seconds
+        worker = InProcess(setup) if self._in_process else IsolatedWorker(setup, launch_seconds=limit)
         started: Worker | FuzzAttnError = worker
         try:
             self._stack.enter_context(worker)

@@ -79,7 +79,7 @@ def test_pages_load_nothing_from_a_network(built: Path) -> None:
 def test_properties_page_has_every_property_and_relation() -> None:
     text = (ROOT / "docs" / "properties.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| (\w+) \|.*\n\| --- .*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    named = {kind: [] for kind, _ in tables}
+    named: dict[str, list[str]] = {kind: [] for kind, _ in tables}
     for kind, rows in tables:
         named[kind] += re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)
     assert sorted(named["property"] + named["relation"]) == sorted((*LAUNCH_PROPERTIES, *RELATIONS))

@@ -525,7 +525,6 @@ class FailureLives:
         def shown(order: Order) -> Verdict | None:
             if order not in answers:
                 share.spend()
-                self._shard.learn()
                 answers[order] = self.judge(order, "shrink")
                 if self._known_elsewhere(failure, order_of(failure.found), failure.found.verdict):
                     raise ShareSpentInterrupt  # another shard has found it too

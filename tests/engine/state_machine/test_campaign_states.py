@@ -40,7 +40,6 @@ from fuzz_attn.engine.events import (
     FailureFound,
     FailureSeenAgain,
     Finished,
-    Note,
     SavedPassed,
     WorkerLost,
 )
@@ -296,7 +295,7 @@ class Checks:
     def _saved_files_are_accounted_for(self, report: RunReport) -> None:
         """Check that the first shard has said something of each file from before, unless it had to end."""
         first = self.run.shards[0]
-        if first.is_interrupted or first.error or any(isinstance(event, Note) for event in first.events[:0]):
+        if first.is_interrupted or first.error:
             return
         told = {event.path for event in first.events if isinstance(event, FailureFound | SavedPassed)}
         for path in self.run.before:
