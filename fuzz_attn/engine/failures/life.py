@@ -110,7 +110,7 @@ class FailureLives:
         self._open: list[KnownFailure] = []
         self._resumed = False
         self._unmet: tuple[Order, Answer] | None = None
-        """A failing case of the search that :meth:`meet` has not saved or counted yet."""
+        """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
         """The failure that is being confirmed or shrunk."""
         self._is_beside = False
@@ -146,8 +146,13 @@ class FailureLives:
         self._shard.renew()
 
     def answered(self, order: Order, answer: Answer) -> None:
-        """Note that a case of the search failed, so that it is saved even if the shard ends before :meth:`meet`."""
+        """Note that a case failed, so that it is saved even if the shard ends before :meth:`meet`."""
         self._unmet = order, answer
+
+    def take_unmet(self) -> tuple[Order, Answer] | None:
+        """Return a failing case that nothing has become of yet, and leave it to the caller."""
+        unmet, self._unmet = self._unmet, None
+        return unmet
 
     def meet(self, order: Order, answer: Answer, before: Sequence[Order]) -> None:
         """Count the known failures of an answer, and follow the new ones.
@@ -394,22 +399,20 @@ class FailureLives:
     def close(self) -> None:
         """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are."""
         self._living = None
-        if self._unmet is not None:
-            self._save_unmet(*self._unmet)
+        if unmet := self.take_unmet():
+            self.see(*unmet)
         for failure in tuple(self._open):
             self._end(failure)
 
-    def _save_unmet(self, order: Order, answer: Answer) -> None:
-        """Save the failures of a case that nothing has become of yet; one whose worker was killed is only counted."""
-        self._unmet = None
+    def see(self, order: Order, answer: Answer) -> None:
+        """Count the known failures of an answer, and save the new ones without following them now.
+
+        A case whose worker was killed is only counted.
+        """
         if answer.killed:
             self.emit(CaseExcused(self.shard, answer.verdict, judged=True))
             self.emit(Note(self.shard, "a worker was ended from outside, and no time was left to run its case again"))
             return
-        self.see(order, answer)
-
-    def see(self, order: Order, answer: Answer) -> None:
-        """Count the known failures of an answer, and save the new ones without following them now."""
         shown, new = self._sorted(order, failures_of(answer))
         for known in shown:
             self._seen_again(known)

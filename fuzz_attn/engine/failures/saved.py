@@ -82,10 +82,10 @@ def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domai
     than a file says is a new failure, whatever the status of the file: it is followed once all files have been played,
     because another file may have it. If the time is up before that, it is saved as it was seen.
     """
-    uncovered = Uncovered()
+    uncovered, launches = Uncovered(), _Launches(shard, lives)
     try:
         for path in counterexample.files_in((folder,)) if folder.is_dir() else ():
-            _play(path, shard, lives, domain, uncovered)
+            _play(path, launches, domain, uncovered)
         while (failing := uncovered.pop()) is not None:
             lives.meet(failing.order, failing.answer, failing.before)
     except BaseException:
@@ -94,8 +94,25 @@ def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domai
         raise
 
 
-def _play(path: Path, shard: Launches, lives: FailureLives, domain: Domain, uncovered: Uncovered) -> None:
+@dataclass(frozen=True)
+class _Launches:
+    """The launches of a shard; the life of what fails has it until the answer has come back."""
+
+    shard: Launches
+    lives: FailureLives
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        answer = self.shard.judge(order, phase)
+        self.lives.take_unmet()
+        return answer
+
+    def renew(self) -> None:
+        self.shard.renew()
+
+
+def _play(path: Path, launches: _Launches, domain: Domain, uncovered: Uncovered) -> None:
     """Play one counterexample and report it; ``uncovered`` gets what it does not cover."""
+    lives = launches.lives
     try:
         found = counterexample.load(path)
     except CounterexampleError as error:
@@ -105,7 +122,12 @@ def _play(path: Path, shard: Launches, lives: FailureLives, domain: Domain, unco
     if lacking:
         lives.emit(Note(lives.shard, f"{path} is not played: {NOT_PROMISED.format(lacking)}"))
         return
-    result = played(found, shard, "saved", uncovered)
+    try:
+        result = played(found, launches, "saved", uncovered)
+    except BaseException:
+        if unmet := lives.take_unmet():
+            _cover(found, path, lives, uncovered, *unmet)
+        raise
     if result.own:
         _enter(found, result.own[0], path, lives)
     elif result.others:
@@ -115,6 +137,17 @@ def _play(path: Path, shard: Launches, lives: FailureLives, domain: Domain, unco
     else:
         why = REFUSES if result.answer.refusal is not None else UNSUPPORTED
         lives.emit(Note(lives.shard, f"{path} is not judged: {why}"))
+
+
+def _cover(
+    found: Counterexample, path: Path, lives: FailureLives, uncovered: Uncovered, order: Order, answer: Answer
+) -> None:
+    """Report the failing answer to an order of a file that an interrupt kept from coming back."""
+    own, rest = split(found, answer) if order == order_of(found) else ((), failures_of(answer))
+    if rest:
+        uncovered.add(Failing(order, msgspec.structs.replace(answer, verdict=rest[0], others=rest[1:])))
+    if own:
+        _enter(found, own[0], path, lives)
 
 
 def changed_in_words(path: Path, found: Counterexample, result: Played) -> str:

@@ -131,6 +131,24 @@ def test_the_end_of_the_time_in_the_middle_of_a_saved_file_loses_no_failure(tmp_
     assert (run.kinds, run.report.exit_status, run.report.lost) == ({"crash"}, 1, "")
 
 
+@pytest.mark.parametrize(("answer", "kind", "fails"), [(WRONG, "mismatch", False), (CRASH, "crash", True)])
+def test_an_interrupt_right_after_a_saved_case_failed_loses_nothing(
+    answer: Answer, kind: str, fails: bool, tmp_path: Path
+) -> None:
+    path = save(tmp_path, **KNOWN)
+    run = Run(tmp_path, lambda order, launch: answer, cases=5, interrupt=lambda event: isinstance(event, CaseJudged))
+    assert run.interrupted
+    assert (run.kinds, run.report.exit_status == 1, run.report.lost) == ({kind}, fails, "")
+    assert counterexample.load(path).status == "known"
+
+
+def test_a_worker_that_is_killed_in_a_saved_case_before_the_end_is_no_failure(tmp_path: Path) -> None:
+    save(tmp_path, confirmation="state", sequence=(Step(SHORT),), failed=0, tries=0)
+    run = Run(tmp_path, lambda order, launch: KILLED, cases=5, interrupt=lambda event: isinstance(event, CaseJudged))
+    assert run.interrupted
+    assert (run.kinds, run.count(CaseExcused), run.report.lost) == (set(), 1, "")
+
+
 def test_an_interrupt_while_one_failure_of_saved_files_is_followed_loses_no_other(tmp_path: Path) -> None:
     save(tmp_path, confirmation="state", sequence=(Step(SHORT), Step(LONG)), failed=0, tries=0)
     other = Answer(Verdict("oracle", "exception", "the target raised ValueError: no", site="/kernel.py:3"))

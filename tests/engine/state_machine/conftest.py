@@ -200,6 +200,8 @@ class World:
         self.refuses: str | None = None
         self.kills = 0
         """How many launches from now something outside kills the worker; 0 for never."""
+        self.killed = 0
+        """How often it did in the current run."""
         self.judged = 0
 
     def add(self, bug: Bug) -> None:
@@ -289,6 +291,7 @@ class FakeWorker(IsolatedWorker):
         if self.world.kills:
             self.world.kills -= 1
             if not self.world.kills:
+                self.world.killed += 1
                 return self._ended(Answer(Verdict("oracle", "crash", KILLED), killed=True))
         shown = self.world.failing(order.case, self.judged)
         if not shown:
@@ -429,7 +432,7 @@ class Run:
         self.of_thread: dict[int, Shard] = {}
         self.before = {path: path.read_bytes() for path in files_below(world.saved)}
         self.changed_target = False
-        world.disk.failed = world.journals.failed = 0
+        world.disk.failed = world.journals.failed = world.killed = 0
         folders = world.folder / "run", world.folder / "saved"
         plans = [Plan(Setup("fake"), number, shards, 1, max_time, None, *folders) for number in range(shards)]
         self.shards = [Shard(world, self, plan) for plan in plans]
