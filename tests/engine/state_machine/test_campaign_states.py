@@ -234,15 +234,14 @@ class Checks:
             self._accounted(event, accounted)
 
     def _nothing_invented(self, kept: list[Live]) -> None:
-        """Check that each failure is a bug of the target.
-
-        Workers that are killed often may be: what was not looked into before an end counts.
-        """
+        """Check that each failure is a bug of the target, or workers that were killed often and not looked into."""
+        ends = self.run.stopping or self.world.clock.now >= self.deadline
+        crowded = len(kept) > life.MOST_FAILURES
         for live in kept:
-            name = class_in(live.found.verdict)
-            many_kills = self.world.killed > life.EXCUSED and live.found.confirmation == "state"
-            ends = self.run.stopping or self.world.clock.now >= self.deadline
-            assert name in self.world.ever or (name == "crash" and many_kills and ends), f"no bug is {name}"
+            name, confirmation = class_in(live.found.verdict), live.found.confirmation
+            not_looked_into = (confirmation == "state" and ends) or (confirmation == "unconfirmed" and crowded)
+            killed = name == "crash" and self.world.killed > life.EXCUSED and not_looked_into
+            assert name in self.world.ever or killed, f"no bug of the target is {name}"
 
     def _nothing_twice(self, kept: list[Live]) -> None:
         """Check that no two failures of the report are one bug, as far as their cases were shrunk and have files."""
