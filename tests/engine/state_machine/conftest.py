@@ -342,11 +342,8 @@ class Shard:
         self._command: tuple[AttentionCase, bool] | None = None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self._play, daemon=True)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the campaign has not ended."""
-        return self.thread.is_alive()
+        self.is_running = False
+        """Whether the campaign has begun and not ended. Its thread may live a moment longer."""
 
     @property
     def is_interrupted(self) -> bool:
@@ -355,6 +352,7 @@ class Shard:
 
     def start(self) -> None:
         """Begin the campaign, and return when it asks for its first case."""
+        self.is_running = True
         self.thread.start()
         self._wait()
 
@@ -381,6 +379,7 @@ class Shard:
         except BaseException as error:  # noqa: BLE001 - which ones there may be is what is checked
             self.error = error
         finally:
+            self.is_running = False
             self._back.release()
 
     def feed(self, count: int, attempt: Callable[..., None], skips: Callable[..., bool] | None) -> None:
