@@ -47,6 +47,8 @@ class Command(NamedTuple):
     """The wheel of a published package, for a machine that has it and no network."""
     cache: Path | None = None
     """A cache folder that other runs use too, for a warm start; None is an empty one."""
+    cases: int | None = None
+    """A limit of cases beside that of seconds."""
 
     def line(self, out: Path) -> list[str]:
         """Return the command line."""
@@ -55,6 +57,8 @@ class Command(NamedTuple):
         options = {"--target": self.target, "--backend": self.backend, "--seed": self.seed, "--max-time": self.limit}
         if self.workers is not None:
             options["--workers"] = self.workers
+        if self.cases is not None:
+            options["--max-cases"] = self.cases
         return [*program, "run", "--out", str(out), *(str(each) for pair in options.items() for each in pair)]
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -93,13 +97,16 @@ def first_failure(command: Command, folder: Path) -> dict[str, Any]:
 
 
 def whole_run(command: Command, folder: Path) -> dict[str, Any]:
-    """Return what a run of the whole time had tried, with the seconds to each failure, and the exit status."""
+    """Return what a run of the whole time had tried, with the seconds to each failure, and the exit status.
+
+    Its CPU seconds are those of its last look at the log, shortly before its end.
+    """
     notes = FailureNotes(folder / "out")
     status = watched(command, folder, notes)
     tried = tried_by(folder / "out")
     for failure, (seconds, cpu) in zip(tried["failures"], notes.seen, strict=False):
         failure.update(after=round(seconds, 3), cpu=round(cpu, 2))
-    return {"status": status} | tried
+    return {"status": status, "cpu": round(notes.cpu, 2)} | tried
 
 
 class FailureNotes:
@@ -107,6 +114,7 @@ class FailureNotes:
 
     def __init__(self, out: Path) -> None:
         self.seen: list[tuple[float, float]] = []
+        self.cpu = 0.0
         self._out = out
         self._read = 0
         self._next = 0.0
@@ -115,13 +123,14 @@ class FailureNotes:
         """Read what is new in the log, at most every ``LOG_SECONDS``; return False, as the run goes on."""
         if elapsed >= self._next:
             self._next = elapsed + LOG_SECONDS
+            self.cpu = max(self.cpu, cpu_seconds(process))
             for log in logs_in(self._out / "runs"):
                 with log.open("rb") as file:
                     file.seek(self._read)
                     whole = file.read().rpartition(b"\n")[0]
                 self._read += len(whole)
                 found = whole.count(b'{"event":"failure_found"')
-                self.seen += [(elapsed, cpu_seconds(process))] * found if found else []
+                self.seen += [(elapsed, self.cpu)] * found
         return False
 
 

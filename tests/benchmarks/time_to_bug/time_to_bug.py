@@ -5,8 +5,8 @@ in a user's file. Folders are fresh and caches empty. Results go to one JSON fil
 the same file goes on where the first ended, so that a limit of ``--seconds`` cuts the work into slices.
 
 ``--published`` runs the launchers of a published version instead and says when each defect of the ledger was found.
-``--breadth`` runs our own kernels, without a bug, and says how many compile keys and pairs of values were tried, cold
-and then again, with the caches of the first time.
+``--breadth`` runs our own kernels, without a bug, and says how many compile keys and pairs of values were tried, and
+then the same cases again, with the caches of the first run.
 
 ``--jobs 15 --cores 1`` plays 15 runs side by side, each on a core of its own. Seconds are those of the clock; CPU
 seconds, of all processes of a run, say what they would be where a busy machine let it wait. Tables are Markdown.
@@ -84,7 +84,8 @@ def run_seeded(run: Result, options: argparse.Namespace, folder: Path) -> Result
 def command_of(target: str, seed: int, options: argparse.Namespace, python_path: str = "") -> Command:
     """Return the command of a run as the options say."""
     settings = (options.backend, seed, options.limit, options.workers, python_path)
-    return Command(target, *settings, packages=options.packages, wheel=options.wheel, cache=options.cache)
+    packages, wheel = options.packages, options.wheel
+    return Command(target, *settings, packages=packages, wheel=wheel, cache=options.cache)
 
 
 def breadth_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
@@ -107,8 +108,8 @@ def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
     command = command_of(run["target"], run["seed"], options)
     result: Result = whole_run(command, folder)
     if options.breadth and options.cache is None:
-        warm = whole_run(command._replace(cache=folder / "cache"), folder / "warm")
-        result |= {"warm cases": warm["cases"], "warm rate": warm["rate"]}
+        warm = whole_run(command._replace(cache=folder / "cache", cases=result["cases"]), folder / "warm")
+        result |= {"warm cpu": warm["cpu"], "warm rate": warm["rate"]}
     if "launcher" in run and options.backend == "cuda":
         add_classes_in_simulator(result["failures"], run["target"], folder / "cache")
     defects = {"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {}
@@ -196,9 +197,15 @@ def print_published(results: Sequence[Result]) -> None:
 
 
 def print_breadth(results: Sequence[Result]) -> None:
-    """Print how much each run of a healthy kernel tried, and how many cases a second, cold and warm."""
-    names = ("family", "seed", "keys", "keys with 20 cases", "pairs", "cases", "rate", "warm rate")
-    print(table([{name: each.get(name, "") for name in names} for each in results]))
+    """Print how much each run of a healthy kernel tried; cases a second of the clock and of CPU time, cold and warm."""
+    names = ("family", "seed", "keys", "keys with 20 cases", "pairs", "cases")
+    rows = []
+    for each in results:
+        rates = {"cases/s": each["rate"], "cases/CPU s": round(each["cases"] / each["cpu"], 1)}
+        if "warm rate" in each:
+            rates |= {"warm cases/s": each["warm rate"], "warm cases/CPU s": round(each["cases"] / each["warm cpu"], 1)}
+        rows.append({name: each[name] for name in names} | rates)
+    print(table(rows))
 
 
 def play(options: argparse.Namespace) -> Results:
