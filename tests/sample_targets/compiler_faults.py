@@ -33,7 +33,7 @@ def merge_kernel(
     head_stride,
     part_stride,
     num_heads,
-    head_size,
+    HEAD_SIZE: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     COMPARES_BROADCAST: tl.constexpr,
@@ -43,15 +43,15 @@ def merge_kernel(
     start = token * token_stride + head * head_stride
     parts = tl.arange(0, PARTS)
     lanes = tl.arange(0, BLOCK)
-    states = start + parts * part_stride + head_size  # [PARTS]
+    states = start + parts * part_stride + HEAD_SIZE  # [PARTS]
     maxima = tl.load(parts_ptr + states)
     sums = tl.load(parts_ptr + states + 1)
     is_live = maxima[:, None] > -float("inf") if COMPARES_BROADCAST else (maxima > -float("inf"))[:, None]
     offsets = start + parts[:, None] * part_stride + lanes[None, :]  # [PARTS, BLOCK]
-    values = tl.load(parts_ptr + offsets, mask=(lanes < head_size)[None, :] & is_live, other=0.0)
+    values = tl.load(parts_ptr + offsets, mask=(lanes < HEAD_SIZE)[None, :] & is_live, other=0.0)
     weights = tl.exp(maxima - tl.max(maxima, 0))
     merged = tl.sum(values * weights[:, None], 0) / tl.sum(sums * weights, 0)
-    tl.store(out_ptr + (token * num_heads + head) * head_size + lanes, merged, mask=lanes < head_size)
+    tl.store(out_ptr + (token * num_heads + head) * HEAD_SIZE + lanes, merged, mask=lanes < HEAD_SIZE)
 
 
 @triton.jit
