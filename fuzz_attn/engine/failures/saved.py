@@ -15,7 +15,8 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed
 from fuzz_attn.engine.failures.confirmation import Launches
-from fuzz_attn.engine.failures.life import FailureLives, order_of
+from fuzz_attn.engine.failures.life import FailureLives
+from fuzz_attn.engine.failures.reduction import order_of
 from fuzz_attn.engine.failures.triage import class_of, split, trigger_in
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import CounterexampleError
@@ -140,7 +141,7 @@ def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLi
     """Make a saved failure that still fails a known one; its trigger says which cases to draw less often."""
     trigger = found.trigger or needed_by(found.case, found.relation)
     found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
-    failure = lives.enter(found, str(path), saved=True)
+    failure = lives.records.enter(found, str(path), saved=True)
     failure.trigger = trigger_in(found)
     lives.known.add(failure)
     lives.emit(FailureChanged(lives.shard, failure.number, found, str(path), done=True))
