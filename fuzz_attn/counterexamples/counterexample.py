@@ -119,6 +119,25 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
             return self.elsewhere.outcome == "fails"
         return self.environment.backend in ON_CPU
 
+    def unseen_on(self, backend: str) -> str:
+        """Return why a pass on a backend does not mean that the failure is mended; an empty string if it does."""
+        elsewhere, found_on = self.elsewhere, self.environment.backend
+        if elsewhere is None:
+            return ""
+        if self.only_here and backend != found_on:
+            needs = "a GPU" if found_on == "cuda" else f"the {found_on}"
+            passed = f"it passed in the {elsewhere.backend} when it was saved"
+            return f"only {found_on} shows this failure, so that a replay needs {needs}: {passed}"
+        if self.passes_where_found and backend == found_on:
+            return f"this case passed on {found_on} when it was saved, and failed in the {elsewhere.backend}"
+        return ""
+
+    @property
+    def passes_where_found(self) -> bool:
+        """Whether the case of the file is not known to fail on the backend that found the failure."""
+        elsewhere = self.elsewhere
+        return elsewhere is not None and self.is_logic and elsewhere.shrunk_case in ("passes", "unknown")
+
     def __post_init__(self) -> None:
         """Refuse a known failure that does not say why it is known."""
         super().__post_init__()

@@ -45,7 +45,7 @@ from fuzz_attn.engine.events import (
     ignore,
     no_news,
 )
-from fuzz_attn.engine.explainer import Explainer
+from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
@@ -97,8 +97,6 @@ FIRST_MISSING: Final = 120
 """So many cases more may be missing at first, because one round says little."""
 _AVOIDING: Final = 4
 """The index of the stream of random numbers that decides which cases are drawn again."""
-EXPLAINING: Final = "simulator"
-"""The backend that explains what a worker on a GPU has found."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
 """The verdict on a case in the journal."""
 

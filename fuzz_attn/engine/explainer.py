@@ -18,6 +18,8 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, FuzzAttnError, OutOfTimeError
 
+EXPLAINING: Final = "simulator"
+"""The backend that explains what a worker on a GPU has found."""
 LAUNCH_SECONDS: Final = 20.0
 """A launch that takes longer there is given up: on a GPU it took milliseconds, and the case may be too large."""
 MEMORY: Final = 8 * 2**30

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -24,9 +24,10 @@ from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.explainer import Explainer
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches
+from fuzz_attn.engine.failures.here import Here
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.reduction import Reduction, is_of, order_of
-from fuzz_attn.engine.failures.same_way import is_same_way, shown_in_same_way
+from fuzz_attn.engine.failures.same_way import shown_in_same_way
 from fuzz_attn.engine.failures.share import Share
 from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.failures.simplification import allowed, second_order
@@ -39,6 +40,7 @@ from fuzz_attn.engine.failures.triage import (
     class_of,
     failures_of,
     has_place,
+    is_finding,
     is_same,
     trigger_in,
 )
@@ -54,11 +56,6 @@ EXCUSED: Final = 2
 """So many failures of a class that do not recur in a fresh process may be chance; one more depends on earlier cases."""
 MOST_SLOW: Final = 2
 """So many launches that took long while a failure was shrunk are run again, to see whether they hang."""
-MOST_LARGER: Final = 6
-"""So many larger cases are launched at most to find one that fails on the finding backend, where the shrunk one passes.
-
-That is enough to find the place among 64 steps of shrinking, and each may compile.
-"""
 NOT_REPLAYED: Final = "it was not replayed there"
 ONLY_SEEN: Final = "it was seen, and not followed"
 AFTER_OTHERS: Final = "it fails only after other cases, which were not run there"
@@ -112,11 +109,10 @@ class FailureLives:
         self.shard = number
         self.emit = shard.emit
         self.records = Records(number, shard.emit, folder, elapsed)
+        self._here = Here(shard, self.records, self._look_beside)
         self._max_time = float("inf") if max_time is None else max_time
         self._elapsed = elapsed
         self._open: list[KnownFailure] = []
-        self._steps: list[Counterexample] = []
-        """The cases of the last reduction, one by one."""
         self._resumed = False
         self._unmet: tuple[Order, Answer] | None = None
         """A failing case of the search that :meth:`meet` has not saved or counted yet."""
@@ -158,6 +154,11 @@ class FailureLives:
         """Return what judges cases: the shard, or ``there`` what explains them."""
         explainer = self._shard.explainer if there else None
         return explainer or self._shard
+
+    @property
+    def backend(self) -> str:
+        """The name of the finding backend."""
+        return self._shard.ready.backend
 
     @property
     def domain(self) -> Domain:
@@ -434,93 +435,63 @@ class FailureLives:
         explainer.renew()
         answer = explainer.judge(order, "confirm")
         if not answer.judged:
-            self._say_elsewhere(failure, outcome="unknown", reason=answer.unsupported)
+            self._here.say(failure, outcome="unknown", reason=answer.unsupported)
             return False
         same = shown_in_same_way(failure.found.verdict, answer, order)
         if not same:
-            self._say_elsewhere(failure, outcome="passes", reason="")
+            self._here.say(failure, outcome="passes", reason="")
             self._look_beside(failure, order, answer, "confirm", there=True)
             return False
         failure.there = True
-        known, new = self._sorted(order, same, there=True)
-        second, new = self._of_second_launch(order, new, there=True)
-        for earlier in (*known, *second):
+        self._follow_findings(order, answer, same)
+        earlier = self._cause_there(order, answer, same)
+        if earlier is None:
+            self._begin_there(failure, answer, same[-1])
+            self._reduce(failure, Share.of_time(self._max_time, hang=failure.failure_class == HANG))
+            self._settle(failure)
+        else:
             self._end_as(failure, earlier)
-            self._look_beside(earlier, order, answer, "confirm", there=True)
-            return True
-        failure.found = msgspec.structs.replace(failure.found, verdict=next(iter(new), same[0]))
-        self._say_elsewhere(failure, outcome="fails", reason="")
-        self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
-        self._look_beside(failure, order, answer, "confirm", there=True)
-        self._reduce(failure, Share.of_time(self._max_time, hang=failure.failure_class == HANG))
-        self._settle(failure)
+            self._show_here_too(earlier, failure)
         return True
 
-    def _say_elsewhere(self, failure: KnownFailure, **fields: object) -> None:
-        """Let a failure say what it does on the explaining backend, or what its shrunk case does on its own."""
-        elsewhere = failure.found.elsewhere
-        if elsewhere is not None:
-            self.records.change(failure, elsewhere=msgspec.structs.replace(elsewhere, **fields))
-
-    def _note_classes(self, known: KnownFailure, classes: Collection[str]) -> None:
-        """Let a known failure have further classes on the finding backend."""
-        elsewhere, new = known.found.elsewhere, set(classes) - known.found_as
-        if not new:
+    def _follow_findings(self, order: Order, answer: Answer, same: Sequence[Verdict]) -> None:
+        """Follow the findings of sanitizers first that may be the cause of a failure that also shows without them."""
+        findings = [verdict for verdict in same if is_finding(verdict)]
+        if len(findings) == len(same):
             return
-        known.seen_as |= new
-        if elsewhere is not None and known.shard == self.shard and not known.saved:
-            found_as = tuple(sorted({*elsewhere.found_as, *new}))
-            known.found = msgspec.structs.replace(
-                known.found, elsewhere=msgspec.structs.replace(elsewhere, found_as=found_as)
-            )
-            self.records.rewrite(known)
+        _, new = self._sorted(order, findings, there=True)
+        for verdict in new:
+            if self._may_start(order, verdict):
+                self._beside.append((self._started(order, verdict, there=True), answer))
+        self._follow_beside()
 
-    def _check_here(self, failure: KnownFailure) -> None:
-        """Launch a case that was shrunk on the explaining backend on the finding one.
+    def _cause_there(self, order: Order, answer: Answer, same: Sequence[Verdict]) -> KnownFailure | None:
+        """Return the known failure that the last of some verdicts of the explaining backend is, or follows from."""
+        shown, new = self._sorted(order, failures_of(answer), there=True)
+        second, _ = self._of_second_launch(order, [verdict for verdict in new if verdict in same], there=True)
+        name = class_of(same[-1])
+        return next((known for known in (*shown, *second) if name in (known.failure_class, *known.found.also)), None)
 
-        Where it passes, the failure gets the smallest of the cases on the way to it that is found to fail here.
-        """
-        if not failure.there or failure.found.elsewhere is None:
+    def _begin_there(self, failure: KnownFailure, answer: Answer, verdict: Verdict) -> None:
+        """Let a failure be what the explaining backend shows, and look at what else it shows."""
+        order = order_of(failure.found)
+        failure.found = msgspec.structs.replace(failure.found, verdict=verdict)
+        self._here.say(failure, outcome="fails", reason="")
+        self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
+        self._look_beside(failure, order, answer, "confirm", there=True)
+
+    def _show_here_too(self, earlier: KnownFailure, failure: KnownFailure) -> None:
+        """Let a failure that only the explaining backend had shown be one that the finding backend found."""
+        elsewhere, own = failure.found.elsewhere, earlier.shard == self.shard and not earlier.saved
+        if earlier.found.elsewhere is not None or elsewhere is None or not (own and earlier.there):
             return
-        steps, last = self._steps, len(self._steps) - 1
-        if self._fails_here(failure, steps[last]):
-            self._say_elsewhere(failure, shrunk_case="fails")
-            return
-        if not last or not self._fails_here(failure, steps[0]):
-            self._say_elsewhere(failure, shrunk_case="passes")
-            return
-        fails, passes = 0, last
-        for _ in range(MOST_LARGER):
-            middle = (fails + passes) // 2
-            if middle == fails:
-                break
-            if self._fails_here(failure, steps[middle]):
-                fails = middle
-            else:
-                passes = middle
-        found = steps[fails]
-        case = {"case": found.case, "relation": found.relation, "verdict": found.verdict, "also": found.also}
-        failure.found = msgspec.structs.replace(failure.found, **case)
-        self._say_elsewhere(failure, shrunk_case="larger")
-
-    def _fails_here(self, failure: KnownFailure, step: Counterexample) -> bool:
-        """Return whether a case fails on the finding backend as it does on the explaining one."""
-        order = order_of(step)
-        self._shard.renew()
-        answer = self._shard.judge(order, "confirm")
-        failures = failures_of(answer)
-        same = [each for each in failures if is_same_way(each, step.verdict, order)]
-        if same:
-            self._note_found_as(failure, same)
-        elif failures and not answer.killed:
-            self._look_beside(failure, order, answer, "confirm")
-        return bool(same)
-
-    def _note_found_as(self, failure: KnownFailure, verdicts: Sequence[Verdict]) -> None:
-        elsewhere = failure.found.elsewhere
-        if elsewhere is not None:
-            found_as = dict.fromkeys((*elsewhere.found_as, *map(class_of, verdicts)))
-            self._say_elsewhere(failure, found_as=tuple(found_as))
+        elsewhere = msgspec.structs.replace(elsewhere, outcome="fails", reason="")
+        environment = failure.found.environment
+        earlier.found = msgspec.structs.replace(earlier.found, environment=environment, elsewhere=elsewhere)
+        try:
+            self._here.check(earlier)
+        finally:
+            self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
 
     @contextmanager
     def _followed(self, failure: KnownFailure) -> Iterator[None]:
@@ -552,13 +523,13 @@ class FailureLives:
             share.leave(seconds, limit)
         reduction = Reduction(failure, self, share, few_kernels=self._shard.explainer is not None and not there)
         reduction.run()
-        self._steps = reduction.steps
+        failure.steps = reduction.steps
 
     def _settle(self, failure: KnownFailure) -> None:
         """End a failure as itself, or as the known failure that it is."""
         failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
         if self.known.same_as(failure) is None:
-            self._check_here(failure)
+            self._here.check(failure)
         self._explain(failure)
         self._shard.learn()
         earlier = self.known.same_as(failure)
@@ -594,7 +565,7 @@ class FailureLives:
             failure.complete = True
             with self._followed(failure):
                 self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
-                self._check_here(failure)
+                self._here.check(failure)
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
             self._explain(failure)
             earlier = self.known.same_as(failure)
@@ -627,7 +598,7 @@ class FailureLives:
         fields = {"confirmation": found.confirmation, "failed": found.failed, "tries": found.tries}
         self.records.change(failure, sequence=sequence, **fields)
         if sequence:
-            self._say_elsewhere(failure, outcome="unknown", reason=AFTER_OTHERS)
+            self._here.say(failure, outcome="unknown", reason=AFTER_OTHERS)
         with self._followed(failure):
             if sequence:
                 self._shorten(failure, found.sequence, share)
@@ -670,7 +641,7 @@ class FailureLives:
         """End a failure that is the same bug as an earlier one."""
         if failure in self._open:
             self._open.remove(failure)
-        self._note_classes(earlier, failure.found_as)
+        self._here.note(earlier, failure.found_as)
         self.records.end_as(failure, earlier)
 
 

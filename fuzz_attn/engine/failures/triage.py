@@ -76,11 +76,12 @@ def alike(one: str, other: str, traits: frozenset[str]) -> bool:
 def split(found: Counterexample, answer: Answer) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...]]:
     """Return the failed verdicts of an answer that a counterexample's file covers, and the others.
 
-    A file covers the class of its verdict and, while that shows, what follows from it.
+    A file covers the class of its verdict, those that it had on the backend that found it and, while one of them shows,
+    what follows from it.
     """
-    failures, own_class = failures_of(answer), class_of(found.verdict)
-    traits = traits_of_both(found)
-    own = tuple(verdict for verdict in failures if alike(class_of(verdict), own_class, traits))
+    failures, traits = failures_of(answer), traits_of_both(found)
+    classes = (class_of(found.verdict), *(found.elsewhere.found_as if found.elsewhere else ()))
+    own = tuple(each for each in failures if any(alike(class_of(each), name, traits) for name in classes))
     covered = found.also if own else ()
     return own, tuple(verdict for verdict in failures if verdict not in own and class_of(verdict) not in covered)
 
@@ -102,6 +103,8 @@ class KnownFailure:
     saved: bool = False
     other_triggers: list[frozenset[str]] = field(default_factory=list)
     """Triggers of other cases that turned out to be the same bug."""
+    steps: list[Counterexample] = field(default_factory=list)
+    """The cases of its last reduction, one by one."""
     there: bool = False
     """Whether it is judged on the explaining backend, and not on the one that finds."""
     seen_as: set[str] = field(default_factory=set)
