@@ -33,5 +33,4 @@ def origin(found: Counterexample) -> RenderableType:
     """Return the status of a counterexample and the environment that it was found in."""
     versions = ", ".join(f"{name} {number}" for name, number in found.environment.versions.items())
     shims = ", ".join(found.environment.shims) or "none"
-    where = f" on {found.environment.backend}" if found.environment.backend else ""
-    return f"Status {found.status}. Found{where} with {versions}; shims: {shims}."
+    return f"Status {found.status}. Found with {versions}; shims: {shims}."
