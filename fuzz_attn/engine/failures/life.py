@@ -19,17 +19,17 @@ from typing import Final, Protocol
 import msgspec
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Step, environment_of
+from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.explainer import Explainer
 from fuzz_attn.engine.failures import confirmation
-from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches
+from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
 from fuzz_attn.engine.failures.here import Here
 from fuzz_attn.engine.failures.records import Records
-from fuzz_attn.engine.failures.reduction import Reduction, is_of, order_of
+from fuzz_attn.engine.failures.reduction import Reduction
 from fuzz_attn.engine.failures.same_way import shown_in_same_way
 from fuzz_attn.engine.failures.share import Share
-from fuzz_attn.engine.failures.simplicity import simplicity
+from fuzz_attn.engine.failures.simplicity import is_simpler
 from fuzz_attn.engine.failures.simplification import allowed, second_order
 from fuzz_attn.engine.failures.triage import (
     HANG,
@@ -115,9 +115,11 @@ class FailureLives:
         self._open: list[KnownFailure] = []
         self._resumed = False
         self._unmet: tuple[Order, Answer] | None = None
-        """A failing case of the search that :meth:`meet` has not saved or counted yet."""
+        """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
         """The failure that is being confirmed or shrunk."""
+        self._is_beside = False
+        """Whether it showed beside another one."""
         self._beside: list[tuple[KnownFailure, Answer]] = []
         """What showed beside it, to be followed next."""
         self._slow: Order | None = None
@@ -166,8 +168,13 @@ class FailureLives:
         return self._shard.ready.domain
 
     def answered(self, order: Order, answer: Answer) -> None:
-        """Note that a case of the search failed, so that it is saved even if the shard ends before :meth:`meet`."""
+        """Note that a case failed, so that it is saved even if the shard ends before :meth:`meet`."""
         self._unmet = order, answer
+
+    def take_unmet(self) -> tuple[Order, Answer] | None:
+        """Return a failing case that nothing has become of yet, and leave it to the caller."""
+        unmet, self._unmet = self._unmet, None
+        return unmet
 
     def meet(self, order: Order, answer: Answer, before: Sequence[Order]) -> None:
         """Count the known failures of an answer, and follow the new ones.
@@ -177,10 +184,8 @@ class FailureLives:
         self._unmet = order, answer
         if answer.killed:
             killed, answer = answer.verdict, confirmation.in_fresh_process(order, self)
-            if answer.verdict.passed:
-                text = "a worker was ended from outside, and the case that it was running passes in another"
-                self.records.note(text)
-                self.excuse(order, killed, before, judged=True)
+            if not confirmation.shows(answer, class_of(killed)):
+                self._meet_instead(order, killed, answer, before)
                 return
             self._unmet = order, answer
         failures = failures_of(answer)
@@ -207,16 +212,35 @@ class FailureLives:
         ``before`` are the cases that ran in the process that failed, and ``judged`` says whether the failed verdict was
         reported.
         """
+        if self._are_too_many(verdict, judged=judged):
+            self._follow_excused(order, verdict, before)
+
+    def _meet_instead(self, order: Order, killed: Verdict, answer: Answer, before: Sequence[Order]) -> None:
+        """Meet the answer of another worker to a case whose worker was killed, which is excused."""
+        how = "passes" if answer.verdict.passed else "fails in another way"
+        text = f"a worker was ended from outside, and the case that it was running {how} in another"
+        self.records.note(text)
+        too_many = self._are_too_many(killed, judged=True)
+        if not answer.verdict.passed:
+            self.meet(order, answer, ())
+        if too_many:
+            self._follow_excused(order, killed, before)
+
+    def _are_too_many(self, verdict: Verdict, *, judged: bool) -> bool:
+        """Count a failure that did not recur in a fresh process; return whether there were too many for chance."""
         failure_class = class_of(verdict)
         known = self.known.of_confirmation(failure_class, "state", "flaky")
         if known is not None:
             self._unmet = None
             self.records.seen_again(known)
-            return
+            return False
         self.records.excused(verdict, judged=judged)
         self._unmet = None
         self._excused[failure_class] += 1
-        if self._excused[failure_class] > EXCUSED and self._may_start(order, verdict):
+        return self._excused[failure_class] > EXCUSED
+
+    def _follow_excused(self, order: Order, verdict: Verdict, before: Sequence[Order]) -> None:
+        if self._may_start(order, verdict):
             self._follow_dependent(order, verdict, before)
             self._follow_beside()
 
@@ -232,7 +256,7 @@ class FailureLives:
             found = confirmation.dependent(order, failure_class, self, before, checks)
         except BaseException:
             sequence = tuple(before[-LAST_CASES[0] :])
-            self.records.change(self._started(order, verdict), confirmation="state", sequence=_steps(sequence))
+            self.records.change(self._started(order, verdict), confirmation="state", sequence=steps_of(sequence))
             raise
         if found.confirmation == "flaky" and found.failed == 1:
             self._excused[failure_class] = 0
@@ -253,18 +277,25 @@ class FailureLives:
     ) -> None:
         """Save each new failure that a case shows beside the one that is followed, and that does not follow from it."""
         failures = failures_of(answer)
-        own = any(is_of(failure, verdict) for verdict in failures)
+        own = any(failure.shows(verdict) for verdict in failures)
         _, new = self._sorted(order, failures, there=there)
         waiting = {known.failure_class for known in self._open}
         for verdict in new:
             name = class_of(verdict)
             follows = name in failure.found.also or (own and not has_place(name))
-            if is_of(failure, verdict) or follows or name in waiting:
+            if failure.shows(verdict) or follows or name in waiting or self._alternates(name):
                 continue
             if name == HANG and phase == "shrink":  # it had only a short time
                 self._slow = self._slow or order
             elif self._may_start(order, verdict):
                 self._beside.append((self._started(order, verdict, there=there), answer))
+
+    def _alternates(self, failure_class: str) -> bool:
+        """Return whether a class is known as flaky that shows beside a failure which showed beside another one.
+
+        Two flaky failures of one case would otherwise be followed in turn without end.
+        """
+        return self._is_beside and self.known.of_confirmation(failure_class, "state", "flaky") is not None
 
     def _follow_beside(self) -> None:
         """Follow what was saved while other failures were followed."""
@@ -273,7 +304,7 @@ class FailureLives:
             failure, answer = self._beside.pop(0)
             known = self.known.matching(order_of(failure.found), failure.found.verdict, there=failure.there)
             if known is None:
-                self._live(failure, answer, ())
+                self._live(failure, answer, (), beside=True)
                 self._judge_slow()
             else:
                 self._end_as(failure, known)
@@ -392,22 +423,20 @@ class FailureLives:
     def close(self) -> None:
         """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are."""
         self._living = None
-        if self._unmet is not None:
-            self._save_unmet(*self._unmet)
+        if unmet := self.take_unmet():
+            self.see(*unmet)
         for failure in tuple(self._open):
             self._end(failure)
 
-    def _save_unmet(self, order: Order, answer: Answer) -> None:
-        """Save the failures of a case that nothing has become of yet; one whose worker was killed is only counted."""
-        self._unmet = None
+    def see(self, order: Order, answer: Answer) -> None:
+        """Count the known failures of an answer, and save the new ones without following them now.
+
+        A case whose worker was killed is only counted.
+        """
         if answer.killed:
             self.records.excused(answer.verdict, judged=True)
             self.records.note("a worker was ended from outside, and no time was left to run its case again")
             return
-        self.see(order, answer)
-
-    def see(self, order: Order, answer: Answer) -> None:
-        """Count the known failures of an answer, and save the new ones without following them now."""
         shown, new = self._sorted(order, failures_of(answer))
         for known in shown:
             self.records.seen_again(known)
@@ -418,9 +447,9 @@ class FailureLives:
                 if answer.fresh:
                     self.records.change(failure, confirmation="confirmed")
 
-    def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
+    def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order], *, beside: bool = False) -> None:
         """Confirm, shrink and classify one failure, and look at what shows beside it."""
-        with self._followed(failure):
+        with self._followed(failure, beside=beside):
             if not self._live_there(failure):
                 self._confirm(failure, answer, before)
 
@@ -494,12 +523,13 @@ class FailureLives:
             self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
 
     @contextmanager
-    def _followed(self, failure: KnownFailure) -> Iterator[None]:
-        before, self._living = self._living, failure
+    def _followed(self, failure: KnownFailure, *, beside: bool = False) -> Iterator[None]:
+        before = self._living, self._is_beside
+        self._living, self._is_beside = failure, beside
         try:
             yield
         finally:
-            self._living = before
+            self._living, self._is_beside = before
 
     def _confirm(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
         """Confirm a failure and what comes after; a hang in a fresh process is confirmed by that."""
@@ -538,7 +568,7 @@ class FailureLives:
             self._end(failure, self._shard.digest(order_of(failure.found)))
             return
         earlier.widen(failure)
-        if _is_simpler(failure, earlier) and earlier.shard == self.shard and not earlier.saved:
+        if is_simpler(failure.found, earlier.found) and earlier.shard == self.shard and not earlier.saved:
             self._replace(earlier, failure)
         self._end_as(failure, earlier)
 
@@ -594,7 +624,7 @@ class FailureLives:
 
     def _settle_dependent(self, failure: KnownFailure, found: Dependent, share: Share) -> None:
         """Let a failure say what it depends on, and end it."""
-        sequence = _steps(found.sequence)
+        sequence = steps_of(found.sequence)
         fields = {"confirmation": found.confirmation, "failed": found.failed, "tries": found.tries}
         self.records.change(failure, sequence=sequence, **fields)
         if sequence:
@@ -611,7 +641,7 @@ class FailureLives:
             share.spend()
             failed = confirmation.after(shorter, order, failure.failure_class, self)
             if failed:
-                self.records.change(failure, sequence=_steps(shorter))
+                self.records.change(failure, sequence=steps_of(shorter))
             return failed
 
         with contextlib.suppress(ShareSpentInterrupt):
@@ -643,12 +673,3 @@ class FailureLives:
             self._open.remove(failure)
         self._here.note(earlier, failure.found_as)
         self.records.end_as(failure, earlier)
-
-
-def _is_simpler(failure: KnownFailure, other: KnownFailure) -> bool:
-    one, two = failure.found, other.found
-    return simplicity(one.case, one.relation) < simplicity(two.case, two.relation)
-
-
-def _steps(sequence: Sequence[Order]) -> tuple[Step, ...]:
-    return tuple(Step(order.case, order.relation) for order in sequence)

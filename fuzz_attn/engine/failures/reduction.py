@@ -15,7 +15,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
-from fuzz_attn.engine.failures.confirmation import Launches
+from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.share import Share
 from fuzz_attn.engine.failures.simplification import simplify
@@ -133,7 +133,7 @@ class Reduction:
     def _shown(self, order: Order, answer: Answer) -> Verdict | None:
         """Return the verdict that shows the failure, None where a known failure may have caused it."""
         for verdict in failures_of(answer):
-            if is_of(self.failure, verdict):
+            if self.failure.shows(verdict):
                 return None if self._is_known_elsewhere(order, verdict) else verdict
         return None
 
@@ -173,14 +173,3 @@ class Reduction:
 def restore(failure: KnownFailure, before: Counterexample, records: Records) -> None:
     """Give a failure the case back that it had before."""
     records.change(failure, **{name: getattr(before, name) for name in _SHRUNK})
-
-
-def is_of(failure: KnownFailure, verdict: Verdict) -> bool:
-    """Return whether a verdict is of the class of a failure, or of its line."""
-    same_place = bool(verdict.site) and verdict.site == failure.found.verdict.site
-    return same_place or class_of(verdict) == failure.failure_class
-
-
-def order_of(found: Counterexample) -> Order:
-    """Return the order that repeats the case of a counterexample."""
-    return Order(found.case, found.relation)
