@@ -168,10 +168,17 @@ class UntilFirstFailure(Results):
 def campaign(tmp_path: Path) -> Callable[..., Results]:
     """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan.
 
-    With ``until_failure`` it ends when the first failure is shrunk.
+    With ``until_failure`` it ends when the first failure is shrunk. What its worker finds, ``explaining`` explains.
     """
 
-    def run(name: str, *, worker: IsolatedWorker | None = None, until_failure: bool = False, **changes: Any) -> Results:
+    def run(
+        name: str,
+        *,
+        worker: IsolatedWorker | None = None,
+        explaining: IsolatedWorker | None = None,
+        until_failure: bool = False,
+        **changes: Any,
+    ) -> Results:
         fields: dict[str, Any] = {
             "setup": Setup(spec_of_target(name)),
             "shard": 0,
@@ -183,7 +190,7 @@ def campaign(tmp_path: Path) -> Callable[..., Results]:
             "fixtures": tmp_path / "counterexamples",
         }
         results = UntilFirstFailure() if until_failure else Results()
-        Campaign(Plan(**(fields | changes)), results, worker).run()
+        Campaign(Plan(**(fields | changes)), results, worker, explaining=explaining).run()
         return results
 
     return run

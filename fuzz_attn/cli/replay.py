@@ -83,12 +83,13 @@ def replay(
 
     Print FAILED or FIXED for each and exit with 1 if any fails. The default is all of tests/counterexamples. KNOWN
     fails as its file says and is no failure of the replay, PASSES is a known one that passes now, and REGRESSED is a
-    fixed one that fails again. CHANGED is a known or fixed one that fails in another way than its file says, or also in
-    another way, and is a failure. REFUSED means that the target or the compiler refuses the case now, or that the
-    target does not promise what the case has. UNSEEN means that the failure is flaky, or that only sanitizers can see
-    it and the backend has none; it counts as a failure while the file's status is open. If none fails and a file cannot
-    be replayed, the exit status is 2. A file does not choose what code runs: unless it names a built-in target, an
-    installed entry point or the target of the settings, it needs --target or --trust.
+    fixed one that fails again. CHANGED is a known or fixed one that fails in another way than its file says, or also
+    in another way, and is a failure. REFUSED means that the target or the compiler refuses the case now, or that the
+    target does not promise what the case has. UNSEEN means that the failure is flaky, that only sanitizers can see it
+    and the backend has none, or that only another backend shows it, such as a GPU; it counts as a failure while the
+    file's status is open. If none fails and a file cannot be replayed, the exit status is 2. A file does not choose
+    what code runs: unless it names a built-in target, an installed entry point or the target of the settings, it needs
+    --target or --trust.
     """
     if not places and not any(FOLDER.rglob("*.json")):
         click.echo(f"no counterexamples: {FOLDER} {'holds none' if FOLDER.is_dir() else 'does not exist'}")
@@ -142,6 +143,8 @@ def _unseen(replayed: Replayed) -> str:
     found = replayed.found
     if replayed.unsupported:
         return "this backend cannot run the case"
+    if unseen := found.unseen_on(replayed.backend):
+        return unseen
     if found.confirmation == "flaky":
         return f"the failure is flaky: it failed {found.failed} times of {found.tries} when it was found, and not now"
     return "only sanitizers can see this failure, and this backend has none"

@@ -29,6 +29,8 @@ SCHEMA: Final = 2
 """The only version that is read. It goes up when an old file would mean something else, also by changed defaults."""
 
 
+ON_CPU: Final = ("simulator", "interpreter")
+"""The backends that run kernels on a CPU."""
 LARGEST_BYTES: Final = 16 * 2**20
 """No counterexample is larger; a file that is may be a model, a log or a core dump."""
 
@@ -48,6 +50,25 @@ class Step(Plain, frozen=True):
     relation: str | None = None
 
 
+class Elsewhere(Plain, frozen=True):
+    """What a failure does on another ``backend`` than the one that found it, which explains it if it can.
+
+    - ``outcome``: ``fails`` where it fails there in the same way, so that it is a bug of logic, and was shrunk there;
+      ``passes`` where only the backend that found it shows it; ``unknown`` where it was not judged there, for a
+      ``reason`` in words.
+    - ``found_as``: the classes that the failure had on the backend that found it.
+    - ``shrunk_case``: what the case of the file does on the backend that found it: it ``fails``; it fails and is
+      ``larger``, because it passes with the smallest one; it ``passes``, as the case does that was found first; or
+      ``unknown``.
+    """
+
+    backend: str
+    outcome: Literal["fails", "passes", "unknown"] = "unknown"
+    reason: str = ""
+    found_as: tuple[str, ...] = ()
+    shrunk_case: Literal["fails", "larger", "passes", "unknown"] = "unknown"
+
+
 class Counterexample(Plain, frozen=True, omit_defaults=False):
     """A failing case with everything needed to replay it. ``digest`` is that of the case's tensors.
 
@@ -60,6 +81,8 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     - ``trigger``: the traits that the failure needs (:mod:`fuzz_attn.case.traits`).
     - ``binding``: how the target was called; None where the names of its parameters tell it.
     - ``also``: the classes of further failures of the case, which follow from this one.
+    - ``environment``: where the failure was found.
+    - ``elsewhere``: what it does in the simulator where a GPU found it; None where one backend found and shrunk it.
     """
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
@@ -82,6 +105,38 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     trigger: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     binding: Binding | None = None
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def only_here(self) -> bool:
+        """Whether only the backend that found the failure shows it: it passes elsewhere."""
+        return self.elsewhere is not None and self.elsewhere.outcome == "passes"
+
+    @property
+    def is_logic(self) -> bool:
+        """Whether a backend on the CPU shows the failure."""
+        if self.elsewhere is not None:
+            return self.elsewhere.outcome == "fails"
+        return self.environment.backend in ON_CPU
+
+    def unseen_on(self, backend: str) -> str:
+        """Return why a pass on a backend does not mean that the failure is mended; an empty string if it does."""
+        elsewhere, found_on = self.elsewhere, self.environment.backend
+        if elsewhere is None:
+            return ""
+        if self.only_here and backend != found_on:
+            needs = "a GPU" if found_on == "cuda" else f"the {found_on}"
+            passed = f"it passed in the {elsewhere.backend} when it was saved"
+            return f"only {found_on} shows this failure, so that a replay needs {needs}: {passed}"
+        if self.passes_where_found and backend == found_on:
+            return f"this case passed on {found_on} when it was saved, and failed in the {elsewhere.backend}"
+        return ""
+
+    @property
+    def passes_where_found(self) -> bool:
+        """Whether the case of the file is not known to fail on the backend that found the failure."""
+        elsewhere = self.elsewhere
+        return elsewhere is not None and self.is_logic and elsewhere.shrunk_case in ("passes", "unknown")
 
     def __post_init__(self) -> None:
         """Refuse a known failure that does not say why it is known."""

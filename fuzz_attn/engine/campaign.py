@@ -45,6 +45,7 @@ from fuzz_attn.engine.events import (
     ignore,
     no_news,
 )
+from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
@@ -135,15 +136,23 @@ class Campaign:
     """One shard, run once by :meth:`run`, which emits an event for all that happens.
 
     ``worker`` judges its cases, by default one for the plan's set-up. ``news`` returns failures of other shards.
+    ``explaining`` judges what the worker has found, by default one in the simulator if the worker is on a GPU.
     """
 
     def __init__(
-        self, plan: Plan, emit: Emit = ignore, worker: IsolatedWorker | None = None, news: News = no_news
+        self,
+        plan: Plan,
+        emit: Emit = ignore,
+        worker: IsolatedWorker | None = None,
+        news: News = no_news,
+        explaining: IsolatedWorker | None = None,
     ) -> None:
         self.plan = plan
         self.emit = emit
         self.news = news
         self.worker = worker or self._worker_for(plan.setup)
+        self.explainer: Explainer | None = None
+        self._explaining = explaining
         self.cases = 0
         """Cases judged in the search, which the limit of cases counts."""
         self._deadline: float | None = None
@@ -188,6 +197,7 @@ class Campaign:
         try:
             with ExitStack() as stack:
                 self._start_worker(stack)
+                self._add_explainer(stack)
                 self._run()
         except BaseException as error:
             self._finish(str(error) or type(error).__name__)
@@ -214,6 +224,14 @@ class Campaign:
             except FuzzAttnError:
                 raise error from None  # the binding is not what is wrong
             self._tell([f"it is called as {path} says, because {error}"])
+
+    def _add_explainer(self, stack: ExitStack) -> None:
+        """Let another worker explain failures where this one is on a GPU."""
+        on_gpu = self.ready.device != "cpu"
+        worker = self._explaining or (self.worker.other(EXPLAINING) if on_gpu else None)
+        if worker is not None:
+            self.explainer = Explainer(worker, self.plan.shard, self.emit, self._deadline_of, self.learn)
+            stack.callback(self.explainer.end)
 
     def _worker_for(self, setup: Setup) -> IsolatedWorker:
         return IsolatedWorker(setup, launch_seconds=launch_limit(self.plan.max_time), index=self.plan.place)
@@ -385,16 +403,13 @@ class Campaign:
 
     def judge(self, order: Order, phase: Phase) -> Answer:
         """Return the answer to an order; raises :class:`BudgetSpentInterrupt` when the time is up."""
-        deadline = self._deadline
-        if phase == "confirm" and deadline is not None:
-            deadline += GRACE_SECONDS
-        elif not self._has_time():
-            raise BudgetSpentInterrupt
+        deadline = self._deadline_of(phase)
         self.learn()
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started, wait = self.worker.deaths, time.monotonic(), self._wait(order, phase)
         try:
-            asked = msgspec.structs.replace(order, compiled=self._compiled and phase == "search")
+            asked = msgspec.structs.replace(order, compiled=order.compiled or (self._compiled and phase == "search"))
+            order = msgspec.structs.replace(order, compiled=False)
             answer = self.worker.judge(asked, deadline=deadline, wait=wait)
         except OutOfTimeError:
             self._unfinished = time.monotonic() - started >= POSSIBLE_HANG
@@ -403,8 +418,9 @@ class Campaign:
         self._introduce()
         self._hung += (time.monotonic() - started) * (phase == "search" and wait == "short")
         if answer.missing:
-            self._missing += 1
-            self.emit(CaseNotCompiled(self.plan.shard))
+            if phase == "search":
+                self._missing += 1
+                self.emit(CaseNotCompiled(self.plan.shard))
             return answer
         self.cases += phase == "search"
         if phase in ("search", "saved") and not answer.verdict.passed:
@@ -424,6 +440,14 @@ class Campaign:
             self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer
+
+    def _deadline_of(self, phase: Phase) -> float | None:
+        """Return when the time of a phase is up; raises :class:`BudgetSpentInterrupt` when that was before."""
+        if phase == "confirm" and self._deadline is not None:
+            return self._deadline + GRACE_SECONDS
+        if not self._has_time():
+            raise BudgetSpentInterrupt
+        return self._deadline
 
     def _keep(self, order: Order, answer: Answer, *, died: bool) -> None:
         """Keep the orders that the worker's process has judged: none where it ended, this one if it began with that."""

@@ -66,7 +66,8 @@ class WorkerReady(Plain, frozen=True, tag_field="event", tag="worker_ready"):
 class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass.
 
-    Of the ``seconds``, ``compiling`` were the compiler's.
+    Of the ``seconds``, ``compiling`` were the compiler's. ``backend`` names the one that judged it, where that is
+    another than the worker's (:class:`fuzz_attn.engine.explainer.Explainer`).
     """
 
     shard: Whole
@@ -78,6 +79,7 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     compiled: Whole = 0
     loaded: Whole = 0
     compiling: Seconds = 0.0
+    backend: str = ""
 
 
 class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):

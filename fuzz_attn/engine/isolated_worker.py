@@ -232,7 +232,7 @@ class IsolatedWorker:
         """Return the interpreter's answer to an order, or one without a verdict if the user named a backend."""
         if self.setup.backend != "auto":
             return Answer()
-        worker = self._interpreter = self._interpreter or self._other("interpreter")
+        worker = self._interpreter = self._interpreter or self.other("interpreter")
         worker.launch_seconds = self.launch_seconds
         deaths = worker.deaths
         try:
@@ -241,7 +241,7 @@ class IsolatedWorker:
             self.deaths += worker.deaths - deaths
         return msgspec.structs.replace(answer, instead="interpreter")
 
-    def _other(self, backend: str) -> IsolatedWorker:
+    def other(self, backend: str) -> IsolatedWorker:
         """Return a worker of the same target on another backend."""
         setup = msgspec.structs.replace(self._complete_setup, backend=backend)
         return IsolatedWorker(setup, index=self.index, command=self.command)

@@ -17,6 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.events import Phase
+from fuzz_attn.engine.explainer import EXPLAINING
 from fuzz_attn.engine.failures.confirmation import order_of
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
 from fuzz_attn.engine.failures.triage import failures_of
@@ -42,6 +43,8 @@ class Replayed:
     """Why the case is not judged: the target or the compiler refuses it, or the target does not promise it."""
     unsupported: bool = False
     """Whether no backend that may be used can run the case."""
+    backend: str = ""
+    """The backend of the replay."""
     others: tuple[Verdict, ...] = ()
     """Failures of other classes than the file's, which ``verdict`` is the first of if the file's does not show."""
 
@@ -52,8 +55,8 @@ class Replayed:
         ``KNOWN`` and ``REGRESSED`` fail too, but the file says that the bug is known, or that it was fixed. Such a mark
         covers the class of failure that the file has: ``CHANGED`` fails in another way, or also in another way.
         ``PASSES`` is the unexpected pass of a known bug. ``UNSEEN`` passes, but the failure may remain: it is flaky, or
-        only sanitizers saw it and the backend of the replay has none. Writes outside a tensor are different, because
-        guard bands see them on every backend.
+        only sanitizers saw it and the backend of the replay has none, or only another backend shows it. Writes outside
+        a tensor are different, because guard bands see them on every backend.
         """
         if self.refused:
             return "REFUSED"
@@ -65,7 +68,7 @@ class Replayed:
             return "FAILED" if self.found.status == "open" else "CHANGED" if changed else marked[self.found.status]
         found = self.found.verdict
         seen = self.sanitizers or found.property_name != "sanitizers" or found.kind == "written_outside"
-        if not seen or self.found.confirmation == "flaky":
+        if not seen or self.found.confirmation == "flaky" or self.found.unseen_on(self.backend):
             return "UNSEEN"
         return "PASSES" if self.found.status == "known" else "FIXED"
 
@@ -122,6 +125,7 @@ def replay(
     A failure that depends on earlier cases is replayed after them, and a flaky one several times, until it fails.
     With ``in_process`` the targets run in this process, and failures get no hint, which takes more launches. A verdict
     that is the file's in all else keeps the explanation of the file.
+    With the backend ``auto``, a case that fails in the simulator only is replayed there.
     Each target is called with ``binding``, or else as its file says. Without ``trust``, a file decides neither what
     code runs nor what values it gets, apart from ``target`` and ``named`` targets
     (:func:`fuzz_attn.counterexamples.trust.trusted_call`). A launch that has not ended after ``launch_seconds`` is a
@@ -129,13 +133,14 @@ def replay(
     replayed, because it is no counterexample, it is not trusted or its target does not load; the rest goes on.
     """
     with ExitStack() as stack:
-        workers = _Workers(stack, backend, memory, launch_seconds, in_process=in_process)
+        workers = _Workers(stack, memory, launch_seconds, in_process=in_process)
         for path in paths:
             on_start(path)
             try:
                 found = counterexample.load(path)
                 name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
-                yield _replayed(path, found, workers.on(name, found.family, stated))
+                chosen = EXPLAINING if backend == "auto" and found.passes_where_found and not in_process else backend
+                yield _replayed(path, found, workers.on(name, found.family, stated, chosen))
             except FuzzAttnError as error:
                 on_error(path, error)
 
@@ -146,17 +151,16 @@ Worker: TypeAlias = IsolatedWorker | InProcess
 class _Workers:
     """The worker of each target, started when it is needed first; one that does not start is not tried again."""
 
-    def __init__(self, stack: ExitStack, backend: str, memory: int, launch_seconds: float, *, in_process: bool) -> None:
+    def __init__(self, stack: ExitStack, memory: int, launch_seconds: float, *, in_process: bool) -> None:
         self._stack = stack
-        self._backend = backend
         self._memory = memory
         self._launch_seconds = launch_seconds
         self._in_process = in_process
         self._found: list[tuple[Setup, Worker | FuzzAttnError]] = []
 
-    def on(self, name: str, family: Family, binding: Binding | None) -> Worker:
-        """Return the worker of a target; raises :class:`FuzzAttnError` if it does not load."""
-        setup = Setup(name, family, self._backend, memory=self._memory, binding=binding)
+    def on(self, name: str, family: Family, binding: Binding | None, backend: str) -> Worker:
+        """Return the worker of a target on a backend; raises :class:`FuzzAttnError` if it does not load."""
+        setup = Setup(name, family, backend, memory=self._memory, binding=binding)
         found = next((worker for known, worker in self._found if known == setup), None) or self._started(setup)
         if isinstance(found, FuzzAttnError):
             raise found
@@ -176,9 +180,11 @@ class _Workers:
 
 
 def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
-    lacking = unpromised(found.case, worker.ready.domain)
+    ready = worker.ready
+    lacking = unpromised(found.case, ready.domain)
     if lacking:
-        return Replayed(path, found, Verdict("oracle"), False, worker.ready.sanitizers, NOT_PROMISED.format(lacking))
+        refused = NOT_PROMISED.format(lacking)
+        return Replayed(path, found, Verdict("oracle"), False, ready.sanitizers, refused, backend=ready.backend)
     digest = worker.judge(Order(found.case, digest=True)).digest
     result = played(found, _Launches(worker), "confirm")
     verdict = _shown(result)
@@ -191,7 +197,7 @@ def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     drifted = bool(found.digest) and digest != found.digest
     refused = REFUSES if answer.refusal is not None and result.passed else ""
     unsupported = bool(answer.unsupported) and not answer.judged and result.passed
-    return Replayed(path, found, verdict, drifted, worker.ready.sanitizers, refused, unsupported, others)
+    return Replayed(path, found, verdict, drifted, ready.sanitizers, refused, unsupported, ready.backend, others)
 
 
 def _shown(result: Played) -> Verdict:

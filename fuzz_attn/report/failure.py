@@ -69,6 +69,40 @@ def needs(found: Counterexample) -> str:
 
 
 def certainty(found: Counterexample) -> str:
+    """Return how the failure was confirmed, and what another backend says of it where a GPU found it."""
+    return ". ".join(filter(None, (_confirmed(found), elsewhere_in_words(found))))
+
+
+def elsewhere_in_words(found: Counterexample) -> str:
+    """Return what a failure does on the backend that explains it; an empty string where only one was asked."""
+    elsewhere, here = found.elsewhere, found.environment.backend
+    if elsewhere is None:
+        return ""
+    there = elsewhere.backend
+    if elsewhere.outcome == "unknown":
+        return f"Found on {here}, and not judged in the {there}: {elsewhere.reason}"
+    if elsewhere.outcome == "passes":
+        causes = "the compiler, a race within a program, timing, or memory that happened to be mapped"
+        return f"{only_here(found)}: it passes in the {there}. Causes may be {causes}"
+    shrunk_case = {
+        "fails": "This case fails on both",
+        "larger": f"Smaller cases that fail there pass on {here}: this is the smallest one found that fails on both",
+        "passes": f"This case passes on {here}, and so did the case found there when it was run again",
+        "unknown": f"This case was not run on {here}",
+    }
+    logic = f"A bug of logic: found on {here}, and shrunk in the {there}, where it fails in the same way"
+    return f"{logic}. {shrunk_case[elsewhere.shrunk_case]}"
+
+
+def only_here(found: Counterexample) -> str:
+    """Return in words that only the backend that found a failure shows it; an empty string of others."""
+    if not found.only_here:
+        return ""
+    backend = found.environment.backend
+    return "GPU only" if backend == "cuda" else f"only on {backend}"
+
+
+def _confirmed(found: Counterexample) -> str:
     """Return how the failure was confirmed."""
     if found.confirmation == "state":
         if not found.sequence:

@@ -16,6 +16,7 @@ from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.report import refusals
+from fuzz_attn.report.failure import only_here
 from fuzz_attn.report.plain_text import count, safe, whole
 
 Row: TypeAlias = tuple[str, str | Text]
@@ -106,7 +107,15 @@ def status_of(found: FoundFailure) -> str:
         "unconfirmed": "unconfirmed",
     }[counterexample.confirmation]
     doubt = doubt if found.followed else NOT_FOLLOWED
-    return ", ".join(filter(None, (status if found.path else "not saved", doubt)))
+    return ", ".join(filter(None, (status if found.path else "not saved", _place(found), doubt)))
+
+
+def _place(found: FoundFailure) -> str:
+    """Return where a failure of a GPU shows, unless in the simulator too, as far as it is known."""
+    elsewhere = found.counterexample.elsewhere
+    if elsewhere is None or not found.followed or elsewhere.outcome == "fails":
+        return ""
+    return only_here(found.counterexample) or f"not judged in the {elsewhere.backend}"
 
 
 def confidence(cases: int) -> str:

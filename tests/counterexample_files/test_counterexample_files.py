@@ -105,7 +105,8 @@ GOLDEN = """{
  "shrunk": false,
  "trigger": [],
  "also": [],
- "binding": null
+ "binding": null,
+ "elsewhere": null
 }
 """
 """Schema version 2."""

@@ -26,6 +26,8 @@ from fuzz_attn.errors import ProcessError
 NO_MORE_MESSAGES: Final = 113
 """Exit status of a fork whose parent closed the connection."""
 
+EXCEEDED: Final = "exceeded its memory limit"
+"""What a fork did that was killed for that, in words."""
 WATCH_MILLISECONDS: Final = 50
 """A target can use this much time beyond its limit: about 100 MB at the speed of touching new memory."""
 
@@ -52,7 +54,7 @@ def run_in_fork(work: Callable[[], None], memory: int) -> Died:
     exceeded = _watch(child, memory, {*others, child})
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     end_children(others)
-    return Died(code, f"exceeded its memory limit of {in_words(memory)}" if exceeded else "")
+    return Died(code, f"{EXCEEDED} of {in_words(memory)}" if exceeded else "")
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

@@ -1,6 +1,9 @@
 """The life of a failure: saved at once, confirmed in a fresh process, shrunk, and classified.
 
 Each smaller case replaces the file. So whatever ends the campaign, the file holds the smallest failure so far.
+
+What a GPU finds is replayed in the simulator first (:mod:`fuzz_attn.engine.explainer`). If it fails there in the same
+way, it goes on there, *there* in this package, and a launch *here*, on the GPU, checks the shrunk case.
 """
 
 from __future__ import annotations
@@ -15,24 +18,19 @@ from typing import Final, Protocol
 
 import msgspec
 
-from fuzz_attn.case.traits import needed_by
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.signature import signature_of
-from fuzz_attn.engine.events import (
-    CaseExcused,
-    Emit,
-    FailureChanged,
-    FailureFound,
-    FailureSeenAgain,
-    Note,
-    Phase,
-)
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
+from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, Phase
+from fuzz_attn.engine.explainer import Explainer
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
+from fuzz_attn.engine.failures.here import Here
+from fuzz_attn.engine.failures.records import Records
+from fuzz_attn.engine.failures.reduction import Reduction
+from fuzz_attn.engine.failures.same_way import shown_in_same_way
 from fuzz_attn.engine.failures.share import Share
 from fuzz_attn.engine.failures.simplicity import is_simpler
-from fuzz_attn.engine.failures.simplification import allowed, second_order, simplify
+from fuzz_attn.engine.failures.simplification import allowed, second_order
 from fuzz_attn.engine.failures.triage import (
     HANG,
     OUTPUT,
@@ -42,10 +40,10 @@ from fuzz_attn.engine.failures.triage import (
     class_of,
     failures_of,
     has_place,
+    is_finding,
     is_same,
     trigger_in,
 )
-from fuzz_attn.engine.failures.trigger import Shown, trigger_of
 from fuzz_attn.engine.failures.unfollowed import Unfollowed
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.messages import Answer, Order, Ready
@@ -58,6 +56,9 @@ EXCUSED: Final = 2
 """So many failures of a class that do not recur in a fresh process may be chance; one more depends on earlier cases."""
 MOST_SLOW: Final = 2
 """So many launches that took long while a failure was shrunk are run again, to see whether they hang."""
+NOT_REPLAYED: Final = "it was not replayed there"
+ONLY_SEEN: Final = "it was seen, and not followed"
+AFTER_OTHERS: Final = "it fails only after other cases, which were not run there"
 
 
 class Shard(Launches, Protocol):
@@ -72,6 +73,10 @@ class Shard(Launches, Protocol):
     @property
     def ready(self) -> Ready:
         """What the worker said when it was ready."""
+
+    @property
+    def explainer(self) -> Explainer | None:
+        """What explains failures on another backend; None where the shard's own does."""
 
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a new counterexample of an order."""
@@ -103,10 +108,10 @@ class FailureLives:
         self._shard = shard
         self.shard = number
         self.emit = shard.emit
-        self._folder = folder
+        self.records = Records(number, shard.emit, folder, elapsed)
+        self._here = Here(shard, self.records, self._look_beside)
         self._max_time = float("inf") if max_time is None else max_time
         self._elapsed = elapsed
-        self._count = 0
         self._open: list[KnownFailure] = []
         self._resumed = False
         self._unmet: tuple[Order, Answer] | None = None
@@ -121,7 +126,7 @@ class FailureLives:
         self._slow_checks = 0
         self._foreign: dict[tuple[int, int], KnownFailure] = {}
         """What other shards told, by shard and number."""
-        self._unfollowed = Unfollowed(self._saved_as_seen, self._seen_again)
+        self._unfollowed = Unfollowed(self._saved_as_seen, self.records.seen_again)
         self._excused: Counter[str] = Counter()
 
     def limit_to(self, seconds: float) -> None:
@@ -136,14 +141,31 @@ class FailureLives:
 
     def judge(self, order: Order, phase: Phase) -> Answer:
         """Return the shard's answer to an order, and save what it shows beside the failure that is being followed."""
-        answer = self._shard.judge(order, phase)
-        if self._living is not None and order.only_judges and not answer.killed:
-            self._look_beside(self._living, order, answer, phase)
+        living = self._living
+        there = living is not None and living.there
+        answer = self._place(there=there).judge(order, phase)
+        if living is not None and order.only_judges and not answer.killed and not answer.missing:
+            self._look_beside(living, order, answer, phase, there=there)
         return answer
 
     def renew(self) -> None:
         """Let the next order be judged by a process that has judged none."""
-        self._shard.renew()
+        self._place(there=self._living is not None and self._living.there).renew()
+
+    def _place(self, *, there: bool) -> Launches:
+        """Return what judges cases: the shard, or ``there`` what explains them."""
+        explainer = self._shard.explainer if there else None
+        return explainer or self._shard
+
+    @property
+    def backend(self) -> str:
+        """The name of the finding backend."""
+        return self._shard.ready.backend
+
+    @property
+    def domain(self) -> Domain:
+        """What the target promises."""
+        return self._shard.ready.domain
 
     def answered(self, order: Order, answer: Answer) -> None:
         """Note that a case failed, so that it is saved even if the shard ends before :meth:`meet`."""
@@ -168,9 +190,12 @@ class FailureLives:
             self._unmet = order, answer
         failures = failures_of(answer)
         shown, new = self._sorted(order, failures)
-        second, new = self._of_second_launch(order, new)
-        for known in (*shown, *second):
-            self._seen_again(known)
+        explainer = self._shard.explainer
+        if explainer is None or explainer.unusable:  # else it looks at second launches, which would compile here
+            second, new = self._of_second_launch(order, new)
+            shown += second
+        for known in shown:
+            self.records.seen_again(known)
         started = [self._started(order, verdict) for verdict in new if self._may_start(order, verdict)]
         self._unmet = None
         for failure in started:
@@ -194,7 +219,7 @@ class FailureLives:
         """Meet the answer of another worker to a case whose worker was killed, which is excused."""
         how = "passes" if answer.verdict.passed else "fails in another way"
         text = f"a worker was ended from outside, and the case that it was running {how} in another"
-        self.emit(Note(self.shard, text))
+        self.records.note(text)
         too_many = self._are_too_many(killed, judged=True)
         if not answer.verdict.passed:
             self.meet(order, answer, ())
@@ -207,9 +232,9 @@ class FailureLives:
         known = self.known.of_confirmation(failure_class, "state", "flaky")
         if known is not None:
             self._unmet = None
-            self._seen_again(known)
+            self.records.seen_again(known)
             return False
-        self.emit(CaseExcused(self.shard, verdict, judged))
+        self.records.excused(verdict, judged=judged)
         self._unmet = None
         self._excused[failure_class] += 1
         return self._excused[failure_class] > EXCUSED
@@ -231,12 +256,12 @@ class FailureLives:
             found = confirmation.dependent(order, failure_class, self, before, checks)
         except BaseException:
             sequence = tuple(before[-LAST_CASES[0] :])
-            self._change(self._started(order, verdict), confirmation="state", sequence=steps_of(sequence))
+            self.records.change(self._started(order, verdict), confirmation="state", sequence=steps_of(sequence))
             raise
         if found.confirmation == "flaky" and found.failed == 1:
             self._excused[failure_class] = 0
             text = f"{verdict.message}, and not again after the same cases before it: the machine may be the cause"
-            self.emit(Note(self.shard, text))
+            self.records.note(text)
             return
         self._settle_dependent(self._started(order, verdict), found, share)
 
@@ -247,14 +272,13 @@ class FailureLives:
         self._unfollowed.add(order, verdict)
         return False
 
-    def _seen_again(self, known: KnownFailure) -> None:
-        self.emit(FailureSeenAgain(self.shard, known.name))
-
-    def _look_beside(self, failure: KnownFailure, order: Order, answer: Answer, phase: Phase) -> None:
+    def _look_beside(
+        self, failure: KnownFailure, order: Order, answer: Answer, phase: Phase, *, there: bool = False
+    ) -> None:
         """Save each new failure that a case shows beside the one that is followed, and that does not follow from it."""
         failures = failures_of(answer)
         own = any(failure.shows(verdict) for verdict in failures)
-        _, new = self._sorted(order, failures)
+        _, new = self._sorted(order, failures, there=there)
         waiting = {known.failure_class for known in self._open}
         for verdict in new:
             name = class_of(verdict)
@@ -264,7 +288,7 @@ class FailureLives:
             if name == HANG and phase == "shrink":  # it had only a short time
                 self._slow = self._slow or order
             elif self._may_start(order, verdict):
-                self._beside.append((self._started(order, verdict), answer))
+                self._beside.append((self._started(order, verdict, there=there), answer))
 
     def _alternates(self, failure_class: str) -> bool:
         """Return whether a class is known as flaky that shows beside a failure which showed beside another one.
@@ -278,7 +302,7 @@ class FailureLives:
         self._judge_slow()
         while self._beside:
             failure, answer = self._beside.pop(0)
-            known = self.known.matching(order_of(failure.found), failure.found.verdict)
+            known = self.known.matching(order_of(failure.found), failure.found.verdict, there=failure.there)
             if known is None:
                 self._live(failure, answer, (), beside=True)
                 self._judge_slow()
@@ -298,14 +322,18 @@ class FailureLives:
                 answer = msgspec.structs.replace(answer, fresh=True)
                 self._beside.append((self._started(order, verdict), answer))
 
-    def _sorted(self, order: Order, failures: Sequence[Verdict]) -> tuple[list[KnownFailure], list[Verdict]]:
+    def _sorted(
+        self, order: Order, failures: Sequence[Verdict], *, there: bool = False
+    ) -> tuple[list[KnownFailure], list[Verdict]]:
         """Return the known failures, and the verdicts that are none and follow from none."""
-        matches = [(verdict, self.known.matching(order, verdict)) for verdict in failures]
+        matches = [(verdict, self.known.matching(order, verdict, there=there)) for verdict in failures]
         shown = [known for _, known in matches if known is not None]
         following = {name for known in shown for name in known.found.also}
         return shown, [verdict for verdict, known in matches if known is None and class_of(verdict) not in following]
 
-    def _of_second_launch(self, order: Order, new: list[Verdict]) -> tuple[list[KnownFailure], list[Verdict]]:
+    def _of_second_launch(
+        self, order: Order, new: list[Verdict], *, there: bool = False
+    ) -> tuple[list[KnownFailure], list[Verdict]]:
         """Return the known failures that a relation's second launch shows as a case of its own, and what else is new.
 
         A relation on a wrong launch says nothing more.
@@ -315,7 +343,8 @@ class FailureLives:
         shown: list[KnownFailure] = []
         if second is not None and allowed(second, self._shard.ready.domain):
             with contextlib.suppress(BudgetSpentInterrupt):
-                shown, _ = self._sorted(second, failures_of(self._shard.judge(second, "shrink")))
+                answer = self._place(there=there).judge(second, "shrink")
+                shown, _ = self._sorted(second, failures_of(answer), there=there)
         classes = {name for known in shown for name in (known.failure_class, *known.found.also)}
         return shown, [verdict for verdict in new if verdict not in related or class_of(verdict) not in classes]
 
@@ -325,34 +354,29 @@ class FailureLives:
         name = failure.failure_class
         return next((known for known in shown if known.failure_class == name or name in known.found.also), None)
 
-    def _started(self, order: Order, verdict: Verdict) -> KnownFailure:
+    def _started(self, order: Order, verdict: Verdict, *, there: bool = False) -> KnownFailure:
         """Save a new failure as it was found."""
-        found = self._shard.signed(order, verdict)
-        failure = self.enter(found, self._new_file(found))
+        failure = self.records.save(self._signed(order, verdict, NOT_REPLAYED, there=there))
+        failure.there = there
         self._open.append(failure)
         return failure
 
     def _saved_as_seen(self, order: Order, verdict: Verdict) -> KnownFailure:
         """Save a failure that is not followed, as it was found."""
-        found = self._shard.signed(order, verdict)
-        failure = self.enter(found, self._new_file(found), followed=False)
-        self._report(failure, done=True)
+        failure = self.records.save(self._signed(order, verdict, ONLY_SEEN), followed=False)
+        self.records.report(failure, done=True)
         return failure
 
-    def _new_file(self, found: Counterexample) -> str:
-        """Return the path of a new file with a counterexample, or nothing if it cannot be written."""
-        try:
-            return str(counterexample.save(found, self._folder()))
-        except OSError as error:
-            self._cannot_save(error)
-            return ""
-
-    def enter(self, found: Counterexample, path: str, *, saved: bool = False, followed: bool = True) -> KnownFailure:
-        """Report a failure of this run."""
-        failure = KnownFailure(self.shard, self._count, found, path, saved=saved)
-        self._count += 1
-        self.emit(FailureFound(self.shard, failure.number, found, path, self._elapsed(), saved, followed))
-        return failure
+    def _signed(self, order: Order, verdict: Verdict, reason: str, *, there: bool = False) -> Counterexample:
+        """Return a new counterexample, with the ``reason`` why it was not explained so far, or found ``there``."""
+        found, explainer = self._shard.signed(order, verdict), self._shard.explainer
+        if explainer is None:
+            return found
+        if there:
+            ready = explainer.ready
+            return msgspec.structs.replace(found, environment=environment_of(ready.backend, ready.shims))
+        elsewhere = Elsewhere(explainer.backend, reason=reason, found_as=(class_of(verdict),))
+        return msgspec.structs.replace(found, elsewhere=elsewhere)
 
     def learn(self, news: Sequence[FailureFound | FailureChanged]) -> None:
         """Learn the failures of other shards; one of this shard that is the same bug as an earlier one ends.
@@ -410,23 +434,93 @@ class FailureLives:
         A case whose worker was killed is only counted.
         """
         if answer.killed:
-            self.emit(CaseExcused(self.shard, answer.verdict, judged=True))
-            self.emit(Note(self.shard, "a worker was ended from outside, and no time was left to run its case again"))
+            self.records.excused(answer.verdict, judged=True)
+            self.records.note("a worker was ended from outside, and no time was left to run its case again")
             return
         shown, new = self._sorted(order, failures_of(answer))
         for known in shown:
-            self._seen_again(known)
+            self.records.seen_again(known)
         started = {known.failure_class for known in self._open if known.found.case == order.case}
         for verdict in new:
             if class_of(verdict) not in started and self._may_start(order, verdict):
                 failure = self._started(order, verdict)
                 if answer.fresh:
-                    self._change(failure, confirmation="confirmed")
+                    self.records.change(failure, confirmation="confirmed")
 
     def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order], *, beside: bool = False) -> None:
         """Confirm, shrink and classify one failure, and look at what shows beside it."""
         with self._followed(failure, beside=beside):
-            self._confirm(failure, answer, before)
+            if not self._live_there(failure):
+                self._confirm(failure, answer, before)
+
+    def _live_there(self, failure: KnownFailure) -> bool:
+        """Replay a failure on the explaining backend, and follow it there if it fails in the same way.
+
+        Return whether it did. What else the case shows there is a failure of its own.
+        """
+        explainer, order = self._shard.explainer, order_of(failure.found)
+        if explainer is None or failure.there:
+            return False
+        explainer.renew()
+        answer = explainer.judge(order, "confirm")
+        if not answer.judged:
+            self._here.say(failure, outcome="unknown", reason=answer.unsupported)
+            return False
+        same = shown_in_same_way(failure.found.verdict, answer, order)
+        if not same:
+            self._here.say(failure, outcome="passes", reason="")
+            self._look_beside(failure, order, answer, "confirm", there=True)
+            return False
+        failure.there = True
+        self._follow_findings(order, answer, same)
+        earlier = self._cause_there(order, answer, same)
+        if earlier is None:
+            self._begin_there(failure, answer, same[-1])
+            self._reduce(failure, Share.of_time(self._max_time, hang=failure.failure_class == HANG))
+            self._settle(failure)
+        else:
+            self._end_as(failure, earlier)
+            self._show_here_too(earlier, failure)
+        return True
+
+    def _follow_findings(self, order: Order, answer: Answer, same: Sequence[Verdict]) -> None:
+        """Follow the findings of sanitizers first that may be the cause of a failure that also shows without them."""
+        findings = [verdict for verdict in same if is_finding(verdict)]
+        if len(findings) == len(same):
+            return
+        _, new = self._sorted(order, findings, there=True)
+        for verdict in new:
+            if self._may_start(order, verdict):
+                self._beside.append((self._started(order, verdict, there=True), answer))
+        self._follow_beside()
+
+    def _cause_there(self, order: Order, answer: Answer, same: Sequence[Verdict]) -> KnownFailure | None:
+        """Return the known failure that the last of some verdicts of the explaining backend is, or follows from."""
+        shown, new = self._sorted(order, failures_of(answer), there=True)
+        second, _ = self._of_second_launch(order, [verdict for verdict in new if verdict in same], there=True)
+        name = class_of(same[-1])
+        return next((known for known in (*shown, *second) if name in (known.failure_class, *known.found.also)), None)
+
+    def _begin_there(self, failure: KnownFailure, answer: Answer, verdict: Verdict) -> None:
+        """Let a failure be what the explaining backend shows, and look at what else it shows."""
+        order = order_of(failure.found)
+        failure.found = msgspec.structs.replace(failure.found, verdict=verdict)
+        self._here.say(failure, outcome="fails", reason="")
+        self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
+        self._look_beside(failure, order, answer, "confirm", there=True)
+
+    def _show_here_too(self, earlier: KnownFailure, failure: KnownFailure) -> None:
+        """Let a failure that only the explaining backend had shown be one that the finding backend found."""
+        elsewhere, own = failure.found.elsewhere, earlier.shard == self.shard and not earlier.saved
+        if earlier.found.elsewhere is not None or elsewhere is None or not (own and earlier.there):
+            return
+        elsewhere = msgspec.structs.replace(elsewhere, outcome="fails", reason="")
+        environment = failure.found.environment
+        earlier.found = msgspec.structs.replace(earlier.found, environment=environment, elsewhere=elsewhere)
+        try:
+            self._here.check(earlier)
+        finally:
+            self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
 
     @contextmanager
     def _followed(self, failure: KnownFailure, *, beside: bool = False) -> Iterator[None]:
@@ -446,27 +540,26 @@ class FailureLives:
         if not confirmation.shows(answer, failure.failure_class):
             self._classify_dependent(failure, before, share)
             return
-        self._change(failure, confirmation="confirmed", also=self._also(failure, order, answer), shrunk=False)
+        self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
         self._reduce(failure, share)
         self._settle(failure)
 
     def _reduce(self, failure: KnownFailure, share: Share) -> None:
-        """Shrink and check a failure. A hang that the end of the campaign leaves without a check is not shrunk."""
-        first, hang = failure.found, failure.failure_class == HANG
-        if hang:
-            share.leave(self._max_time - self._elapsed(), self._shard.launch_seconds)
-        try:
-            with contextlib.suppress(ShareSpentInterrupt):
-                self._shrink(failure, share)
-            self._check(failure, first)
-        except BaseException:
-            if hang:
-                self._restore(failure, first)
-            raise
+        """Shrink and check a failure."""
+        there = failure.there
+        if failure.failure_class == HANG:
+            seconds = self._max_time - self._elapsed()
+            limit = self._shard.launch_seconds
+            share.leave(seconds, limit)
+        reduction = Reduction(failure, self, share, few_kernels=self._shard.explainer is not None and not there)
+        reduction.run()
+        failure.steps = reduction.steps
 
     def _settle(self, failure: KnownFailure) -> None:
         """End a failure as itself, or as the known failure that it is."""
         failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
+        if self.known.same_as(failure) is None:
+            self._here.check(failure)
         self._explain(failure)
         self._shard.learn()
         earlier = self.known.same_as(failure)
@@ -481,8 +574,10 @@ class FailureLives:
 
     def _replace(self, earlier: KnownFailure, simpler: KnownFailure) -> None:
         """Let a known failure have the simpler case in which the same bug was found again."""
+        earlier.seen_as |= earlier.found_as
         earlier.found, earlier.trigger, earlier.complete = simpler.found, simpler.trigger, simpler.complete
-        self._finish(earlier, self._shard.digest(order_of(earlier.found)))
+        earlier.there = simpler.there
+        self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
         for other in self.known:
             if other is not earlier and other.shard == self.shard and not other.saved and is_same(earlier, other):
                 self.known.remove(other)
@@ -500,19 +595,21 @@ class FailureLives:
             failure.complete = True
             with self._followed(failure):
                 self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
+                self._here.check(failure)
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
             self._explain(failure)
             earlier = self.known.same_as(failure)
             if earlier is None:
-                self._finish(failure, self._shard.digest(order_of(failure.found)))
+                self.records.finish(failure, self._shard.digest(order_of(failure.found)))
             else:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
         self._follow_beside()
 
-    def _also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
+    def also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
         """Return the classes of what follows from a failure: that no line and no known failure explains."""
-        unknown = (verdict for verdict in failures_of(answer) if self.known.matching(order, verdict) is None)
+        there = failure.there
+        unknown = (each for each in failures_of(answer) if self.known.matching(order, each, there=there) is None)
         classes = (class_of(verdict) for verdict in unknown)
         return tuple(name for name in classes if name != failure.failure_class and not has_place(name))
 
@@ -529,7 +626,9 @@ class FailureLives:
         """Let a failure say what it depends on, and end it."""
         sequence = steps_of(found.sequence)
         fields = {"confirmation": found.confirmation, "failed": found.failed, "tries": found.tries}
-        self._change(failure, sequence=sequence, **fields)
+        self.records.change(failure, sequence=sequence, **fields)
+        if sequence:
+            self._here.say(failure, outcome="unknown", reason=AFTER_OTHERS)
         with self._followed(failure):
             if sequence:
                 self._shorten(failure, found.sequence, share)
@@ -542,88 +641,11 @@ class FailureLives:
             share.spend()
             failed = confirmation.after(shorter, order, failure.failure_class, self)
             if failed:
-                self._change(failure, sequence=steps_of(shorter))
+                self.records.change(failure, sequence=steps_of(shorter))
             return failed
 
         with contextlib.suppress(ShareSpentInterrupt):
             confirmation.shortened(sequence, fails)
-
-    def _shrink(self, failure: KnownFailure, share: Share) -> None:
-        """Replace the case by simpler ones that show the same failure, then find what it needs."""
-        answers: dict[Order, Answer] = {}
-
-        def shown(order: Order) -> Verdict | None:
-            if order not in answers:
-                share.spend()
-                answers[order] = self.judge(order, "shrink")
-                if self._known_elsewhere(failure, order_of(failure.found), failure.found.verdict):
-                    raise ShareSpentInterrupt  # another shard has found it too
-            return self._shown(failure, order, answers[order])
-
-        def is_smaller(order: Order) -> bool:
-            verdict = shown(order)
-            if verdict is None:
-                return False
-            also = self._also(failure, order, answers[order])
-            self._change(failure, case=order.case, relation=order.relation, verdict=verdict, also=also)
-            return True
-
-        def judge(order: Order) -> Shown:
-            verdict = shown(order)
-            if verdict is not None:
-                return "fails"
-            return "other" if confirmation.shows(answers[order], failure.failure_class) else "passes"
-
-        domain = self._shard.ready.domain
-        self._change(failure, trigger=needed_by(failure.found.case, failure.found.relation))
-        first = order_of(failure.found)
-        harmless = self.known.beside(first, failure.failure_class)
-        if harmless != first:
-            is_smaller(harmless)
-        simplify(order_of(failure.found), is_smaller, domain)
-        trigger = trigger_of(order_of(failure.found), judge, domain)
-        self._change(failure, trigger=trigger, shrunk=True)
-
-    def _shown(self, failure: KnownFailure, order: Order, answer: Answer) -> Verdict | None:
-        """Return the verdict that shows a failure, None where a known failure may have caused it."""
-        for verdict in failures_of(answer):
-            if failure.shows(verdict):
-                return None if self._known_elsewhere(failure, order, verdict) else verdict
-        return None
-
-    def _known_elsewhere(self, failure: KnownFailure, order: Order, verdict: Verdict) -> bool:
-        """Return whether a verdict shows another known failure."""
-        return self.known.matching(order, verdict) not in (None, failure)
-
-    def _check(self, failure: KnownFailure, first: Counterexample) -> None:
-        """Run the shrunk case in fresh processes, a hang with the full limit.
-
-        A case that fails only sometimes is flaky. Where it never fails, shrinking has followed what earlier cases left
-        in the process, or the case is only slow; then it stays as it was first.
-        """
-        order, hang = order_of(failure.found), failure.failure_class == HANG
-        if hang and order == order_of(first):
-            return
-        checks = 1 if failure.failure_class in ("crash", HANG) else confirmation.CHECKS
-        answers = [confirmation.in_fresh_process(order, self) for _ in range(checks)]
-        failed = sum(confirmation.shows(answer, failure.failure_class) for answer in answers)
-        if failed == checks:
-            if hang:
-                (verdict,) = (verdict for verdict in failures_of(answers[0]) if class_of(verdict) == HANG)
-                self._change(failure, verdict=verdict)
-            return
-        if not failed:
-            self._restore(failure, first)
-            if hang:
-                return
-            failed = confirmation.repeated(order_of(first), failure.failure_class, self)
-            checks = confirmation.TRIES
-        if failed < checks:
-            self._change(failure, confirmation="flaky", failed=failed + 1, tries=checks + 1)
-
-    def _restore(self, failure: KnownFailure, first: Counterexample) -> None:
-        """Give a failure the case back that it had before it was shrunk."""
-        self._change(failure, **{name: getattr(first, name) for name in _SHRUNK})
 
     def _explain(self, failure: KnownFailure) -> None:
         """Let the failure name poison that reaches the output, or a rounding, if there is time left."""
@@ -639,61 +661,15 @@ class FailureLives:
     def _judge(self, order: Order) -> Answer:
         return self.judge(order, "shrink")
 
-    def _change(self, failure: KnownFailure, **fields: object) -> None:
-        """Change the counterexample, in its file too, and report it."""
-        found: Counterexample = msgspec.structs.replace(failure.found, digest="", **fields)
-        if not found.shrunk and found.confirmation == "confirmed":
-            found = msgspec.structs.replace(found, trigger=needed_by(found.case, found.relation))
-        failure.found = msgspec.structs.replace(found, signature=signature_of(found.case, found.verdict))
-        self._write(failure)
-        self._report(failure)
-
-    def _write(self, failure: KnownFailure) -> None:
-        try:
-            if failure.path:
-                counterexample.overwrite(failure.found, Path(failure.path))
-        except OSError as error:
-            self._cannot_save(error)
-
-    def _report(self, failure: KnownFailure, *, done: bool = False, same_as: str = "") -> None:
-        number, found, path = failure.number, failure.found, failure.path
-        self.emit(FailureChanged(self.shard, number, found, path, done=done, same_as=same_as))
-
     def _end(self, failure: KnownFailure, digest: str = "") -> None:
         """Write and report a failure for the last time, its file named by its signature."""
         if failure in self._open:
             self._open.remove(failure)
-        self._finish(failure, digest)
-
-    def _finish(self, failure: KnownFailure, digest: str) -> None:
-        failure.found = msgspec.structs.replace(failure.found, digest=digest)
-        if failure.path:
-            self._write(failure)
-        else:
-            failure.path = self._new_file(failure.found)  # there may be room on the disk again
-        with contextlib.suppress(OSError):
-            failure.path = failure.path and str(counterexample.rename(Path(failure.path), failure.found))
-        self._report(failure, done=True)
+        self.records.finish(failure, digest)
 
     def _end_as(self, failure: KnownFailure, earlier: KnownFailure) -> None:
-        """End a failure that is the same bug as an earlier one: its file goes, or is that of one without a file."""
+        """End a failure that is the same bug as an earlier one."""
         if failure in self._open:
             self._open.remove(failure)
-        name = earlier.name
-        if failure.path and not earlier.path:
-            earlier.path = failure.path
-            self._write(earlier)
-            self._report(earlier, done=True)
-            failure.path = ""
-        try:
-            self._report(failure, done=True, same_as=name)
-        finally:
-            with contextlib.suppress(OSError):  # what is left of it is the same bug
-                if failure.path:
-                    Path(failure.path).unlink(missing_ok=True)
-
-    def _cannot_save(self, error: OSError) -> None:
-        self.emit(Note(self.shard, f"a failure cannot be saved: {error}"))
-
-
-_SHRUNK: Final = ("case", "relation", "verdict", "also", "trigger", "shrunk")
+        self._here.note(earlier, failure.found_as)
+        self.records.end_as(failure, earlier)

@@ -132,6 +132,8 @@ def _play(path: Path, launches: _Launches, domain: Domain, uncovered: Uncovered)
         _enter(found, result.own[0], path, lives)
     elif result.others:
         lives.emit(Note(lives.shard, changed_in_words(path, found, result)))
+    elif result.answer.judged and (unseen := found.unseen_on(lives.backend)):
+        lives.emit(Note(lives.shard, f"{path} passes here, which says nothing: {unseen}"))
     elif result.answer.judged:
         lives.emit(SavedPassed(lives.shard, found, str(path)))
     else:
@@ -191,8 +193,10 @@ def played(found: Counterexample, launches: Launches, phase: Phase, uncovered: U
 def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLives) -> None:
     """Make a saved failure that still fails a known one; its trigger says which cases to draw less often."""
     trigger = found.trigger or needed_by(found.case, found.relation)
+    if found.elsewhere is not None and class_of(verdict) in found.elsewhere.found_as:
+        verdict = found.verdict  # it names the line that the backend that explains has found
     found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
-    failure = lives.enter(found, str(path), saved=True)
+    failure = lives.records.enter(found, str(path), saved=True)
     failure.trigger = trigger_in(found)
     lives.known.add(failure)
     lives.emit(FailureChanged(lives.shard, failure.number, found, str(path), done=True))

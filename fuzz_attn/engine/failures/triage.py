@@ -58,12 +58,17 @@ def class_of(verdict: Verdict) -> str:
     return verdict.kind
 
 
+def is_finding(verdict: Verdict) -> bool:
+    """Return whether a verdict is an undefined access or number that a sanitizer or a guard band has found."""
+    return verdict.kind in _SANITIZER_KINDS
+
+
 def has_place(failure_class: str) -> bool:
     """Return whether the class names a line, so that it needs no trigger to be one bug."""
     return ":" in failure_class
 
 
-def _alike(one: str, other: str, traits: frozenset[str]) -> bool:
+def alike(one: str, other: str, traits: frozenset[str]) -> bool:
     """Return whether two classes are the same. An fp8 NaN has the bits of an fp8 element that was never written."""
     return one == other or (FP8_OUTPUT in traits and {one, other} == {OUTPUT, UNWRITTEN})
 
@@ -71,11 +76,12 @@ def _alike(one: str, other: str, traits: frozenset[str]) -> bool:
 def split(found: Counterexample, answer: Answer) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...]]:
     """Return the failed verdicts of an answer that a counterexample's file covers, and the others.
 
-    A file covers the class of its verdict and, while that shows, what follows from it.
+    A file covers the class of its verdict, those that it had on the backend that found it and, while one of them shows,
+    what follows from it.
     """
-    failures, own_class = failures_of(answer), class_of(found.verdict)
-    traits = _traits(found)
-    own = tuple(verdict for verdict in failures if _alike(class_of(verdict), own_class, traits))
+    failures, traits = failures_of(answer), traits_of_both(found)
+    classes = (class_of(found.verdict), *(found.elsewhere.found_as if found.elsewhere else ()))
+    own = tuple(each for each in failures if any(alike(class_of(each), name, traits) for name in classes))
     covered = found.also if own else ()
     return own, tuple(verdict for verdict in failures if verdict not in own and class_of(verdict) not in covered)
 
@@ -97,6 +103,12 @@ class KnownFailure:
     saved: bool = False
     other_triggers: list[frozenset[str]] = field(default_factory=list)
     """Triggers of other cases that turned out to be the same bug."""
+    steps: list[Counterexample] = field(default_factory=list)
+    """The cases of its last reduction, one by one."""
+    there: bool = False
+    """Whether it is judged on the explaining backend, and not on the one that finds."""
+    seen_as: set[str] = field(default_factory=set)
+    """Classes that it had on the backend that finds, beyond those that its counterexample names."""
 
     @property
     def name(self) -> str:
@@ -114,9 +126,15 @@ class KnownFailure:
         return same_place or class_of(verdict) == self.failure_class
 
     @property
+    def found_as(self) -> set[str]:
+        """The classes that it had on the backend that finds; none where that also explains it."""
+        elsewhere = self.found.elsewhere
+        return self.seen_as if elsewhere is None else {*self.seen_as, *elsewhere.found_as}
+
+    @property
     def is_avoided(self) -> bool:
         """Whether its cases show little else, so that most of them need not run."""
-        harmless = self.failure_class.startswith(_WITHOUT_EFFECT) and not self.found.also
+        harmless = self.failure_class.startswith(_WITHOUT_EFFECT) and not (self.found.also or self.found_as)
         return bool(self.trigger) and not harmless
 
     def widen(self, same: KnownFailure) -> None:
@@ -124,14 +142,21 @@ class KnownFailure:
         if same.trigger and same.complete:
             self.other_triggers.append(same.trigger)
         if self.trigger is not None and same.trigger is not None and core(self.trigger):
-            self.trigger &= _traits(same.found) | core(self.trigger)
+            self.trigger &= traits_of_both(same.found) | core(self.trigger)
 
-    def shown_by(self, failure_class: str, traits: frozenset[str]) -> bool:
-        """Return whether a failure of a class, of a case with these traits, is this one."""
-        if not _alike(failure_class, self.failure_class, traits):
+    def shown_by(self, failure_class: str, traits: frozenset[str], *, there: bool = False) -> bool:
+        """Return whether a failure of a class, of a case with these traits, is this one.
+
+        ``there`` it was seen on the explaining backend, where a failure has its own class only, and where one that
+        only the finding backend shows does not fail.
+        """
+        own = alike(failure_class, self.failure_class, traits)
+        possible = own and not self.found.only_here if there else own or failure_class in self.found_as
+        if not possible:
             return False
         triggers = (self.trigger, *self.other_triggers)
-        return has_place(failure_class) or any(trigger is not None and trigger <= traits for trigger in triggers)
+        has_line = own and has_place(failure_class)
+        return has_line or any(trigger is not None and trigger <= traits for trigger in triggers)
 
 
 class KnownFailures:
@@ -154,11 +179,14 @@ class KnownFailures:
         """Remove a failure that turned out to be another."""
         self._known = [other for other in self._known if other is not known]
 
-    def matching(self, order: Order, verdict: Verdict) -> KnownFailure | None:
-        """Return the known failure that a verdict on an order shows; of several the one that needs most."""
-        traits = _traits(order)
+    def matching(self, order: Order, verdict: Verdict, *, there: bool = False) -> KnownFailure | None:
+        """Return the known failure that a verdict on an order shows; of several the one that needs most.
+
+        ``there`` is true of a verdict of the explaining backend.
+        """
+        traits = traits_of_both(order)
         failure_class = class_of(verdict)
-        shown = [known for known in self._known if known.shown_by(failure_class, traits)]
+        shown = [known for known in self._known if known.shown_by(failure_class, traits, there=there)]
         return max(shown, key=lambda known: len(known.trigger or ()), default=None)
 
     def of_confirmation(self, failure_class: str, *confirmations: str) -> KnownFailure | None:
@@ -170,8 +198,8 @@ class KnownFailures:
 
     def hangs(self, order: Order) -> bool:
         """Return whether an order has the trigger of a known hang."""
-        hanging = [known for known in self._known if known.failure_class == HANG]
-        traits = _traits(order) if hanging else frozenset()
+        hanging = [known for known in self._known if HANG in (known.failure_class, *known.found_as)]
+        traits = traits_of_both(order) if hanging else frozenset()
         return any(known.shown_by(HANG, traits) for known in hanging)
 
     def avoids(self, order: Order) -> bool:
@@ -197,7 +225,7 @@ class KnownFailures:
     def _avoided_in(self, order: Order) -> list[frozenset[str]]:
         """Return the triggers that an order has of failures whose cases show little else."""
         avoided = [known.trigger for known in self._known if known.is_avoided and known.trigger is not None]
-        traits = _traits(order) if avoided else frozenset()
+        traits = traits_of_both(order) if avoided else frozenset()
         return [trigger for trigger in avoided if trigger <= traits]
 
     def same_as(self, new: KnownFailure) -> KnownFailure | None:
@@ -221,18 +249,20 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
 
     It is if the same poison reaches the output, if it has the known one's trigger, or if the known one has its trigger
     and needs as much or more, apart from nuances and from how long or large the cases are. What a known one needs that
-    could not be shrunk in full is unknown.
+    could not be shrunk in full is unknown. A failure that passes in the simulator is no bug of logic.
     """
-    if not _alike(known.failure_class, new.failure_class, _traits(known.found) | _traits(new.found)):
+    if (known.found.only_here and new.found.is_logic) or (known.found.is_logic and new.found.only_here):
+        return False
+    if not alike(known.failure_class, new.failure_class, traits_of_both(known.found) | traits_of_both(new.found)):
         return False
     if has_place(new.failure_class) or _same_poison(known, new):
         return True
     if known.trigger is None or new.trigger is None:
         return known.trigger is new.trigger and _same_without_triggers(known, new)
-    if known.trigger <= _traits(new.found) or core(known.trigger) == core(new.trigger) != frozenset():
+    if known.trigger <= traits_of_both(new.found) or core(known.trigger) == core(new.trigger) != frozenset():
         return True
     needs_less = core(new.trigger) and core(new.trigger) <= core(known.trigger)
-    return bool(not known.complete or needs_less) and new.trigger <= _traits(known.found)
+    return bool(not known.complete or needs_less) and new.trigger <= traits_of_both(known.found)
 
 
 def _same_without_triggers(one: KnownFailure, other: KnownFailure) -> bool:
@@ -259,7 +289,7 @@ def _does_without(harmless: KnownFailure, needing: KnownFailure) -> set[str]:
     return {field for field in needed if getattr(harmless.found.case.poison, field) == "zero"}
 
 
-def _traits(shown: Order | Counterexample) -> frozenset[str]:
+def traits_of_both(shown: Order | Counterexample) -> frozenset[str]:
     """Return the traits of both launches of an order or a counterexample."""
     relation = RELATIONS.get(shown.relation or "")
     return frozenset(traits_of(shown.case, shown.relation, relation.adds if relation else None))

@@ -33,7 +33,8 @@ class _Row:
     classes: set[str] = field(default_factory=set)
 
     def add(self, found: Counterexample) -> None:
-        self.classes |= {_without_words(name) for name in (class_of(found.verdict), *found.also)}
+        found_as = () if found.elsewhere is None else found.elsewhere.found_as
+        self.classes |= {_without_words(name) for name in (class_of(found.verdict), *found.also, *found_as)}
 
     def covers(self, failure_class: str) -> bool:
         wanted = {OUTPUT, UNWRITTEN} if failure_class == EITHER else {failure_class}

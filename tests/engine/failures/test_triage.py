@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same, merged
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
@@ -40,6 +43,47 @@ def failure(
 )
 def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: bool) -> None:
     assert is_same(known, new) is same
+
+
+def with_outcome(outcome: Literal["fails", "passes", "unknown"]) -> KnownFailure:
+    """Return a failure that a GPU found and that does so in the simulator."""
+    known = failure(WINDOW, "nan", ("sliding window",))
+    elsewhere = Elsewhere("simulator", outcome, found_as=("output", "crash"))
+    known.found = msgspec.structs.replace(known.found, environment=environment_of("cuda", ()), elsewhere=elsewhere)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("fails", "fails", True),
+        ("fails", "passes", False),
+        ("passes", "fails", False),
+        ("passes", "passes", True),
+        ("unknown", "passes", True),
+        ("fails", "unknown", True),
+    ],
+)
+def test_what_passes_in_the_simulator_is_no_bug_of_logic(
+    one: Literal["fails", "passes", "unknown"], other: Literal["fails", "passes", "unknown"], same: bool
+) -> None:
+    assert is_same(with_outcome(one), with_outcome(other)) is same
+
+
+def test_a_failure_of_a_gpu_is_known_by_the_classes_that_it_had_there() -> None:
+    order, other, failures = Order(WINDOW), Order(PLAIN), KnownFailures()
+    failures.add(with_outcome("fails"))
+    crash = Verdict("oracle", "crash", "broke the device")
+    assert failures.matching(order, crash) is not None
+    assert failures.matching(order, crash, there=True) is None, "it has one class in the simulator"
+    assert failures.matching(other, crash) is None, "it has not its trigger"
+
+
+def test_in_the_simulator_nothing_is_taken_for_a_failure_of_the_gpu_only() -> None:
+    order, failures, wrong = Order(WINDOW), KnownFailures(), Verdict("oracle", "mismatch", "wrong")
+    failures.add(with_outcome("passes"))
+    assert failures.matching(order, wrong) is not None
+    assert failures.matching(order, wrong, there=True) is None
 
 
 def test_a_failure_with_harmless_poison_is_not_the_one_that_needs_nan() -> None:
