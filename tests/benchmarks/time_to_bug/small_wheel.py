@@ -1,6 +1,7 @@
 """Small wheel: `small_wheel.py WHEEL FOLDER` writes a wheel of the Python files of a wheel.
 
-It is for a machine without network. A launcher needs nothing else, and the rest of such a wheel is hundreds of megabytes.
+It is for a machine without network. A launcher needs nothing else, and the rest of such a wheel is hundreds of
+megabytes.
 """
 
 from __future__ import annotations

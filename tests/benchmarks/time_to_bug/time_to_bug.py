@@ -115,7 +115,7 @@ def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
     defects = {"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {}
     names = ("after", "cpu", "classes", "trigger", "message")
     shown = [{name: each[name] for name in names} for each in result["failures"]]
-    return {"seed": run["seed"]} | result | defects | {"failures": shown}
+    return {"seed": run["seed"], "family": run.get("family", "")} | result | defects | {"failures": shown}
 
 
 def add_classes_in_simulator(failures: Sequence[Result], target: str, cache: Path) -> None:
