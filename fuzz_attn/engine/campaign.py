@@ -55,13 +55,13 @@ from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told
 from fuzz_attn.engine.schedule import (
-    ON_CPU,
     ON_GPU,
     SharedRound,
     may_play,
     play_round,
     play_shared_round,
     shared_round,
+    size_on_cpu,
     uncovered,
 )
 from fuzz_attn.engine.seeds import derived_seed
@@ -356,7 +356,7 @@ class Campaign:
         """Try the cases of one round."""
         self._own_rounds += 1
         ready = self.worker.ready
-        size = ON_CPU if ready.device == "cpu" else ON_GPU
+        size = size_on_cpu(number) if ready.device == "cpu" else ON_GPU
         round_seed = derived_seed(self.plan.seed, self.plan.shard, number)
         domain, excludes = self._refusals.drawing(number)
         number_of_cases = self._cases_left(size.cases)

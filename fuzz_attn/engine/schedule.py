@@ -43,7 +43,11 @@ class RoundSize(NamedTuple):
     compiling: int | None = None
 
 
-ON_CPU: Final = RoundSize(cases=240, keys=40)
+FIRST_ON_CPU: Final = RoundSize(cases=240, keys=40, compiling=0)
+ON_CPU: Final = RoundSize(cases=240, keys=40, compiling=2)
+"""A cold run on a CPU spends most of its time on lowering kernels, and half of these only a relation's second launch
+needs. The oracle finds nearly every bug without that. So the first round has none of these relations, and each later
+one has two."""
 ON_GPU: Final = RoundSize(cases=480, keys=4, layouts=1, compiling=1)
 """Compilation dominates on a GPU: 0.2 to 1.6 s for each kernel, where a case of a compiled kernel takes 10 ms.
 
@@ -53,6 +57,12 @@ a round that the time limit cuts off has compiled most of its kernels and judged
 has shared rounds instead (:class:`SharedRound`), which need one to three kernels each.
 ``tests/benchmarks/bench_kernel_variants.py`` counts them (``16 1``).
 """
+
+
+def size_on_cpu(number: int) -> RoundSize:
+    """Return the size of a round of a shard on a CPU; ``number`` counts them from 0."""
+    return ON_CPU if number else FIRST_ON_CPU
+
 
 Attempt: TypeAlias = Callable[[AttentionCase, str | None], None]
 """Called with each case and its relation."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.schedule import ON_CPU, play_round
+from fuzz_attn.engine.schedule import play_round, size_on_cpu
 from fuzz_attn.engine.seeds import derived_seed
 
 
@@ -36,5 +36,6 @@ class CaseStream:
         def keep(case: AttentionCase, relation: str | None) -> None:
             self._drawn.append(DrawnCase(case, relation))
 
-        play_round(self._domain, derived_seed(self._seed, 0, self._rounds), ON_CPU.cases, keep)
+        size = size_on_cpu(self._rounds)
+        play_round(self._domain, derived_seed(self._seed, 0, self._rounds), size.cases, keep, size)
         self._rounds += 1

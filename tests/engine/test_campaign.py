@@ -25,6 +25,7 @@ from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.run.run_plan import share_of
 from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
+from fuzz_attn.mutation.case_stream import CaseStream
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
 
@@ -190,6 +191,16 @@ def test_the_same_seed_draws_the_same_cases(fake: Fake) -> None:
     assert one != other
     assert one != shard
     assert len(set(one)) > 100
+
+
+def test_a_campaign_draws_the_cases_of_its_case_stream(fake: Fake, ready: Ready) -> None:
+    _, orders = fake(healthy, max_cases=300, seed=2)
+    stream = CaseStream(ready.domain, 2)
+    drawn = [stream[number] for number in range(300)]
+    assert [(order.case, order.relation) for order in orders] == [(each.case, each.relation) for each in drawn]
+    compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
+    assert not compiling.intersection(each.relation for each in drawn[:240])
+    assert compiling.intersection(each.relation for each in drawn[240:])
 
 
 def test_the_same_seed_ends_at_the_same_counterexample(fake: Fake, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fuzz_attn.engine.schedule import (
     play_shared_round,
     relations_of_round,
     shared_round,
+    size_on_cpu,
 )
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
@@ -70,9 +71,15 @@ def test_rounds_differ_in_keys_and_layouts(size: RoundSize) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_round_on_a_gpu_has_one_relation_that_compiles_another_kernel(seed: int) -> None:
     compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
-    assert relations_of_round(seed, ON_CPU.compiling) == set(RELATIONS)
+    assert relations_of_round(seed, None) == set(RELATIONS)
     assert set(RELATIONS) - compiling < relations_of_round(seed, ON_GPU.compiling)
     assert len(relations_of_round(seed, ON_GPU.compiling) & compiling) == 1
+
+
+def test_the_first_round_on_a_cpu_has_no_relation_that_compiles_another_kernel() -> None:
+    compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
+    assert relations_of_round(5, size_on_cpu(0).compiling) == set(RELATIONS) - compiling
+    assert [len(relations_of_round(5, size_on_cpu(number).compiling) & compiling) for number in (1, 2, 9)] == [2, 2, 2]
 
 
 def test_rounds_differ_in_relations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -56,3 +57,14 @@ def test_a_file_declares_what_a_bug_needs_and_no_signature_promises(planting: Mo
     assert declared.domain.allows("far_axes")
     assert not plain.domain.allows("far_axes")
     assert declared.call.__module__ == "edited_kernels.paged_attention"
+
+
+def test_a_small_wheel_has_the_python_files_only(module_at: Callable[[Path], ModuleType], tmp_path: Path) -> None:
+    program = module_at(Path(__file__).parents[1] / "benchmarks" / "time_to_bug" / "small_wheel.py")
+    with zipfile.ZipFile(tmp_path / "name-1.0-cp38-abi3-linux_x86_64.whl", "w") as whole:
+        whole.writestr("name/__init__.py", "text = 1\n")
+        whole.writestr("name/_C.so", b"\0")
+    small = program.small_wheel(tmp_path / "name-1.0-cp38-abi3-linux_x86_64.whl", tmp_path / "small")
+    assert small == tmp_path / "small" / "name-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(small) as written:
+        assert {name: written.read(name) for name in written.namelist()} == {"name/__init__.py": b"text = 1\n"}

@@ -115,7 +115,7 @@ def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
     defects = {"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {}
     names = ("after", "cpu", "classes", "trigger", "message")
     shown = [{name: each[name] for name in names} for each in result["failures"]]
-    return {"seed": run["seed"]} | result | defects | {"failures": shown}
+    return {"seed": run["seed"], "family": run.get("family", "")} | result | defects | {"failures": shown}
 
 
 def add_classes_in_simulator(failures: Sequence[Result], target: str, cache: Path) -> None:
@@ -279,7 +279,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("reports/time-to-bug.json"))
     parser.add_argument("--published", metavar="VERSION", default="", help="vLLM's launchers instead, such as 0.33.0")
     parser.add_argument("--packages", type=Path, help="a folder `published` of a cache, for a machine without network")
-    parser.add_argument("--wheel", type=Path, help="the wheel of the published version, for the same")
+    parser.add_argument("--wheel", type=Path, help="its wheel, for the same; small_wheel.py makes it small")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--cores", type=int, help="cores of each run, which no other has; default: all, shared")
     parser.add_argument("--breadth", action="store_true", help="our own kernels without a bug instead")
