@@ -72,7 +72,9 @@ class CaseJudge:
         target, backend = self.target, self.backend
         shims = backend.preflight() if self.checks_device or not backend.forks_first else ()
         domain = target.domain
-        if not backend.reaches_large_offsets():
+        if backend.device != "cpu":
+            domain = domain.on_gpu()
+        elif not backend.reaches_large_offsets():
             domain = domain.in_memory()
         return Ready(
             target.name,
@@ -111,6 +113,7 @@ class CaseJudge:
     def _judge(self, order: Order) -> Answer:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.launch_options import with_options_named  # noqa: PLC0415 - as above
         from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
         from fuzz_attn.properties.undeclared_rounding import with_rounding_named  # noqa: PLC0415 - as above
 
@@ -125,8 +128,8 @@ class CaseJudge:
         notes = self._read_arithmetic(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
-            verdict = with_poison_named(verdict, experiment)
-            verdict = verdict if verdict.poison else with_rounding_named(verdict, experiment)
+            verdict = with_options_named(with_poison_named(verdict, experiment), experiment)
+            verdict = verdict if verdict.poison or verdict.hint else with_rounding_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(
