@@ -16,7 +16,8 @@ def require_shared_memory(kernel: str, needed: int, location: Location) -> None:
 
     Triton raises `OutOfResources` for it at the launch. What a kernel needs at least is the largest second operand of
     a dot: all of it is there at once, whatever the layouts and the number of warps. Copies in a pipeline, other
-    operands and exchanges between threads come on top and are not estimated, so a GPU refuses more kernels, and none fewer.
+    operands and exchanges between threads come on top and are not estimated: a GPU refuses more kernels, and none
+    fewer.
     """
     if needed > LIMIT:
         reason = f"out of resource: shared memory, required: at least {needed}, hardware limit: {LIMIT}"

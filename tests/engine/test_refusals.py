@@ -1,5 +1,6 @@
 """What a target refuses is no failure: it is counted, reduced to the smallest combination, and drawn no longer."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,13 +17,17 @@ from fuzz_attn.calibration.easy_cases import sizes
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe
 from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.events import RefusalReduced, WorkerReady
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners import statistics
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.listeners.statistics import Tally
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals
@@ -355,6 +360,21 @@ def test_a_later_rule_makes_an_earlier_one_simpler() -> None:
 def test_a_combination_that_contains_another_is_not_listed() -> None:
     larger = counted((), _refusal(1), combination=("sinks", "head size 8"))
     assert counted(larger, _refusal(1), combination=("sinks",))[0].combinations == (("sinks",),)
+
+
+def test_the_summary_lists_what_is_not_drawn_and_why() -> None:
+    tally = Tally()
+    not_drawn: NotDrawn = {"softcap": "no parameter", "alibi": "no parameter", "bias_dtypes": "not promised"}
+    tally(WorkerReady(0, Ready("t", "t", "unified", "simulator", not_drawn=not_drawn)))
+    tally(RefusalReduced(0, Refusal("host", "ValueError", "no"), ("sinks",)))
+    tally(RefusalReduced(0, Refusal("host", "ValueError", "not both"), ("sliding window", "fp8 output")))
+    both = statistics.merged([tally.statistics(), Tally().statistics()])
+    assert both is not None
+    assert both.not_drawn == {**not_drawn, "sinks": "refused"}
+    words = text_of(render(msgspec.structs.replace(both, cases=1)), width=200)
+    assert re.search(r"not drawn +soft cap, ALiBi slopes: no parameter\n", words)
+    assert "slopes or biases of other types: no signature promises that; `promises` of a binding can" in words
+    assert re.search(r"\n +sinks: refused\n", words)
 
 
 def test_counts_of_shards_are_merged_by_place() -> None:
