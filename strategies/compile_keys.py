@@ -20,7 +20,7 @@ from fuzz_attn.case.features import COMPILED_FEATURES, fp8_features
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
-from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
+from fuzz_attn.strategies.launches import launch_paths, stage_counts, tile_allowed, tile_sizes, warp_counts
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite
@@ -145,6 +145,8 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         "block_size": within(key.block_size, domain.block_sizes),
         "launch": launch in launch_paths(domain=domain)
         and key.launch.tile_size in tile_sizes(domain=domain)
+        and key.launch.num_warps in warp_counts(domain=domain)
+        and key.launch.num_stages in stage_counts(domain=domain)
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
     known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in COMPILED_FEATURES}
@@ -168,7 +170,7 @@ def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] 
 
 def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> CompileKey:
     values = _values(key)
-    simpler = axis.simpler(values[axis.name])
+    simpler = axis.simpler(values.get(axis.name, 0))
     if choice >= len(simpler):
         return key
     values |= {axis.name: simpler[choice]}
@@ -180,13 +182,18 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
 
 @lru_cache(maxsize=64)
 def _axes(domain: Domain) -> tuple[Axis, ...]:
-    """Return the axes of a domain's keys; the dtypes come first."""
+    """Return the axes of a domain's keys; the dtypes come first, the tiles last."""
     dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain))
     paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
     flags = [
         _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2)
         for flag in COMPILED_FEATURES
     ]
+    warps, stages = warp_counts(domain=domain), stage_counts(domain=domain)
+    options = (
+        _axis("num_warps", warps, warps[:1], _option_weight),
+        _axis("num_stages", stages, stages[:1], _option_weight),
+    )
     return (
         Axis("dtypes", dtypes, _evenly, partial(simpler_dtypes, domain=domain)),
         _axis("head_size", head_sizes(domain=domain), SIMPLER_HEAD_SIZES),
@@ -194,8 +201,14 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
         *flags,
         _axis("launch", paths, paths[:MAX_SIMPLER], _launch_weight),
+        *(axis for axis in options if len(axis.values) > 1),
         _axis("tile_size", tiles, tiles[:1], lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
+
+
+def _option_weight(option: int) -> int:
+    """Return the weight of an option of the compiler; the launcher's own choice is what runs in production."""
+    return 1 if option else 12
 
 
 def _launch_weight(hints: LaunchHints) -> int:
@@ -291,18 +304,24 @@ def value_pairs(key: CompileKey) -> frozenset[tuple[ValueOfField, ValueOfField]]
 
 
 def _values(key: CompileKey) -> Values:
-    launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
-    return {**msgspec.structs.asdict(key), "launch": launch, "tile_size": key.launch.tile_size}
+    """Return the values of a key's fields; an option of the compiler is one only where the launcher does not choose."""
+    hints = key.launch
+    launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
+    chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
+    options = {name: number for name, number in chosen.items() if number}
+    return {**msgspec.structs.asdict(key), "launch": launch, "tile_size": hints.tile_size, **options}
 
 
 def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
     fields = {**values, "family": domain.family}
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
-    hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile)
+    options = {name: fields.pop(name, 0) for name in ("num_warps", "num_stages")}
+    hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile, **options)
     return CompileKey(launch=hints, **fields)
 
 
 def _complexity(key: CompileKey, axes: tuple[Axis, ...]) -> tuple[int, ...]:
     values = _values(key)
-    ranks = [axis.values.index(values[axis.name]) if values[axis.name] in axis.values else 99 for axis in axes]
+    found = [(axis.values, values.get(axis.name, 0)) for axis in axes]
+    ranks = [known.index(value) if value in known else 99 for known, value in found]
     return (sum(rank > 0 for rank in ranks), *ranks)

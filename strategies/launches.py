@@ -1,9 +1,11 @@
-"""Launches: the path, segments and tiles that a case asks for."""
+"""Launches: the path, segments, tiles and options of the compiler that a case asks for."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import LaunchHints
+from fuzz_attn.case.parts import LaunchHints, NumWarps
 from fuzz_attn.strategies.sampling.lattices import lattice
 
 SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64, 128)
@@ -28,6 +30,16 @@ def segment_counts(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B0
 def tile_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the tile hints of a domain, 0 (the launcher's choice) first."""
     return (0, *sorted(set(domain.tile_sizes))) if domain.tile_hint else (0,)
+
+
+def warp_counts(*, domain: Domain = Domain()) -> tuple[NumWarps | Literal[0], ...]:  # noqa: B008 (frozen)
+    """Return the numbers of warps that cases choose among, 0 (the launcher's choice) first."""
+    return (0, *sorted(set(domain.num_warps))) if domain.launch_options else (0,)
+
+
+def stage_counts(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+    """Return the numbers of stages that cases choose among, 0 (the launcher's choice) first."""
+    return (0, *sorted(set(domain.num_stages))) if domain.launch_options else (0,)
 
 
 def tile_allowed(tile_size: int, *, one_byte: bool) -> bool:

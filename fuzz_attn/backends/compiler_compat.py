@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from unittest import mock
@@ -24,6 +24,9 @@ from fuzz_attn.simulator.triton_compat import TARGET, source_digest
 
 COMPILES_LAUNCHERS: Final = hasattr(nvidia, "compile_module_from_src")
 """Whether Triton also compiles a C function for each signature, with which a kernel is launched; 3.6 does."""
+
+DEFAULT_OPTIONS: Final = {"num_warps": 4, "num_stages": 3}
+"""What Triton takes where a launch states no option."""
 
 KernelKey: TypeAlias = tuple[object, str]
 
@@ -83,6 +86,25 @@ def kernels_wanted(want: Callable[[WantedKernel], None]) -> Iterator[None]:
         mock.patch.object(Autotuner, "run", _run_all_configurations),
     ):
         yield
+
+
+@contextlib.contextmanager
+def options_chosen(options: Mapping[str, int]) -> Iterator[dict[str, dict[str, int]]]:
+    """Give options of Triton's compiler to each launch until the context is left, in place of the launch's own.
+
+    Yield the launches' own values of these options, by kernel; ``DEFAULT_OPTIONS`` are those of a launch that states
+    none. A kernel with a parameter of such a name keeps its own; so does one in Gluon, where layouts depend on them.
+    """
+    run, own = JITFunction.run, dict[str, dict[str, int]]()
+
+    def run_with_options(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if self.is_gluon() or not options.keys().isdisjoint(self.arg_names):
+            return run(self, *arguments, **keywords)
+        own[self.__name__] = {name: keywords.get(name) or DEFAULT_OPTIONS[name] for name in options}
+        return run(self, *arguments, **{**keywords, **options})
+
+    with mock.patch.object(JITFunction, "run", run_with_options):
+        yield own
 
 
 def _run_all_configurations(self: Any, *arguments: Any, **keywords: Any) -> Any:

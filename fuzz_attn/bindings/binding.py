@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.bindings.layouts import LAYOUTS, Layout
-from fuzz_attn.case.families import Family
+from fuzz_attn.case.families import Family, Feature
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
 
@@ -58,6 +58,7 @@ class Binding(Plain, frozen=True):
     - ``implied``: roles whose argument is left out where it equals what launchers derive themselves.
     - ``index_dtype``: the type of lengths and indices that are made for the call.
     - ``domain``: fields of :class:`fuzz_attn.case.domain.Domain`, what the target handles of what its roles express.
+    - ``promises``: features that no signature tells, in addition to those that follow from the roles.
     - ``whole``: nothing is open or left to the names of parameters.
     - ``rounding``: fields of :class:`fuzz_attn.oracle.rounding_model.RoundingModel`, how the target rounds.
     - ``instance``: arguments of the constructor, where the target is a method of a class.
@@ -78,6 +79,7 @@ class Binding(Plain, frozen=True):
     index_dtype: Literal["int32", "int64"] = "int32"
     instance: dict[str, Constant] | None = None
     domain: dict[str, Limit] = {}  # noqa: RUF012 - as above
+    promises: tuple[Feature, ...] = ()
     whole: bool = False
     rounding: dict[str, Constant] = {}  # noqa: RUF012 - as above
 

@@ -86,8 +86,7 @@ class Calibration:
         settles = [name for name in question.fields if name in open_in(self.binding)]
         raised = all(each.outcome == "raised" for each in tried)
         if raised and question.feature is not None:
-            self.refused.add(question.feature)
-            self.notes.append(f"The target refuses an easy case with {question.feature}, which is not drawn.")
+            self._refuse(question.feature)
             self.binding = next(iter(question.candidates(self.binding)))
         elif settles:
             ways = "; ".join(f"{how_to_state(name)}" for name in settles)
@@ -101,6 +100,14 @@ class Calibration:
         else:
             what = f"with {question.feature}" if question.feature else "without any feature"
             self.notes.append(f"The target is wrong on an easy case {what}, however it is called: a defect of it.")
+
+    def _refuse(self, feature: Feature) -> None:
+        """Leave out a feature that an easy case is refused for; one that the target promises is drawn, and fails."""
+        if feature in self.target.promised:
+            self.notes.append(f"The target refuses an easy case with {feature}, which it promises.")
+            return
+        self.refused.add(feature)
+        self.notes.append(f"The target refuses an easy case with {feature}, which is not drawn.")
 
     def _error(self, what: str) -> BindingError:
         return BindingError(f"target={self.target.name!r} {what}")

@@ -247,6 +247,8 @@ def _launch(case: AttentionCase) -> str:
     words = [{"auto": "the launcher's choice", "2d": "2D kernel", "3d": "3D kernel"}[launch.path]]
     words += [_count(launch.num_segments, "segment")] * bool(launch.num_segments)
     words += [f"tiles of {_count(launch.tile_size, 'key')}"] * bool(launch.tile_size)
+    words += [f"num_warps={launch.num_warps}"] * bool(launch.num_warps)
+    words += [f"num_stages={launch.num_stages}"] * bool(launch.num_stages)
     return ", ".join(words)
 
 

@@ -11,7 +11,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Family, Feature
 from fuzz_attn.case.features import CASE_FEATURES, all_features_of
-from fuzz_attn.case.parts import LaunchPath
+from fuzz_attn.case.parts import MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps
 from fuzz_attn.case.recipes import AlibiKind
 from fuzz_attn.errors import DomainError
 
@@ -37,6 +37,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     - ``tile_sizes`` are where the target cuts the keys, so that strategies can aim at the cuts; with ``tile_hint`` a
       case may choose among them.
     - ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published versions before May 2026 ignore them).
+    - ``num_warps`` and ``num_stages``: what Triton's compiler may be asked for in place of the launcher's own choice.
+      With ``launch_options``, which the backend of a GPU sets, cases choose among them.
     - ``alibi_kinds``: the kinds of ALiBi slopes (:class:`fuzz_attn.case.recipes.AlibiRecipe`).
     """
 
@@ -55,6 +57,9 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     segments: tuple[int, ...] = (1, 128)
     excluded: tuple[frozenset[Feature], ...] = ()
     alibi_kinds: tuple[AlibiKind, ...] = ALIBI_KINDS
+    num_warps: tuple[NumWarps, ...] = (1, 2, 4, 8)
+    num_stages: tuple[int, ...] = (1, 2, 3)
+    launch_options: bool = False
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
@@ -70,6 +75,10 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
             ("alibi_kinds", ALIBI_KINDS),
         ):
             _require_known(f"domain.{name}", getattr(self, name), known)
+        for name, known_numbers in (("num_warps", NUM_WARPS), ("num_stages", range(1, MOST_STAGES + 1))):
+            if not set(getattr(self, name)) <= set(known_numbers):
+                allowed = ", ".join(map(str, known_numbers))
+                raise DomainError(f"domain.{name}={getattr(self, name)} must have only numbers of {allowed}")
         if "standard" not in self.alibi_kinds:
             raise DomainError(f"domain.alibi_kinds={self.alibi_kinds} must contain 'standard', the simplest slopes")
         for name, largest in _LARGEST.items():
@@ -115,6 +124,10 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     def in_memory(self) -> Self:
         """Return the domain without tensors whose addresses mostly take no memory; only the simulator has them."""
         return replace(self, features=self.features - {"large_offsets", "far_axes"})
+
+    def on_gpu(self) -> Self:
+        """Return the domain as a GPU has it: without large offsets, with a choice of options of the compiler."""
+        return replace(self.in_memory(), launch_options=True)
 
     def excludes(self, present: Collection[Feature]) -> frozenset[Feature] | None:
         """Return the first combination of features present that is not supported, None where there is none."""

@@ -1,6 +1,6 @@
 """The parts of a case: sequences, heads, types, scales, pages, strides, launch hints."""
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +12,9 @@ LaunchPath = Literal["auto", "2d", "3d"]
 CacheArrangement = Literal["separate", "kv_first", "blocks_first", "heads_first"]
 HeadSize: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+NumWarps: TypeAlias = Literal[1, 2, 4, 8, 16, 32]
+NUM_WARPS: Final[tuple[NumWarps, ...]] = get_args(NumWarps)
+MOST_STAGES: Final = 8
 FarAxis = Literal[
     "q_token",
     "q_head",
@@ -182,9 +185,12 @@ class CallForm(Plain, frozen=True):
 class LaunchHints(Plain, frozen=True):
     """How the launcher should run, as far as the target's signature takes hints.
 
-    ``num_segments`` is for the path ``3d`` only. 0 leaves ``num_segments`` or ``tile_size`` to the launcher.
+    ``num_segments`` is for the path ``3d`` only. ``num_warps`` and ``num_stages`` are options of Triton's compiler that
+    each launch of the target gets in place of its own; they matter on a GPU only. 0 leaves a number to the launcher.
     """
 
     path: LaunchPath = "auto"
     num_segments: Annotated[int, Meta(ge=0, le=256)] = 0
     tile_size: Annotated[int, Meta(ge=0, le=256)] = 0
+    num_warps: Literal[0] | NumWarps = 0
+    num_stages: Annotated[int, Meta(ge=0, le=MOST_STAGES)] = 0

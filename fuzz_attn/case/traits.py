@@ -213,6 +213,8 @@ FEATURES: Final = (
     _feature("call_forms", _set(form=CallForm())),
     Trait("2D path", lambda case: case.launch.path == "2d", _with("launch", path="auto")),
     Trait("3D path", lambda case: case.launch.path == "3d", _with("launch", path="auto", num_segments=0)),
+    Trait("another num_warps", lambda case: case.launch.num_warps > 0, _with("launch", num_warps=0)),
+    Trait("another num_stages", lambda case: case.launch.num_stages > 0, _with("launch", num_stages=0)),
     Trait("tile size", lambda case: case.launch.tile_size > 0, _with("launch", tile_size=0)),
     Trait("pages in a random order", lambda case: case.pages.permuted, _with("pages", permuted=False)),
     Trait("shared pages", lambda case: case.pages.shared_prefix > 0, _with("pages", shared_prefix=0)),

@@ -59,4 +59,4 @@ def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) ->
     for line in (*conventions_of(ready), *(f"Note: {note}" for note in (*ready.notes, *read))):
         show(printer, line)
     show(printer, "")
-    show(printer, domain_table("Cases are drawn from", ready.family, ready.domain))
+    show(printer, domain_table("Cases are drawn from", ready))

@@ -6,12 +6,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from fuzz_attn.case import not_drawn
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.cli.options import exits
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.messages import Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.plain_text import show
 
@@ -33,14 +34,15 @@ def print_target(name: str, console: Console) -> None:
     """Print the domain of a target, or why it does not load."""
     try:
         with IsolatedWorker(Setup(name)) as worker:
-            show(console, domain_table(name, worker.ready.family, worker.ready.domain))
+            show(console, domain_table(name, worker.ready))
     except FuzzAttnError as error:
         show(console, f"{name}: does not load: {error}")
 
 
-def domain_table(name: str, family: str, domain: Domain) -> Table:
-    """Return what a target promises to handle, one row for each dimension."""
-    table = Table(title=f"{name} (family {family})", title_justify="left", show_header=False, box=None)
+def domain_table(name: str, ready: Ready) -> Table:
+    """Return what a target promises to handle, one row for each dimension, and what is not drawn."""
+    domain = ready.domain
+    table = Table(title=f"{name} (family {ready.family})", title_justify="left", show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     table.add_row("types of q", ", ".join(domain.dtypes))
@@ -48,7 +50,7 @@ def domain_table(name: str, family: str, domain: Domain) -> Table:
     table.add_row("page sizes", _range(domain.block_sizes))
     table.add_row("group sizes", _range(domain.group_sizes))
     table.add_row("features", ", ".join(sorted(domain.features & FAMILIES[domain.family].features)) or "none")
-    table.add_row("never drawn", ", ".join(sorted(FAMILIES[domain.family].features - domain.features)) or "-")
+    table.add_row("not drawn", "\n".join(not_drawn.sentences(ready.not_drawn)) or "-")
     table.add_row("launch paths", ", ".join(domain.paths))
     for what, value in limits_of(domain).items():
         table.add_row(what, value)

@@ -499,7 +499,9 @@ class Campaign:
         if verdict.kind in ("crash", "timeout"):
             relation = order.relation
         found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
-        binding = None if ready.published and not ready.binding.rounding else ready.binding
+        own = ready.binding
+        promises = own.rounding or own.promises or "features" in own.domain  # a replay needs them too
+        binding = None if ready.published and not promises else own
         environment = environment_of(ready.backend, ready.shims)
         return msgspec.structs.replace(found, environment=environment, binding=binding)
 

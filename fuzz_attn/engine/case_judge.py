@@ -18,6 +18,7 @@ from fuzz_attn.oracle.verdict import Verdict
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.bindings.binding import Binding
+    from fuzz_attn.calibration.broken_promises import BrokenPromises
     from fuzz_attn.case.attention_case import AttentionCase
     from fuzz_attn.case.families import Family
     from fuzz_attn.properties.experiment import Experiment
@@ -47,6 +48,7 @@ class CaseJudge:
     checks_device: bool = True
     """Whether this process checks the arithmetic of its GPU. That of a CPU is checked anyway: it needs no compiler."""
     _reader: ArithmeticReader | None = None
+    _broken: BrokenPromises | None = None
 
     @property
     def forks_first(self) -> bool:
@@ -63,12 +65,16 @@ class CaseJudge:
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
-        reasons = self.target.match.reasons
+        from fuzz_attn.targets.bindings.promises import not_drawn  # noqa: PLC0415 - imports torch, as below
+
+        reasons, promised = self.target.match.reasons, self.target.domain
         self.start()
         target, backend = self.target, self.backend
         shims = backend.preflight() if self.checks_device or not backend.forks_first else ()
         domain = target.domain
-        if not backend.reaches_large_offsets():
+        if backend.device != "cpu":
+            domain = domain.on_gpu()
+        elif not backend.reaches_large_offsets():
             domain = domain.in_memory()
         return Ready(
             target.name,
@@ -84,6 +90,7 @@ class CaseJudge:
             reasons,
             target.match.published,
             self.backend.gpu(),
+            not_drawn(promised, domain, target.match.binding),
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -106,7 +113,7 @@ class CaseJudge:
     def _judge(self, order: Order) -> Answer:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
-        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.needed_options import with_options_named  # noqa: PLC0415 - as above
         from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
         from fuzz_attn.properties.undeclared_rounding import with_rounding_named  # noqa: PLC0415 - as above
 
@@ -114,15 +121,15 @@ class CaseJudge:
             return Answer(digest=digest_of(materialise(order.case)))
         if order.probes:
             return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
-        experiment = Experiment(order.case, self.target, self.backend, strict=self.strict)
+        experiment = self._experiment(order.case)
         if order.forensics:
             return self._explained(experiment, order)
         refusal = experiment.refusal
         notes = self._read_arithmetic(experiment)
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
-            verdict = with_poison_named(verdict, experiment)
-            verdict = verdict if verdict.poison else with_rounding_named(verdict, experiment)
+            verdict = with_options_named(with_poison_named(verdict, experiment), experiment)
+            verdict = verdict if verdict.poison or verdict.hint else with_rounding_named(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(
@@ -135,6 +142,19 @@ class CaseJudge:
             compiling=kernels.seconds,
             notes=notes,
         )
+
+    def _experiment(self, case: AttentionCase) -> Experiment:
+        """Return the experiment of a case. A refusal of what the target promises by name is a failure."""
+        from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as above
+        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+
+        experiment = Experiment(case, self.target, self.backend, strict=self.strict)
+        if self.strict or not self.target.promised or experiment.refusal is None:
+            return experiment
+        if self._broken is None or self._broken.target is not self.target:
+            self._broken = BrokenPromises(self.target, self.backend)
+        broken = self._broken.by(case, experiment.refusal)
+        return Experiment(case, self.target, self.backend) if broken else experiment
 
     def _explained(self, experiment: Experiment, order: Order) -> Answer:
         """Return the explanation of a failing case. The masks of its launches are not reported."""

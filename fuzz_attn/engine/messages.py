@@ -5,6 +5,7 @@ from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.forensics.explanation import Explanation
@@ -43,8 +44,9 @@ class Ready(Plain, frozen=True, tag="ready"):
     """The worker is set up: its target, backend and shims, and the domain that the target promises.
 
     ``gpu`` is the compute capability of a GPU and the number of its multiprocessors. ``notes`` are sentences for the
-    summary of the run. ``binding`` is how the target is called and ``reasons`` say why
-    each parameter has its role; ``published`` is true where the names of the parameters tell all of it.
+    summary of the run. ``binding`` is how the target is called and ``reasons`` say why each parameter has its role;
+    ``published`` is true where the names of the parameters tell all of it. ``not_drawn`` says why features of the
+    family are not in the domain.
     """
 
     target: str
@@ -60,6 +62,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     reasons: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
     published: bool = True
     gpu: GpuFacts | None = None
+    not_drawn: NotDrawn = {}  # noqa: RUF012 - as above
 
 
 class Order(Plain, frozen=True):

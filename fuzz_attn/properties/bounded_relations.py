@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+import msgspec
 import torch
 
 from fuzz_attn.case.domain import within
-from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.case.translation import translated
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
 from fuzz_attn.oracle.reference import attend
@@ -45,11 +45,12 @@ def alone_in_batch(experiment: Experiment) -> Comparison:
 def segments(experiment: Experiment) -> Comparison:
     """Launch the other kernel: 2D for a case of the 3D kernel, else 3D with some number of segments."""
     launch = experiment.case.launch
-    hints = LaunchHints("2d", 0, launch.tile_size)
+    hints = msgspec.structs.replace(launch, path="2d", num_segments=0)
     if launch.path != "3d":
         allowed = experiment.target.domain.segments
         counts = [count for count in SEGMENTS if within(count, allowed)] or [allowed[0]]
-        hints = LaunchHints("3d", counts[experiment.case.seed % len(counts)], launch.tile_size)
+        count = counts[experiment.case.seed % len(counts)]
+        hints = msgspec.structs.replace(launch, path="3d", num_segments=count)
     other = experiment.launch_tensors(dataclasses.replace(experiment.again(), launch=hints))
     how = f"3D in {hints.num_segments} segments" if hints.path == "3d" else "2D"
     exact = experiment.reference

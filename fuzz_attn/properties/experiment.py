@@ -26,6 +26,7 @@ from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.owners import owner_of
 from fuzz_attn.properties.exceptions import refusal_by, with_other_data
+from fuzz_attn.properties.launch_options import OwnOptions, launched_with
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 
@@ -45,7 +46,7 @@ class Launch:
     """The tensors after one call of the target, the output's memory before it, and what went wrong in the call.
 
     ``launched`` are the tensors that the target got, where they are copies on another device; ``tensors`` has a copy of
-    their output.
+    their output. ``own_options`` are the options of the launcher that the case replaced.
     """
 
     tensors: AttentionTensors
@@ -61,6 +62,7 @@ class Launch:
     changed: tuple[str, ...] = ()
     """What the call changed of the memory that its binding made for it, such as a cache in another layout."""
     launched: AttentionTensors | None = None
+    own_options: OwnOptions = dataclasses.field(default_factory=dict)
 
     @property
     def output_after(self) -> torch.Tensor:
@@ -163,10 +165,11 @@ class Experiment:
         launched = tensors if here else copied(tensors, self.backend.device)
         output = storage_bytes(tensors.output).clone()
         error, site, refusal, watch = "", "", None, Watch()
+        own: OwnOptions = {}
         changed: tuple[str, ...] = ()
         layouts = _layouts(launched)
         try:
-            with self.backend.running() as watch:
+            with self.backend.running() as watch, launched_with(launched.launch) as own:
                 watch.host_only, watch.dead = self.host_only, dead
                 changed = self.target.run(launched)
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt, NotCompiledInterrupt):
@@ -184,9 +187,9 @@ class Experiment:
             tensors = launched if here else tensors
             changed += tuple(f"{name}: it requires gradients now" for name in flagged if name not in changed)
         if here:
-            return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed)
+            return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, None, own)
         tensors = tensors if error else with_output_of(tensors, launched)
-        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched)
+        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched, own)
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
         return tensors.query.device.type == self.backend.device

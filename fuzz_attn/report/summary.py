@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fuzz_attn.case import not_drawn
 from fuzz_attn.case.features import features_of
 from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.failures.triage import class_of
@@ -234,6 +235,8 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
         return
     ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in sorted(statistics.ratios.items()))
     yield "features", features_line(statistics)
+    if statistics.not_drawn:
+        yield "not drawn", "\n".join(not_drawn.sentences(statistics.not_drawn))
     if statistics.relations:
         yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"

@@ -72,6 +72,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     sequential: bool
     arithmetic: KernelArithmetic
     undefined: bool
+    shared: int
     code: bytes
 
 
@@ -92,6 +93,7 @@ def _encode(program: Program) -> bytes:
             sequential=program.sequential,
             arithmetic=program.arithmetic,
             undefined=program.undefined,
+            shared=program.shared,
             code=zlib.compress(marshal.dumps(program.compiled()), level=1),
         )
     )
@@ -121,6 +123,7 @@ def _decode(data: bytes) -> Program:
         sequential=stored.sequential,
         arithmetic=stored.arithmetic,
         undefined=stored.undefined,
+        shared=stored.shared,
         code=code,
     )
 

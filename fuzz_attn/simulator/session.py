@@ -21,6 +21,7 @@ from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.grid import grid_finding
 from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
+from fuzz_attn.simulator.shared_memory import require_shared_memory
 from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
 
@@ -78,6 +79,7 @@ class Session:
             program = self._program(function, bound)
         refused = grid_finding(program.name, definition_of(function), extents)
         if refused is None:
+            require_shared_memory(program.name, program.shared, definition_of(function))
             self._run(program, bound, extents, _warps(keywords))
         else:
             self._note(refused)

@@ -347,7 +347,7 @@ def launches_replaced(launch: Launch) -> Iterator[None]:
 def _run_first_configuration(self: Any, *arguments: Any, **keywords: Any) -> Any:
     """Launch an autotuned kernel with the first configuration that its pruning leaves and that compiles.
 
-    As in Triton, only a `static_assert` of the kernel makes it go on to the next configuration.
+    As in Triton, only a `static_assert` of the kernel and too little memory on chip make it go on to the next one.
     """
     self.nargs = dict(zip(self.arg_names, arguments, strict=False))
     configs = self.prune_configs(keywords) if len(self.configs) > 1 else self.configs
@@ -359,7 +359,7 @@ def _run_first_configuration(self: Any, *arguments: Any, **keywords: Any) -> Any
         try:
             result = self.fn.run(*arguments, **keywords, **chosen)
         except LoweringError as error:
-            if error.error != STATIC_ASSERT or number == len(configs):
+            if error.error not in (STATIC_ASSERT, OutOfResources.__name__) or number == len(configs):
                 raise
         else:
             break

@@ -6,22 +6,24 @@ import importlib
 from typing import Final
 
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.target import Target
 
 _TILES: Final = (16, 32, 64, 128)
 
+
+def _everything(family: Family) -> Domain:
+    """Return a domain that names each feature of a family, so that a copy of it keeps them all."""
+    interface = FAMILIES[family]
+    return Domain(family, features=interface.features, paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
+
+
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
-    "unified": (
-        "unified_attention:unified_attention",
-        Domain(paths=("auto", "2d", "3d"), tile_sizes=_TILES, tile_hint=True),
-    ),
-    "paged": ("paged_attention:paged_attention_decode", Domain(family="paged", tile_sizes=_TILES, tile_hint=True)),
-    "context": ("context_attention:context_attention_fwd", Domain(family="context", tile_sizes=_TILES, tile_hint=True)),
-    "chunked": (
-        "chunked_prefill:chunked_prefill_paged_decode",
-        Domain(family="chunked", tile_sizes=_TILES, tile_hint=True),
-    ),
+    "unified": ("unified_attention:unified_attention", _everything("unified")),
+    "paged": ("paged_attention:paged_attention_decode", _everything("paged")),
+    "context": ("context_attention:context_attention_fwd", _everything("context")),
+    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", _everything("chunked")),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 

@@ -15,7 +15,7 @@ from fuzz_attn.bindings.binding import Binding, Constant, python_value
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.bindings.matching import match_of
-from fuzz_attn.targets.bindings.promises import declared, domain_of
+from fuzz_attn.targets.bindings.promises import declared, domain_of, stated_features
 from fuzz_attn.targets.bindings.signature import signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state
@@ -96,7 +96,7 @@ def as_target(found: object, name: str, family: Family | None = None, binding: B
         domain = domain_of(match_of(signature_of(found), family, binding).binding)
     except (TargetError, BindingError, DomainError) as error:
         raise TargetError(f"target={name!r} {error}") from error
-    return Target(name=name, call=found, domain=domain, binding=binding)
+    return Target(name=name, call=found, domain=domain, binding=binding, promised=stated_features(binding))
 
 
 def _is_kernel(found: object) -> bool:
@@ -107,7 +107,8 @@ def _is_kernel(found: object) -> bool:
 def _declared(found: Target, name: str, binding: Binding | None) -> Target:
     try:
         target = found if binding is None else replace(found, binding=binding)
-        return replace(target, domain=declared(target.domain, target.match.binding))
+        promised = stated_features(target.stated, target.domain)
+        return replace(target, domain=declared(target.domain, target.match.binding), promised=promised)
     except FuzzAttnError as error:
         raise TargetError(f"target={name!r} {error}") from error
 

@@ -12,7 +12,7 @@ import msgspec
 
 from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Family
+from fuzz_attn.case.families import Family, Feature
 from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
@@ -43,6 +43,8 @@ class Target:
     binding: Binding | dict[str, Any] | None = None
     tensor_core_slack: float = 1.0
     read: RoundingModel = field(default_factory=RoundingModel)
+    promised: frozenset[Feature] = frozenset()
+    """The features that its domain or its binding states by name: to refuse one of them is a failure."""
 
     @property
     def family(self) -> Family:

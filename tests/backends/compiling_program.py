@@ -24,7 +24,8 @@ from triton.compiler import CompilationError
 
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.backends.compiler_compat import WantedKernel, only_compiled_kernels
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.engine.compiling.rehearsal import Rehearsal, known_kernels
 from fuzz_attn.engine.schedule import play_shared_round, shared_round
 from fuzz_attn.errors import NotCompiledInterrupt
@@ -55,8 +56,10 @@ def as_on_gpu(memory: Any, dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.from_numpy(whole[start : start + flat.numel()]).copy_(flat).view(dtype)
 
 
+rehearsal = Rehearsal(target, backend, domain)
+
+
 def rehearsed() -> dict[str, WantedKernel]:
-    rehearsal = Rehearsal(target, backend, domain)
     cases = [case for shared in rounds for case in rehearsal.cases_of(shared, CASES)]
     assert known_kernels(cases)
     return {str(kernel.key): kernel for case in cases for kernel in case.kernels}
@@ -109,6 +112,15 @@ def kernels_of_an_autotuner() -> int:
     return len(backend.wanted())
 
 
+def with_two_warps() -> list[object]:
+    """Return whether a case that chooses options needs other kernels, and the options that one is compiled with."""
+    case = AttentionCase((Sequence(1, 3),), target.family)
+    chosen = replace(case, launch=LaunchHints(num_warps=2, num_stages=1))
+    own, other = ([*rehearsal.rehearsed(each, None).kernels] for each in (case, chosen))
+    metadata = other[0]._compile().metadata
+    return [{each.key for each in own}.isdisjoint(each.key for each in other), metadata.num_warps, metadata.num_stages]
+
+
 @triton.jit
 def wide_kernel(x_ptr, SIZE: tl.constexpr):
     tl.static_assert(SIZE >= 16)
@@ -141,6 +153,7 @@ def main() -> None:
         "kernels": len(kernels),
         "same keys": kernels.keys() == again.keys(),
         "autotuned": kernels_of_an_autotuner(),
+        "with options": with_two_warps(),
         "refused to lower": refused_to_lower(),
         "compiled": [kernel.compile() for kernel, _ in chosen[:COMPILED]],
         "found": [launched(*each) for each in chosen],

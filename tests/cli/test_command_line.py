@@ -26,6 +26,7 @@ from fuzz_attn.cli.main import main
 from fuzz_attn.cli.runs.campaign import Request, parts
 from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.messages import Ready
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.plain_text import text_of
 from fuzz_attn.targets import loading
@@ -381,7 +382,7 @@ def test_targets_lists_names_and_domains(call: Call, monkeypatch: pytest.MonkeyP
         "types of q    float32, float16, bfloat16",
         "head sizes    1 to 256",
         "features",
-        "never drawn",
+        "not drawn",
         "2d, 3d",
     ):
         assert words in result.stdout
@@ -391,7 +392,8 @@ def test_targets_lists_names_and_domains(call: Call, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", get_args(Family))
 def test_what_a_family_promises_is_listed(name: Family) -> None:
     target = loading.load_target(name)
-    words = text_of(domain_table(name, target.family, target.domain))
+    ready = Ready(name, name, name, "simulator", domain=target.domain)
+    words = text_of(domain_table(name, ready))
     assert words.startswith(f"{name} (family {name})\n")
     assert all(re.search(rf"\b{feature}\b", words) for feature in FAMILIES[name].features)
     assert words.endswith(f"launch paths  {', '.join(target.domain.paths)}")

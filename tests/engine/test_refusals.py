@@ -1,23 +1,33 @@
 """What a target refuses is no failure: it is counted, reduced to the smallest combination, and drawn no longer."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.calibration.broken_promises import BrokenPromises
+from fuzz_attn.calibration.easy_cases import sizes
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe
 from fuzz_attn.engine.case_judge import CaseJudge
+from fuzz_attn.engine.events import RefusalReduced, WorkerReady
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.listeners import statistics
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.listeners.statistics import Tally
+from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals
@@ -117,6 +127,49 @@ def test_strict_makes_refusals_failures() -> None:
         answer = _judge(name, SHORT, strict=True)
         assert answer.judged
         assert answer.verdict.kind == "exception"
+
+
+SINKS = AttentionCase(sequences=(Tokens(1, 3),), sinks=SinkRecipe())
+
+
+def _promising(name: str, **stated: object) -> CaseJudge:
+    """Return a worker of a target of refusing.py whose binding states more."""
+    binding = binding_of(stated)
+    return CaseJudge(load_target(f"{FILE}:{name}", None, binding), _simulator())
+
+
+def test_a_promised_feature_that_is_refused_is_a_failure() -> None:
+    silent, promises = _promising("refuses_sinks"), _promising("refuses_sinks", promises=["sinks"])
+    states = _promising("refuses_sinks", domain={"features": ["sinks", "window"]})
+    assert silent.judge(Order(SINKS)).refusal is not None
+    for judge in (promises, states):
+        answer = judge.judge(Order(SINKS))
+        assert answer.refusal is None
+        assert "AssertionError: assert sinks is None" in answer.verdict.message
+        assert judge.judge(Order(SHORT)).verdict.passed
+
+
+def test_a_promised_feature_that_is_refused_only_beside_another_is_no_failure() -> None:
+    judge = _promising("refuses_sinks_in_windows", promises=["sinks", "window"])
+    both = replace(SINKS, window=4)
+    assert judge.judge(Order(both)).refusal is not None
+    assert judge.judge(Order(SINKS)).verdict.passed
+
+
+def test_another_refusal_of_a_case_with_a_refused_feature_is_no_failure() -> None:
+    judge = _promising("accepts_few", promises=["sinks"])
+    assert judge.judge(Order(SINKS)).refusal is not None, "its head size is refused first"
+    of_64 = replace(SINKS, heads=HeadLayout(head_size=64), dtypes=DTypes("float16", "float16", "float16"))
+    assert judge.judge(Order(of_64)).verdict.message.startswith("the target raised ValueError: sinks are not")
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+def test_each_promised_feature_of_a_family_has_an_easy_case(family: Family) -> None:
+    """All of them but those of addresses, which no host code refuses."""
+    asked, features = BrokenPromises(load_target(family), _simulator()), FAMILIES[family].features
+    size = next(sizes(asked.target.domain))
+    found = {feature for feature in features if asked._with_and_without(feature, size) is not None}
+    assert features - found == {"large_offsets", "far_axes"}
 
 
 def test_a_relation_whose_other_launch_is_refused_shows_nothing() -> None:
@@ -307,6 +360,21 @@ def test_a_later_rule_makes_an_earlier_one_simpler() -> None:
 def test_a_combination_that_contains_another_is_not_listed() -> None:
     larger = counted((), _refusal(1), combination=("sinks", "head size 8"))
     assert counted(larger, _refusal(1), combination=("sinks",))[0].combinations == (("sinks",),)
+
+
+def test_the_summary_lists_what_is_not_drawn_and_why() -> None:
+    tally = Tally()
+    not_drawn: NotDrawn = {"softcap": "no parameter", "alibi": "no parameter", "bias_dtypes": "not promised"}
+    tally(WorkerReady(0, Ready("t", "t", "unified", "simulator", not_drawn=not_drawn)))
+    tally(RefusalReduced(0, Refusal("host", "ValueError", "no"), ("sinks",)))
+    tally(RefusalReduced(0, Refusal("host", "ValueError", "not both"), ("sliding window", "fp8 output")))
+    both = statistics.merged([tally.statistics(), Tally().statistics()])
+    assert both is not None
+    assert both.not_drawn == {**not_drawn, "sinks": "refused"}
+    words = text_of(render(msgspec.structs.replace(both, cases=1)), width=200)
+    assert re.search(r"not drawn +soft cap, ALiBi slopes: no parameter\n", words)
+    assert "slopes or biases of other types: no signature promises that; `promises` of a binding can" in words
+    assert re.search(r"\n +sinks: refused\n", words)
 
 
 def test_counts_of_shards_are_merged_by_place() -> None:

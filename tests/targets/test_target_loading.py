@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.not_drawn import sentences
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import loading, torch_defaults
+from fuzz_attn.targets.bindings.promises import not_drawn
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
-from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, load_target, target_names
+from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, as_target, load_target, target_names
 from fuzz_attn.targets.target import Target, slug_of
 
 FOLDER = Path(__file__).parents[1] / "sample_targets"
@@ -194,3 +198,50 @@ def test_built_in_target_has_every_feature_of_its_family(name: str) -> None:
     assert (target.name, target.family) == (name, name)
     assert all(target.domain.allows(feature) for feature in FAMILIES[target.family].features)
     assert target.match.published
+
+
+COPIES = """from dataclasses import replace
+from fuzz_attn.targets import Target
+from fuzz_attn.targets.built_in import built_in
+own = built_in({family!r})
+copied, renamed = Target("mine", own.call, own.domain), replace(own, name="mine")
+"""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_copy_of_a_built_in_domain_keeps_its_features(family: Family, tmp_path: Path) -> None:
+    path = tmp_path / "copies.py"
+    path.write_text(COPIES.format(family=family))
+    for name in ("copied", "renamed"):
+        target = load_target(f"{path}:{name}")
+        assert target.domain.features == target.promised == FAMILIES[family].features
+    assert load_target(f"{path}:own").domain == load_target(family).domain
+
+
+def test_why_features_are_not_drawn() -> None:
+    """Only what a signature lacks, a domain leaves out, no signature promises, a calibration or a backend refuses."""
+    binding = Binding(promises=("bias_dtypes",), domain={"excluded": (("sinks",),)})
+    target = as_target(attend_with(f"{LEAST}, alibi_slopes=None, sinks=None, cu_seqlens_k=None"), "mine", None, binding)
+    drawn = replace(target.domain, features=target.domain.features - {"alibi"}).in_memory()
+    found = not_drawn(target.domain, drawn, target.match.binding)
+    assert found == {
+        **dict.fromkeys(("window", "softcap", "qq_bias", "fp8_q", "fp8_kv", "fp8_out"), "no parameter"),
+        **dict.fromkeys(("scale_signs", "mixed_dtypes", "inner_strides", "call_forms", "far_axes"), "not promised"),
+        "sinks": "left out",
+        "alibi": "refused",
+        "large_offsets": "backend",
+    }
+    assert target.promised == {"bias_dtypes"}
+    assert next(sentences(found)).startswith("sliding window, soft cap, bias between new tokens, fp8 queries, ")
+
+
+def attend_with(parameters: str) -> object:
+    """Return a function with the given parameters that does nothing."""
+    names: dict[str, object] = {}
+    exec(f"def attend({parameters}): pass", names)
+    return names["attend"]
+
+
+def test_a_promise_without_a_parameter_is_refused() -> None:
+    with pytest.raises(TargetError, match=r"domain\.features names softcap, which its signature lacks"):
+        as_target(attend_with(LEAST), "mine", None, Binding(promises=("softcap",)))

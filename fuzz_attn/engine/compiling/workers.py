@@ -52,7 +52,7 @@ def ask_workers(setup: Setup) -> Callable[[], Workers | None]:
 
     def workers() -> Workers | None:
         gpu = answer()
-        return None if gpu is None else Workers(gpu, load_for(setup, None, gpu).domain.in_memory(), None)
+        return None if gpu is None else Workers(gpu, load_for(setup, None, gpu).domain.on_gpu(), None)
 
     return workers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ import msgspec
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.features import features_of
+from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
@@ -47,6 +48,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
+    - ``not_drawn`` says why no case had a feature of the family.
     - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
       run to its number of cases; they are among ``cases`` where another backend judged them.
     - ``not_judged`` cases have no verdict, because the backend could not run them and no other one was allowed.
@@ -91,6 +93,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     relations: dict[str, Whole] = msgspec.field(default_factory=dict)
     ratios: dict[str, Finite] = msgspec.field(default_factory=dict)
     shims: tuple[str, ...] = ()
+    not_drawn: NotDrawn = msgspec.field(default_factory=dict)
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: dict[str, Whole] = msgspec.field(default_factory=dict)
     not_judged: Whole = 0
@@ -151,6 +154,7 @@ class Tally:
     relations: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
     shims: tuple[str, ...] = ()
+    not_drawn: NotDrawn = field(default_factory=dict)
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: Counter[str] = field(default_factory=Counter)
     not_judged: int = 0
@@ -176,7 +180,7 @@ class Tally:
             case CaseRefused() if event.phase in ("saved", "search"):
                 self.refusals = counted(self.refusals, event.refusal, cases=1)
             case RefusalReduced():
-                self.refusals = counted(self.refusals, event.refusal, combination=event.combination)
+                self._add_rule(event)
             case CaseUnsupported():
                 self.unsupported[event.operation] += 1
                 self.not_judged += not event.instead and event.phase in ("saved", "search")
@@ -208,6 +212,13 @@ class Tally:
         self._running.add(event.shard)
         ready = event.ready
         self.backend, self.shims = ready.backend, ready.shims
+        self.not_drawn |= ready.not_drawn
+
+    def _add_rule(self, event: RefusalReduced) -> None:
+        """Count a refused combination; a single feature is not drawn from then on."""
+        self.refusals = counted(self.refusals, event.refusal, combination=event.combination)
+        if len(event.combination) == 1 and event.combination[0] in FEATURE_OF_WORDS:
+            self.not_drawn[FEATURE_OF_WORDS[event.combination[0]]] = "refused"
 
     def _add_case(self, event: CaseJudged) -> None:
         self.kernels_compiled += event.compiled
@@ -293,6 +304,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         relations=_sums(shard.relations for shard in shards),
         ratios=_maxima(shard.ratios for shard in shards),
         shims=first.shims,
+        not_drawn=dict(ChainMap(*(shard.not_drawn for shard in shards))),
         refusals=counts.merged(refused for shard in shards for refused in shard.refusals),
         unsupported=_sums(shard.unsupported for shard in shards),
         not_judged=sum(shard.not_judged for shard in shards),

@@ -20,7 +20,7 @@ from fuzz_attn.case.recipes import QQBiasRecipe, SinkRecipe
 from fuzz_attn.case.traits import ADDED_FEATURES, with_feature, without_feature
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
 from fuzz_attn.strategies.heads import group_sizes, head_sizes
-from fuzz_attn.strategies.launches import launch_paths, tile_sizes
+from fuzz_attn.strategies.launches import launch_paths, stage_counts, tile_sizes, warp_counts
 from fuzz_attn.strategies.pages import block_sizes
 
 Value: TypeAlias = Hashable
@@ -74,7 +74,8 @@ def _launch_of(fields: CaseFields | CompileKey) -> LaunchHints:
 
 
 def _with_launch(case: AttentionCase, launch: LaunchHints) -> AttentionCase:
-    return replace(case, launch=msgspec.structs.replace(launch, tile_size=case.launch.tile_size))
+    changed = msgspec.structs.replace(case.launch, path=launch.path, num_segments=launch.num_segments)
+    return replace(case, launch=changed)
 
 
 def _launch_in_words(launch: LaunchHints) -> str:
@@ -230,6 +231,20 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         _set_part("launch", "tile_size"),
         lambda domain: tile_sizes(domain=domain),
         of_key=lambda key: key.launch.tile_size,
+    ),
+    Attribute(
+        "num_warps",
+        lambda case: case.launch.num_warps,
+        _set_part("launch", "num_warps"),
+        lambda domain: warp_counts(domain=domain),
+        of_key=lambda key: key.launch.num_warps,
+    ),
+    Attribute(
+        "num_stages",
+        lambda case: case.launch.num_stages,
+        _set_part("launch", "num_stages"),
+        lambda domain: stage_counts(domain=domain),
+        of_key=lambda key: key.launch.num_stages,
     ),
     Attribute(
         "query heads for each KV head",

@@ -12,6 +12,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fuzz_attn.case import not_drawn
 from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import OutputError
@@ -162,6 +163,7 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
             safe("; ".join(f"{what}: {number(times)}" for what, times in statistics.unsupported.items())) or "none",
         ),
         ("worker deaths", number(statistics.deaths)),
+        ("not drawn", safe("; ".join(not_drawn.sentences(statistics.not_drawn))) or "nothing"),
         ("mask coverage", _coverage(log)),
         ("largest err / bound", _ratios(log)),
     ]

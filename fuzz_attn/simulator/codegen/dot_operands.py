@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Final
 
 import msgspec
@@ -87,6 +88,12 @@ def dots_of(function: Function) -> tuple[Dot, ...]:
         for operation in operations
     )
     return tuple(dict.fromkeys(found))
+
+
+def largest_operand(function: Function) -> int:
+    """Return the bytes of the largest second operand of a dot, which a GPU needs in shared memory as a whole."""
+    operands = [each.operands[1].type for each in walk(function.blocks) if each.name == "tt.dot"]
+    return max((prod(each.shape) * _BITS.get(each.element, 0) // 8 for each in operands), default=0)
 
 
 class _Tracer:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fuzz_attn.simulator.codegen.blocks import emit_blocks
+from fuzz_attn.simulator.codegen.dot_operands import largest_operand
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.kernel_arithmetic import arithmetic_of
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
@@ -58,6 +59,7 @@ def generate(function: Function, coverage: bool, extension: Extension = NO_EXTEN
         sequential=any(operation.name == "tt.atomic_cas" for operation in operations),
         arithmetic=arithmetic_of(function),
         undefined=emitter.undefined,
+        shared=largest_operand(function),
         namespace=extension.namespace,
     )
 

@@ -43,7 +43,8 @@ class Program:
     `origins` has for each line of the source the operation that it was generated for. `parameters` are the types of the
     arguments that are not constexprs, in order. `coverage_sites` are its masks: kind, line, and whether the mask has
     several elements. `elements` is the size of its largest tile. `arithmetic` says how it rounds. `undefined` says
-    that results of integer operations may be undefined. `namespace` holds builtins of an extension.
+    that results of integer operations may be undefined. `shared` is the least shared memory that it needs, in bytes.
+    `namespace` holds builtins of an extension.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Program:
     sequential: bool
     arithmetic: KernelArithmetic
     undefined: bool = False
+    shared: int = 0
     namespace: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     code: CodeType | None = None
     function: Callable[..., None] | None = None

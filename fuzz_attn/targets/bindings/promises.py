@@ -1,4 +1,4 @@
-"""Promises: the domain of a target, as it follows from its binding."""
+"""Promises: the domain of a target, as it follows from its binding, and why a feature is not in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.bindings.layouts import native_layout
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Feature
+from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.not_drawn import NotDrawn, Reason
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import BindingError, DomainError
 from fuzz_attn.targets.bindings.roles import NEEDED, SEGMENT_ROLES
@@ -18,6 +20,8 @@ from fuzz_attn.targets.bindings.roles import NEEDED, SEGMENT_ROLES
 _UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
 """Features that never follow from a signature: a target has to declare them. Published versions differ in how they
 compute fp8 queries."""
+_IN_NO_MEMORY: Final[frozenset[Feature]] = frozenset(("large_offsets", "far_axes"))
+"""Features of addresses that mostly have no memory, which only the simulator can reach."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 
@@ -29,7 +33,7 @@ def domain_of(binding: Binding) -> Domain:
     needs parameters which the signature lacks.
     """
     assert binding.family is not None
-    features = expressible(binding) - _UNDECLARED
+    features = (expressible(binding) - _UNDECLARED) | frozenset(binding.promises)
     own = Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False)
     return _checked(_limited(own, binding), binding)
 
@@ -41,9 +45,10 @@ def _limited(domain: Domain, binding: Binding) -> Domain:
     if "family" in binding.domain:
         raise BindingError("domain.family must be stated as the family of the binding")
     try:
-        return convert({**to_builtins(domain), **binding.domain}, Domain)
+        found = convert({**to_builtins(domain), **binding.domain}, Domain)
     except ValidationError as error:
         raise BindingError(str(error) if "domain." in str(error) else f"domain: {error}") from error
+    return replace(found, features=found.features | frozenset(binding.promises))
 
 
 def declared(domain: Domain, binding: Binding) -> Domain:
@@ -52,8 +57,42 @@ def declared(domain: Domain, binding: Binding) -> Domain:
     Raises :class:`DomainError` for a domain that needs parameters which the signature lacks.
     """
     if domain.features == ALL_FEATURES:
-        domain = replace(domain, features=expressible(binding) - _UNDECLARED)
+        domain = replace(domain, features=(expressible(binding) - _UNDECLARED) | frozenset(binding.promises))
     return _checked(_limited(domain, binding), binding)
+
+
+def stated_features(binding: Binding | None, domain: Domain | None = None) -> frozenset[Feature]:
+    """Return the features that a binding, or a domain with a choice of features, promises by their names."""
+    stated: set[object] = set()
+    if domain is not None and domain.features != ALL_FEATURES:
+        stated |= domain.features
+    if binding is not None:
+        named = binding.domain.get("features", ())
+        stated |= {*binding.promises, *(named if isinstance(named, tuple | list) else ())}
+    return frozenset(feature for feature in ALL_FEATURES if feature in stated)
+
+
+def not_drawn(promised: Domain, drawn: Domain, binding: Binding) -> NotDrawn:
+    """Return why features of a family are not drawn, in a fixed order.
+
+    ``promised`` is the domain of the target before its calibration, ``drawn`` what cases are drawn from.
+    """
+    known, inexpressible = expressible(binding), _inexpressible(binding)
+
+    def reason(feature: Feature) -> Reason:
+        if feature in inexpressible:
+            return "layout"
+        if feature not in known:
+            return "no parameter"
+        if promised.allows(feature):
+            return "backend" if feature in _IN_NO_MEMORY else "refused"
+        return "not promised" if feature in _UNDECLARED else "left out"
+
+    return {each.name: reason(each.name) for each in CASE_FEATURES if _lacks(drawn, each.name)}
+
+
+def _lacks(domain: Domain, feature: Feature) -> bool:
+    return feature in FAMILIES[domain.family].features and not domain.allows(feature)
 
 
 def expressible(binding: Binding) -> frozenset[Feature]:
