@@ -18,7 +18,14 @@ from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.relations import RELATIONS, RelationKind
 from fuzz_attn.properties.value_range import value_range
 
-LAUNCH_PROPERTIES: Final = ("sanitizers", "inputs_unchanged", "oracle", "value_range", "few_values", "nothing_else_written")
+LAUNCH_PROPERTIES: Final = (
+    "sanitizers",
+    "inputs_unchanged",
+    "oracle",
+    "value_range",
+    "few_values",
+    "nothing_else_written",
+)
 """The properties of the first launch, in the order of checking."""
 
 MODULES: Final[dict[RelationKind, ModuleType]] = {

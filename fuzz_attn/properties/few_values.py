@@ -89,10 +89,11 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     factor = output_factor(tensors)
     if block.values.shape[-2] < LONG or not factor:
         return None
+    first = int(block.values.shape[-1] > 1)
     shape = (-1, *block.queries.shape[1:2], *block.queries.shape[3:])
     actual = tensors.output[: len(reference.expected)].double()
-    error = (actual - reference.expected).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., 1::2]
-    sizes = block.value_sizes[..., 1::2]
+    error = (actual - reference.expected).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., first::2]
+    sizes = block.value_sizes[..., first::2]
     least = sizes.masked_fill(sizes == 0.0, torch.inf).amin(-2)[:, :, None, None]
     ratio = (error.abs() * block.num_visible[:, None, :, None, None]).div_(least)
     equal = torch.from_numpy(equal_heads(experiment.case)).to(ratio.device).view(shape[1:3])
@@ -101,8 +102,8 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     if not ratio.numel() or not float(ratio.max()) >= SUSPICIOUS:
         return None
     place = torch.unravel_index(ratio.argmax(), ratio.shape)
-    span, head, row, _, odd = (int(each) for each in place)
-    column = 2 * odd + 1
+    span, head, row, _, marked = (int(each) for each in place)
+    column = 2 * marked + first
     values = block.values[span, head, :, column]
     seen = block.visible[span, row] & (values != 0.0)
     opposite = seen & (values.sign() != float(error[place].sign()))

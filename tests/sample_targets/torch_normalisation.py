@@ -1,4 +1,4 @@
-"""Attention in plain torch that normalises in several ways; all of them are right."""
+"""Attention in plain torch that normalises in several ways. All of them are right, but those that lose a key."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 SEGMENT = 500
+LONG = 600
+"""Shorter sequences lose no key."""
 Average = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 
-def _unified(average: Average, lost: int, q: Any, k: Any, v: Any, out: Any, given: dict[str, Any]) -> None:
+def _unified(average: Average, lost: int | None, q: Any, k: Any, v: Any, out: Any, given: dict[str, Any]) -> None:
     starts = given["cu_seqlens_q"].tolist()
     for index, seq_len in enumerate(given["seqused_k"].tolist()):
         rows = slice(starts[index], starts[index + 1])
@@ -29,8 +31,8 @@ def _unified(average: Average, lost: int, q: Any, k: Any, v: Any, out: Any, give
         scores = query @ keys.transpose(1, 2) * given["softmax_scale"]
         last = seq_len - (rows.stop - rows.start) + torch.arange(rows.stop - rows.start)
         hidden = positions > last[:, None]
-        if 0 < lost < seq_len:
-            hidden |= positions == lost
+        if lost is not None and seq_len > LONG:
+            hidden |= positions == lost % seq_len
         scores = scores.masked_fill(hidden, -torch.inf)
         out[rows] = average(scores, values, q.dtype).transpose(0, 1).to(out.dtype)
 
@@ -58,7 +60,7 @@ def _segments(scores: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) ->
     return ((logs - logs.logsumexp(0)).exp() * averages.nan_to_num(0.0)).sum(0)
 
 
-def _target(average: Average, lost: int = 0) -> Callable[..., None]:
+def target(average: Average, lost: int | None = None) -> Callable[..., None]:
     def unified_attention(
         q: torch.Tensor,
         k: torch.Tensor,
@@ -75,8 +77,9 @@ def _target(average: Average, lost: int = 0) -> Callable[..., None]:
     return unified_attention
 
 
-divides_last = _target(_last)
-divides_first = _target(_first)
-divides_first_in_float32 = _target(_first_in_float32)
-merges_long = _target(_segments)
-loses_a_key = _target(_last, 3000)
+divides_last = target(_last)
+divides_first = target(_first)
+divides_first_in_float32 = target(_first_in_float32)
+merges_long = target(_segments)
+loses_a_key = target(_last, 3000)
+AVERAGES = {"last": _last, "first": _first, "first in float32": _first_in_float32, "segments": _segments}
