@@ -30,9 +30,9 @@ LONG: Final = 64
 """Rows of fewer keys are not looked at: the bound of a first launch shows each of them."""
 SUSPICIOUS: Final = 0.5
 """Share of the smallest mark of a column by which it must be wrong."""
-KEPT: Final = 48
+KEPT: Final = 64
 """Keys in a column of the second launch. In the coarsest common type of P, bfloat16, their roundings are together at
-most about two fifths of what one of them adds."""
+most about half of what one of them adds, with 131,072 keys too."""
 LAUNCHES: Final = 8
 """The most launches for one suspicion. If most columns are suspicious, as where a target rounds much, it is one."""
 FEW_COLUMNS: Final = 8
@@ -72,7 +72,7 @@ def comparisons(experiment: Experiment) -> Iterator[WithinBound]:
         return
     worst = max(found, key=lambda each: each.size)
     room = KEPT * case.heads.head_size
-    for number, positions in enumerate(worst.positions.split(room)):
+    for number, positions in enumerate(torch.split(worst.positions, room)):
         if number == (1 if worst.wide else LAUNCHES):
             return
         tensors = only_values(experiment.fresh(), worst.sequence, positions.sort().values, worst.head, worst.column)
