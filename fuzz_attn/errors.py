@@ -146,5 +146,9 @@ class NotCompiledInterrupt(BaseException):
     """Ends a launch whose kernel is not compiled yet, where no case may wait for the compiler."""
 
 
+class LoweredInterrupt(BaseException):
+    """Ends a compilation after Triton's front end, where only that is asked for."""
+
+
 class HangInterrupt(BaseException):
     """Ends a launch whose processor time is up. A target could catch an Exception."""

@@ -18,6 +18,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.compiler import ASTSource
 from triton.runtime import Autotuner, JITFunction
 
+from fuzz_attn.errors import LoweredInterrupt
 from fuzz_attn.simulator.compiled import Compiled
 from fuzz_attn.simulator.triton_compat import TARGET, source_digest
 
@@ -47,6 +48,17 @@ class WantedKernel:
             with contextlib.suppress(Exception):  # it needs libcuda and a C compiler; a launch would try it again
                 nvidia.CudaLauncher(kernel.src, kernel.metadata)
         return not any(found)
+
+    def lower(self) -> None:
+        """Lower the kernel with Triton's front end, a small part of compiling it. Raises what Triton raises."""
+        make_ir = ASTSource.make_ir
+
+        def make_ir_only(*arguments: Any, **keywords: Any) -> None:
+            make_ir(*arguments, **keywords)
+            raise LoweredInterrupt
+
+        with contextlib.suppress(LoweredInterrupt), mock.patch.object(ASTSource, "make_ir", make_ir_only):
+            self._compile()
 
 
 @contextlib.contextmanager

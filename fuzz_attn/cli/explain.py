@@ -9,7 +9,6 @@ from rich.console import Group
 
 from fuzz_attn.cli.options import (
     FILE,
-    OUTPUT_FILE,
     WORDS,
     backend_option,
     binding_option,
@@ -40,7 +39,7 @@ from fuzz_attn.settings import load_settings
 @click.option("--trust", is_flag=True, help="Run the target that the file names, called as it says.")
 @backend_option
 @memory_option
-@click.option("--svg", type=OUTPUT_FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
+@click.option("--svg", type=FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
 @exits
 def explain(
     *,

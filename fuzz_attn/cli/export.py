@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuzz_attn.cli.options import FILE, OUTPUT_FILE, binding_option, exits, stated_binding, target_option
+from fuzz_attn.cli.options import FILE, binding_option, exits, stated_binding, target_option
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.report.plain_text import safe
@@ -15,7 +15,7 @@ from fuzz_attn.settings import load_settings
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--script", type=OUTPUT_FILE, required=True, metavar="FILE", help="The script to write.")
+@click.option("--script", type=FILE, required=True, metavar="FILE", help="The script to write.")
 @target_option("the target named in the file")
 @binding_option
 @click.option("--trust", is_flag=True, help="Run the target that the file names, called as it says.")

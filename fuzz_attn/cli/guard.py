@@ -66,6 +66,9 @@ def guarded(call: Callable[[], Any]) -> Any:
         place = f"{error.filename}: " if error.filename is not None else ""
         complain(f"{place}{error.strerror or error}")
         sys.exit(WRONG)
+    except MemoryError:
+        complain("no memory is left")
+        sys.exit(WRONG)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import secrets
-import stat
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -33,31 +32,19 @@ Decorator = Callable[[Decorated], Decorated]
 class Place(click.ParamType[Path]):
     """A file or a folder; an empty text, as of a shell's variable that is not set, is neither."""
 
-    def __init__(self, *, folder_only: bool = False, read: bool = True) -> None:
+    def __init__(self, *, folder_only: bool = False) -> None:
         self._kind: click.ParamType[Path] = click.Path(file_okay=not folder_only, path_type=Path)
         self.name = self._kind.name
-        self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path; a device that a command would read may have no end."""
+        """Return the path."""
         if not str(value):
             self.fail("the path is empty, as that of a variable that is not set", param, ctx)
-        path = self._kind.convert(_utf8(self, value, param, ctx), param, ctx)
-        if self._read and _is_device(path):
-            self.fail(f"{value!r} is a device", param, ctx)
-        return path
+        return self._kind.convert(_utf8(self, value, param, ctx), param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return how a shell completes a path."""
         return self._kind.shell_complete(ctx, param, incomplete)
-
-
-def _is_device(path: Path) -> bool:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 class Words(click.ParamType[str]):
@@ -83,9 +70,8 @@ def _utf8(kind: click.ParamType[Any], value: Any, param: click.Parameter | None,
 
 
 FILE: Final[click.ParamType[Path]] = Place()
-"""A file or folder to read."""
-OUTPUT_FILE: Final[click.ParamType[Path]] = Place(read=False)
-OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = Place(folder_only=True, read=False)
+"""A file or folder. What is no file is refused where it would be read (:mod:`fuzz_attn.foreign_files`)."""
+OUTPUT_DIRECTORY: Final[click.ParamType[Path]] = Place(folder_only=True)
 WORDS: Final[click.ParamType[str]] = Words()
 
 
@@ -228,7 +214,7 @@ workers_option: Final = click.option(
 )
 markdown_option: Final = click.option(
     "--markdown",
-    type=OUTPUT_FILE,
+    type=FILE,
     metavar="FILE",
     help="Append a summary in Markdown, as for $GITHUB_STEP_SUMMARY.",
 )

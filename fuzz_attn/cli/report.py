@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuzz_attn.cli.options import FILE, OUTPUT_FILE, exits
+from fuzz_attn.cli.options import FILE, exits
 from fuzz_attn.errors import ReportError
 from fuzz_attn.report.plain_text import console, show, whole
 
@@ -21,7 +21,7 @@ NEEDED = {"jinja2": "Jinja2", "markupsafe": "Jinja2", "matplotlib": "matplotlib"
 
 @click.command()
 @click.argument("folders", metavar="DIR...", type=FILE, nargs=-1, required=True)
-@click.option("--out", type=OUTPUT_FILE, metavar="FILE", help="File of the page; of several runs, that of the trend.")
+@click.option("--out", type=FILE, metavar="FILE", help="File of the page; of several runs, that of the trend.")
 @exits
 def report(*, folders: tuple[Path, ...], out: Path | None) -> int:
     """Write the page of a run: one HTML file that needs no network.

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console, Group, RenderableType
 
-from fuzz_attn.cli.options import FILE, OUTPUT_FILE, exits
+from fuzz_attn.cli.options import FILE, exits
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.report import failure
@@ -17,7 +17,7 @@ from fuzz_attn.report.picture import save_picture
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--svg", type=OUTPUT_FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
+@click.option("--svg", type=FILE, metavar="FILE", help="Also save the output as a picture of a terminal.")
 @exits
 def show(*, file: Path, svg: Path | None) -> int:
     """Show a saved failure and the command that replays it."""

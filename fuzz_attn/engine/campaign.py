@@ -407,7 +407,7 @@ class Campaign:
             self.emit(CaseNotCompiled(self.plan.shard))
             return answer
         self.cases += phase == "search"
-        if phase == "search" and not answer.verdict.passed:
+        if phase in ("search", "saved") and not answer.verdict.passed:
             self._lives.answered(order, answer)
         died = self.worker.deaths > deaths
         self._keep(order, answer, died=died)

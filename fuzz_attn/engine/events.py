@@ -251,6 +251,8 @@ Event: TypeAlias = (
     | Note
     | Finished
 )
+StageEvent: TypeAlias = RoundCompiled | CaseRefused | RefusalReduced
+"""What the compile stage tells of a run."""
 Emit: TypeAlias = Callable[[Event], None]
 News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
 """Returns what the other shards of the run have found or changed since the last call; called between cases."""

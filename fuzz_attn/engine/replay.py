@@ -17,7 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.events import Phase
-from fuzz_attn.engine.failures.life import order_of
+from fuzz_attn.engine.failures.confirmation import order_of
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
 from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker

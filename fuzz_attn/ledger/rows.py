@@ -12,6 +12,7 @@ from fuzz_attn.case.plain import Count, Plain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.errors import CounterexampleError, LedgerError
+from fuzz_attn.foreign_files import content_of
 from fuzz_attn.forensics.explanation import Reason
 
 OWN: Final = Path(__file__).parent
@@ -119,10 +120,10 @@ def load_table(folder: Path = OWN) -> Table:
     """
     path = folder / TABLE
     try:
-        table = msgspec.toml.decode(path.read_bytes(), type=Table)
+        table = msgspec.toml.decode(content_of(path), type=Table)
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LedgerError(f"{path}: {error}") from error
     rows = {name: msgspec.structs.replace(row, name=name) for name, row in table.rows.items()}
     for row in rows.values():

@@ -17,6 +17,7 @@ import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.foreign_files import content_of
 from fuzz_attn.mutation.mutant import IrChange, Mutant
 from fuzz_attn.mutation.results import Outcome
 
@@ -92,7 +93,7 @@ def source_of(change: IrChange) -> str:
 def load_reasons(path: Path) -> tuple[Reason, ...]:
     """Return the reasons of a file; raises FuzzAttnError for a file that cannot be read."""
     try:
-        tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, Reason])
+        tables = msgspec.toml.decode(content_of(path), type=dict[str, Reason])
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise FuzzAttnError(f"reasons {str(path)!r}: {error}") from error
     return tuple(msgspec.structs.replace(reason, name=name) for name, reason in tables.items())

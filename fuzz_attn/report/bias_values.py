@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.description import Line
-from fuzz_attn.inputs import biases
-from fuzz_attn.inputs.random_bits import Floats
+
+if TYPE_CHECKING:
+    from fuzz_attn.inputs.random_bits import Floats
 
 FEW: Final = 16
 """The most numbers that a report lists of one tensor."""
@@ -20,6 +19,10 @@ def bias_values(case: AttentionCase) -> list[Line]:
 
     Sinks are those before their rounding to the recipe's type.
     """
+    if case.alibi is None and case.qq_bias is None and case.sinks is None:
+        return []
+    from fuzz_attn.inputs import biases  # noqa: PLC0415 - imports numpy, which the other commands do without
+
     found: list[tuple[str, Floats]] = []
     if case.alibi is not None:
         found.append(("slopes", biases.alibi_slopes(case.alibi, case)))
@@ -32,5 +35,5 @@ def bias_values(case: AttentionCase) -> list[Line]:
 
 
 def _listed(numbers: Floats) -> str:
-    rows = (", ".join(f"{number:.6g}" for number in row) for row in np.atleast_2d(numbers).tolist())
+    rows = (", ".join(f"{number:.6g}" for number in row) for row in numbers.reshape(-1, numbers.shape[-1]).tolist())
     return "; ".join(rows)

@@ -55,14 +55,14 @@ def _without_commands(text: str) -> str:
 
 
 class _Safe:
-    """A renderable whose text has its control characters made visible when it is printed."""
+    """A renderable whose text is made safe when it is printed: what a terminal shows may be the log of a workflow."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._group = Group(renderable)  # rich joins bare texts into one text that it may wrap
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for text, style, control in console.render(self._group, options):
-            yield Segment(text if control else visible(text), style, control)
+            yield Segment(text if control else safe(text), style, control)
 
 
 def text_of(renderable: RenderableType, width: int = WIDTH) -> str:

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.compiler import CompilationError
 
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.backends.compiler_compat import WantedKernel, only_compiled_kernels
@@ -108,6 +109,28 @@ def kernels_of_an_autotuner() -> int:
     return len(backend.wanted())
 
 
+@triton.jit
+def wide_kernel(x_ptr, SIZE: tl.constexpr):
+    tl.static_assert(SIZE >= 16)
+    tl.store(x_ptr + tl.arange(0, SIZE), 0.0)
+
+
+def refused_to_lower() -> list[bool]:
+    """Return whether the front end refuses a block of 8 elements and one of 16."""
+    refused = []
+    for size in (8, 16):
+        with backend.running():
+            wide_kernel[(1,)](torch.empty(size), size)
+        (kernel,) = backend.wanted()
+        try:
+            kernel.lower()
+        except CompilationError:
+            refused.append(True)
+        else:
+            refused.append(False)
+    return refused
+
+
 def main() -> None:
     """Print what is compiled, found and refused."""
     kernels = rehearsed()
@@ -118,6 +141,7 @@ def main() -> None:
         "kernels": len(kernels),
         "same keys": kernels.keys() == again.keys(),
         "autotuned": kernels_of_an_autotuner(),
+        "refused to lower": refused_to_lower(),
         "compiled": [kernel.compile() for kernel, _ in chosen[:COMPILED]],
         "found": [launched(*each) for each in chosen],
         "compiled again": [kernel.compile() for kernel, _ in chosen[:COMPILED]],

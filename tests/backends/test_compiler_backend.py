@@ -26,6 +26,7 @@ def test_launches_find_what_was_compiled_ahead(family: str, number: int, tmp_pat
     assert figures == {
         "same keys": True,
         "autotuned": 2,
+        "refused to lower": [True, False],
         "compiled": [True, True],
         "found": [[True], [True], "refused"],
         "compiled again": [False, False],

@@ -48,7 +48,12 @@ READING: tuple[tuple[str, ...], ...] = (
     ("export", "{}", "--script", "s.py"),
     ("mark", "{}", "open"),
     ("replay", "{}"),
+    ("merge", "{}", "--out", "out"),
+    ("report", "{}"),
+    ("watch", "{}"),
     ("coverage", "{}"),
+    ("audit", "--reasons", "{}"),
+    ("audit", "--seeded", "--seeded-bugs", "{}"),
     ("ledger", "--ledger", "{}"),
     ("bind", "unified", "--binding", "{}"),
     ("run", "--target", "unified", "--binding", "{}"),
@@ -125,6 +130,7 @@ def _ending(error: BaseException) -> Result:
         (KeyboardInterrupt(), 130, ""),
         (click.Abort(), 130, ""),
         (OSError(28, "No space left on device", "a.json"), 2, "fuzz-attn: a.json: No space left on device\n"),
+        (MemoryError(), 2, "fuzz-attn: no memory is left\n"),
         (click.ClickException("no"), 2, "Error: no\n"),
         (BrokenPipeError(32, "Broken pipe"), 2, "fuzz-attn: Broken pipe\n"),
     ],
@@ -191,6 +197,31 @@ def test_an_output_that_nobody_reads(how: Callable[[], dict[str, Any]], why: str
     if "stdout" in options:
         os.close(options["stdout"])
     assert (done.returncode, done.stderr) == (2, f"fuzz-attn: standard output cannot be written: {why}\n")
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "line"),
+    [
+        ("raise ImportError('no\\nmemory')", 2, "fuzz-attn: cannot be started: ImportError: no memory\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_and_not_status_1(
+    broken: str, status: int, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text(broken)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([SCRIPT, "--help"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", line)
+
+
+def test_show_needs_no_numpy(file: str) -> None:
+    """Its library ends the process with status 1 where memory is short."""
+    script = "import sys; sys.modules['numpy'] = None; from fuzz_attn.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", script, "show", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:

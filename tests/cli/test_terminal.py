@@ -35,7 +35,7 @@ from fuzz_attn.report import github
 from fuzz_attn.report import terminal as terminal_module
 from fuzz_attn.report.failure import certainty
 from fuzz_attn.report.junit import save_junit
-from fuzz_attn.report.plain_text import safe, text_of
+from fuzz_attn.report.plain_text import safe, show, text_of
 from fuzz_attn.report.summary import failures_table, status_of
 from fuzz_attn.report.terminal import Terminal
 
@@ -250,6 +250,16 @@ def test_a_line_that_is_wrapped_is_no_command() -> None:
     for width in range(20, 40):
         lines = text_of(Text("a b c d e f g h i j ::error::owned ##[error]x"), width).splitlines()
         assert not [line for line in lines if line.lstrip().startswith("::")]
+
+
+def test_a_line_on_a_terminal_is_no_command_either() -> None:
+    """A workflow that sets FORCE_COLOR has a terminal, as far as rich can tell."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=30, no_color=True)
+    show(console, Text("a b c d e f g h i j k l m n o ::error::owned ##[error]x\n  ::warning::y"))
+    assert r"\x3a:warning::y" in out.getvalue()
+    assert "##[" not in out.getvalue()
+    assert not [line for line in out.getvalue().splitlines() if line.lstrip().startswith("::")]
 
 
 def test_junit_holds_any_message(tmp_path: Path) -> None:

@@ -58,13 +58,14 @@ def test_a_missing_file_has_no_anchor(tmp_path: Path) -> None:
     [
         ({}, "holds no seeded bug"),
         ({"a.toml": "[one]\nwrong = 1"}, "seeded bugs '.*a.toml'"),
+        ({"a.toml": "\udcff"}, "seeded bugs '.*a.toml'"),
         ({"a.toml": "{one}", "b.toml": "{one}"}, "seeded bug 'one' occurs in a.toml and in b.toml"),
     ],
 )
 def test_a_folder_that_cannot_be_read(files: dict[str, str], reason: str, tmp_path: Path) -> None:
     one = '[one]\nfamilies = ["unified"]\nwrong = "w"\nshown_by = "s"\nedits = []\n'
     for name, text in files.items():
-        (tmp_path / name).write_text(text.replace("{one}", one))
+        (tmp_path / name).write_bytes(text.replace("{one}", one).encode(errors="surrogateescape"))
     with pytest.raises(SeededBugError, match=reason):
         load_seeded_bugs(tmp_path)
 

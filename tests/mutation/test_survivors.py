@@ -192,6 +192,12 @@ def test_an_installed_package_has_no_reasons(tmp_path: Path, monkeypatch: pytest
     assert own_reasons() == ()
 
 
+def test_a_device_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    with pytest.raises(FuzzAttnError, match=r"reasons '.*zero\.toml': .*is no file"):
+        load_reasons(tmp_path / "zero.toml")
+
+
 def test_a_malformed_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[one]\nbecause = 1\n")
     with pytest.raises(FuzzAttnError, match=r"reasons '.*bad\.toml'"):

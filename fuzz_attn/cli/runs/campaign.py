@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 
 from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.cli.options import OUTPUT_FILE, Decorated, annotations_option, markdown_option
+from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
@@ -58,7 +58,7 @@ class Documents:
 
 def documents_options(command: Decorated) -> Decorated:
     """Add the options of :class:`Documents` to a command."""
-    junit = click.option("--junit", type=OUTPUT_FILE, metavar="FILE", help="Also write the results as JUnit XML.")
+    junit = click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
     json = click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
     return junit(json(markdown_option(annotations_option(command))))
 

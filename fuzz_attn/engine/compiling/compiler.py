@@ -18,23 +18,25 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import Forks
+from fuzz_attn.engine.compiling.reductions import Reductions, Site
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
-from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled
+from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
 from fuzz_attn.engine.messages import Order, Ready, Setup
 from fuzz_attn.engine.schedule import SharedRound, shared_round
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
 
 if TYPE_CHECKING:
-    from fuzz_attn.engine.compiling.rehearsal import Compiled, Rehearsal
+    from fuzz_attn.engine.compiling.rehearsal import Compiled, Refused, Rehearsal
 
 AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
@@ -43,18 +45,26 @@ NICE: Final = 5
 FIRST_KERNELS, LATER_KERNELS = 3, 12
 """How many kernels of a round are compiled in the first visit of its key and in later ones, in which all keys have been
 visited once."""
+MOST_BEGUN: Final = 64
+"""So many rounds are begun at once; the target may refuse nearly all of them, which costs nothing."""
 WAIT_SECONDS: Final = 0.1
-
-StageEvent: TypeAlias = RoundCompiled | CaseRefused
 
 
 class Outcome(Plain, frozen=True):
-    """What a fork has found out about a round: what it compiled, and a case that is refused where all of them are."""
+    """What a fork has found out about a round: what it compiled, some cases that compile, and cases that are refused.
+
+    All cases are refused, for the reason of the first, where the round has none to play.
+    """
 
     compiled: RoundCompiled
     ready: ReadyRound
-    order: Order | None = None
-    refusal: Refusal | None = None
+    accepted: tuple[AttentionCase, ...] = ()
+    refused: tuple[tuple[Order, Refusal], ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the target refuses all cases of the round."""
+        return not self.ready.cases and bool(self.refused)
 
 
 def forks_wanted(waiting: int, cores: int) -> int:
@@ -75,8 +85,11 @@ class Compiler:
         """Whether a worker is ready, so that shards may wait for a round."""
         self._forks = Forks()
         self._next = 0
-        self._sites: set[tuple[str, str, str]] = set()
+        self._sites: set[Site] = set()
         """Where the target refuses, as a worker has seen or will see."""
+        self._reductions = Reductions(self._domain, self._rounds)
+        self._held: list[Outcome] = []
+        """Refused rounds whose refusal is being reduced; then no worker need do that."""
 
     def _round(self, number: int) -> SharedRound:
         return shared_round(self._domain, self._plan.seed, number, self._plan.covered)
@@ -84,50 +97,95 @@ class Compiler:
     def step(self) -> Iterator[StageEvent]:
         """Start the forks that are wanted, wait a moment, and yield what became of those that have ended."""
         waiting = self._rounds.waiting()
-        while len(self._forks) < forks_wanted(waiting, self._plan.cores):
-            nice = 0 if self.urgent and not waiting else NICE
-            self._forks.start(self._next, partial(self._compile, self._next), nice)
-            self._next += 1
+        nice = 0 if self.urgent and not waiting else NICE
+        for _ in range(MOST_BEGUN):
+            if len(self._forks) >= forks_wanted(waiting, self._plan.cores):
+                break
+            self._begin(nice)
         for number, result in self._forks.ended(WAIT_SECONDS):
-            yield from self._note(_outcome(number, result))
+            if number < 0:
+                yield from self._reduced(number, result)
+            else:
+                yield from self._note(_outcome(number, result), nice)
 
     def end(self) -> None:
         """End all forks and take back the rounds that are ready."""
         self._forks.kill()
         self._rounds.clear()
 
-    def _note(self, outcome: Outcome) -> Iterator[StageEvent]:
-        """Make a round ready. Of those whose cases are all refused, a worker sees one case of each refusing place."""
-        ready, refusal = outcome.ready, outcome.refusal
-        if not ready.cases and refusal is not None:
+    def _begin(self, nice: int) -> None:
+        """Let a fork compile the next round; one whose cases a rule says are all refused has none to play."""
+        number = self._next
+        self._next += 1
+        if self._reductions.excludes(self._round(number).key, number):
+            self._rounds.set_ready(ReadyRound(number, complete=False, cases=0))
+        else:
+            self._forks.start(number, partial(self._compile, number), nice)
+
+    def _note(self, outcome: Outcome, nice: int) -> Iterator[StageEvent]:
+        """Make a round ready, a refused one when it is known which combination is refused."""
+        self._reductions.accepted(outcome.accepted)
+        for number, refused in self._reductions.wanted(outcome.refused):
+            self._forks.start(number, partial(self._reductions.reduce, refused, self._rehearsal.refusals_of), nice)
+        yield outcome.compiled
+        if outcome.is_refused:
+            self._held.append(outcome)
+            yield from self._release()
+        else:
+            self._rounds.set_ready(outcome.ready)
+
+    def _reduced(self, number: int, result: bytes) -> Iterator[StageEvent]:
+        """Take what a reduction has found; the rounds that waited for it become ready."""
+        yield from self._reductions.ended(number, result)
+        yield from self._release()
+
+    def _release(self) -> Iterator[StageEvent]:
+        """Make refused rounds ready whose refusal is not being reduced.
+
+        A worker sees one case of each refusing place.
+        """
+        held, self._held = self._held, []
+        for outcome in held:
+            ready, (order, refusal) = outcome.ready, outcome.refused[0]
+            if self._reductions.is_under_way(refusal.site):
+                self._held.append(outcome)
+                continue
             if refusal.site not in self._sites:
                 self._sites.add(refusal.site)
                 ready = msgspec.structs.replace(ready, cases=1)
-            elif outcome.order is not None:
-                yield CaseRefused(WHOLE_RUN, "search", outcome.order, refusal)
-        self._rounds.set_ready(ready)
-        yield outcome.compiled
+            else:
+                yield CaseRefused(WHOLE_RUN, "search", order, refusal)
+            self._rounds.set_ready(ready)
 
     def _compile(self, number: int) -> bytes:
         """Return the outcome of a round, in a fork; the usual variant is tried where the target refuses another."""
         started, shared = time.monotonic(), self._round(number)
-        done, known = self._compile_most(shared)
+        done, known, some = self._compile_most(shared)
         usual = done.refused is not None and shared.form.variant != USUAL
         if usual:
-            done, known = self._compile_most(shared.usual())
-        refused = None if self._plan.setup.strict else done.refused
+            done, known, some = self._compile_most(shared.usual())
         counts = done.compiled, done.loaded, done.failed
         compiled = RoundCompiled(WHOLE_RUN, number, *counts, known, time.monotonic() - started)
-        ready = ReadyRound(number, known, usual, 0 if refused else CASES)
-        return msgspec.json.encode(Outcome(compiled, ready, *(refused or ())))
+        if self._plan.setup.strict:
+            return msgspec.json.encode(Outcome(compiled, ReadyRound(number, known, usual)))
+        ready = ReadyRound(number, known, usual, 0 if done.refused else CASES)
+        refused = some if done.refused is None else (done.refused,)
+        return msgspec.json.encode(Outcome(compiled, ready, tuple(done.accepted), refused))
 
-    def _compile_most(self, shared: SharedRound) -> tuple[Compiled, bool]:
-        """Compile the kernels that most cases of a round need; return also whether the kernels are known."""
-        from fuzz_attn.engine.compiling.rehearsal import compile_most, known_kernels  # noqa: PLC0415 - imports torch
+    def _compile_most(self, shared: SharedRound) -> tuple[Compiled, bool, tuple[Refused, ...]]:
+        """Compile the kernels that most cases of a round need.
+
+        Return also whether the kernels are known, and cases that host code refuses.
+        """
+        from fuzz_attn.engine.compiling.rehearsal import (  # noqa: PLC0415 - imports torch
+            compile_most,
+            known_kernels,
+            refused_among,
+        )
 
         rehearsed = self._rehearsal.cases_of(shared)
         done = compile_most(rehearsed, LATER_KERNELS if shared.turn else FIRST_KERNELS)
-        return done, done.playable and known_kernels(rehearsed)
+        return done, done.playable and known_kernels(rehearsed), refused_among(rehearsed)
 
 
 def _outcome(number: int, result: bytes) -> Outcome:

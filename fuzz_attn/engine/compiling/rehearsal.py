@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
 
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
@@ -37,6 +37,10 @@ class Rehearsed(NamedTuple):
     failed: bool = False
 
 
+Refused: TypeAlias = tuple[Order, Refusal]
+"""An order and why its case is refused."""
+
+
 class Rehearsal:
     """Calls a target on the cases of rounds. Its kernels are noted instead of launched."""
 
@@ -65,20 +69,43 @@ class Rehearsal:
         kernels = tuple(self._backend.wanted())
         return Rehearsed(order, () if failed else kernels, refusal, failed and refusal is None)
 
+    def refusals_of(self, cases: Sequence[AttentionCase]) -> list[Refusal | None]:
+        """Return what host code or Triton's front end refuses of each case."""
+        return [self._refusal_of(case) for case in cases]
+
+    def _refusal_of(self, case: AttentionCase) -> Refusal | None:
+        rehearsed = self.rehearsed(case, None)
+        if rehearsed.refusal is not None:
+            return rehearsed.refusal
+        return next(filter(None, map(_refusal_to_lower, rehearsed.kernels)), None)
+
+
+def _refusal_to_lower(kernel: WantedKernel) -> Refusal | None:
+    try:
+        kernel.lower()
+    except Exception as error:  # noqa: BLE001 - the compiler may raise anything
+        return refusal_by(error, str(error), launched=True)
+    return None
+
 
 @dataclass
 class Compiled:
     """How many kernels of a round were ``compiled``, ``loaded`` from Triton's cache, or ``failed``.
 
-    ``playable`` says whether some case has all of its kernels. If none has, ``refused`` is a case that is refused, with
+    ``accepted`` are some cases that have all of their kernels. If none has, ``refused`` is a case that is refused, with
     the reason.
     """
 
     compiled: int = 0
     loaded: int = 0
     failed: int = 0
-    playable: bool = False
-    refused: tuple[Order, Refusal] | None = None
+    accepted: list[AttentionCase] = field(default_factory=list)
+    refused: Refused | None = None
+
+    @property
+    def playable(self) -> bool:
+        """Whether some case has all of its kernels."""
+        return bool(self.accepted)
 
 
 def compile_most(rehearsed: Sequence[Rehearsed], most: int) -> Compiled:
@@ -95,7 +122,8 @@ def compile_most(rehearsed: Sequence[Rehearsed], most: int) -> Compiled:
             break
         for kernel in new:
             tried[kernel.key] = _compile(kernel, example.order, done)
-        done.playable |= all(tried[kernel.key] for kernel in example.kernels)
+        if all(tried[kernel.key] for kernel in example.kernels):
+            done.accepted.append(example.order.case)
     done.refused = None if done.playable else done.refused
     return done
 
@@ -105,7 +133,13 @@ def known_kernels(rehearsed: Sequence[Rehearsed]) -> bool:
     return sum(each.failed for each in rehearsed) <= MOST_FAILED * len(rehearsed)
 
 
-def _refused_by_host(rehearsed: Sequence[Rehearsed]) -> tuple[Order, Refusal] | None:
+def refused_among(rehearsed: Sequence[Rehearsed]) -> tuple[Refused, ...]:
+    """Return one case of each place where host code refuses cases."""
+    by_site = {each.refusal.site: (each.order, each.refusal) for each in reversed(rehearsed) if each.refusal}
+    return tuple(by_site.values())
+
+
+def _refused_by_host(rehearsed: Sequence[Rehearsed]) -> Refused | None:
     """Return the first case if all are refused."""
     refused = [(each.order, each.refusal) for each in rehearsed if each.refusal is not None]
     return refused[0] if refused and len(refused) == len(rehearsed) else None

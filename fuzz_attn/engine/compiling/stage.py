@@ -11,12 +11,12 @@ from typing import Final, Self
 import msgspec
 
 from fuzz_attn.engine.compiling.rounds import Rounds, StagePlan
-from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, Note, RoundCompiled
+from fuzz_attn.engine.events import WHOLE_RUN, Note, StageEvent
 from fuzz_attn.engine.messages import Ready
 from fuzz_attn.engine.worker_process import WorkerProcess
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.compiling.compiler")
-DECODER: Final = msgspec.json.Decoder[RoundCompiled | CaseRefused](RoundCompiled | CaseRefused)
+DECODER: Final = msgspec.json.Decoder[StageEvent](StageEvent)
 
 
 class CompileStage:
@@ -26,7 +26,7 @@ class CompileStage:
         self._rounds = Rounds(Path(plan.folder))
         self._rounds.make()
         self._begun = False
-        self._process: WorkerProcess[RoundCompiled | CaseRefused] | None = WorkerProcess(COMMAND, DECODER)
+        self._process: WorkerProcess[StageEvent] | None = WorkerProcess(COMMAND, DECODER)
         self._process.send(plan)
 
     def __enter__(self) -> Self:
@@ -47,7 +47,7 @@ class CompileStage:
         else:
             self._process.send(ready)
 
-    def events(self) -> Iterator[RoundCompiled | CaseRefused | Note]:
+    def events(self) -> Iterator[StageEvent | Note]:
         """Yield what the process has sent; if it has died, say so, and shards compile their own kernels from then."""
         while self._process is not None:
             try:

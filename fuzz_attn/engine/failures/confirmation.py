@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
+from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.triage import class_of, failures_of
 from fuzz_attn.engine.messages import Answer, Order
@@ -65,6 +66,16 @@ def in_fresh_process(order: Order, launches: Launches) -> Answer:
     """Return the answer to an order in a fresh process."""
     launches.renew()
     return launches.judge(order, "confirm")
+
+
+def order_of(found: Counterexample) -> Order:
+    """Return the order that repeats the case of a counterexample."""
+    return Order(found.case, found.relation)
+
+
+def steps_of(sequence: Sequence[Order]) -> tuple[Step, ...]:
+    """Return a sequence of orders as a counterexample has it."""
+    return tuple(Step(order.case, order.relation) for order in sequence)
 
 
 def shows(answer: Answer, failure_class: str) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Step
+from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.engine.events import (
     CaseExcused,
@@ -29,9 +29,9 @@ from fuzz_attn.engine.events import (
     Phase,
 )
 from fuzz_attn.engine.failures import confirmation
-from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches
+from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
 from fuzz_attn.engine.failures.share import Share
-from fuzz_attn.engine.failures.simplicity import simplicity
+from fuzz_attn.engine.failures.simplicity import is_simpler
 from fuzz_attn.engine.failures.simplification import allowed, second_order, simplify
 from fuzz_attn.engine.failures.triage import (
     HANG,
@@ -110,9 +110,11 @@ class FailureLives:
         self._open: list[KnownFailure] = []
         self._resumed = False
         self._unmet: tuple[Order, Answer] | None = None
-        """A failing case of the search that :meth:`meet` has not saved or counted yet."""
+        """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
         """The failure that is being confirmed or shrunk."""
+        self._is_beside = False
+        """Whether it showed beside another one."""
         self._beside: list[tuple[KnownFailure, Answer]] = []
         """What showed beside it, to be followed next."""
         self._slow: Order | None = None
@@ -144,8 +146,13 @@ class FailureLives:
         self._shard.renew()
 
     def answered(self, order: Order, answer: Answer) -> None:
-        """Note that a case of the search failed, so that it is saved even if the shard ends before :meth:`meet`."""
+        """Note that a case failed, so that it is saved even if the shard ends before :meth:`meet`."""
         self._unmet = order, answer
+
+    def take_unmet(self) -> tuple[Order, Answer] | None:
+        """Return a failing case that nothing has become of yet, and leave it to the caller."""
+        unmet, self._unmet = self._unmet, None
+        return unmet
 
     def meet(self, order: Order, answer: Answer, before: Sequence[Order]) -> None:
         """Count the known failures of an answer, and follow the new ones.
@@ -155,10 +162,8 @@ class FailureLives:
         self._unmet = order, answer
         if answer.killed:
             killed, answer = answer.verdict, confirmation.in_fresh_process(order, self)
-            if answer.verdict.passed:
-                text = "a worker was ended from outside, and the case that it was running passes in another"
-                self.emit(Note(self.shard, text))
-                self.excuse(order, killed, before, judged=True)
+            if not confirmation.shows(answer, class_of(killed)):
+                self._meet_instead(order, killed, answer, before)
                 return
             self._unmet = order, answer
         failures = failures_of(answer)
@@ -182,16 +187,35 @@ class FailureLives:
         ``before`` are the cases that ran in the process that failed, and ``judged`` says whether the failed verdict was
         reported.
         """
+        if self._are_too_many(verdict, judged=judged):
+            self._follow_excused(order, verdict, before)
+
+    def _meet_instead(self, order: Order, killed: Verdict, answer: Answer, before: Sequence[Order]) -> None:
+        """Meet the answer of another worker to a case whose worker was killed, which is excused."""
+        how = "passes" if answer.verdict.passed else "fails in another way"
+        text = f"a worker was ended from outside, and the case that it was running {how} in another"
+        self.emit(Note(self.shard, text))
+        too_many = self._are_too_many(killed, judged=True)
+        if not answer.verdict.passed:
+            self.meet(order, answer, ())
+        if too_many:
+            self._follow_excused(order, killed, before)
+
+    def _are_too_many(self, verdict: Verdict, *, judged: bool) -> bool:
+        """Count a failure that did not recur in a fresh process; return whether there were too many for chance."""
         failure_class = class_of(verdict)
         known = self.known.of_confirmation(failure_class, "state", "flaky")
         if known is not None:
             self._unmet = None
             self._seen_again(known)
-            return
+            return False
         self.emit(CaseExcused(self.shard, verdict, judged))
         self._unmet = None
         self._excused[failure_class] += 1
-        if self._excused[failure_class] > EXCUSED and self._may_start(order, verdict):
+        return self._excused[failure_class] > EXCUSED
+
+    def _follow_excused(self, order: Order, verdict: Verdict, before: Sequence[Order]) -> None:
+        if self._may_start(order, verdict):
             self._follow_dependent(order, verdict, before)
             self._follow_beside()
 
@@ -207,7 +231,7 @@ class FailureLives:
             found = confirmation.dependent(order, failure_class, self, before, checks)
         except BaseException:
             sequence = tuple(before[-LAST_CASES[0] :])
-            self._change(self._started(order, verdict), confirmation="state", sequence=_steps(sequence))
+            self._change(self._started(order, verdict), confirmation="state", sequence=steps_of(sequence))
             raise
         if found.confirmation == "flaky" and found.failed == 1:
             self._excused[failure_class] = 0
@@ -229,18 +253,25 @@ class FailureLives:
     def _look_beside(self, failure: KnownFailure, order: Order, answer: Answer, phase: Phase) -> None:
         """Save each new failure that a case shows beside the one that is followed, and that does not follow from it."""
         failures = failures_of(answer)
-        own = any(_is_of(failure, verdict) for verdict in failures)
+        own = any(failure.shows(verdict) for verdict in failures)
         _, new = self._sorted(order, failures)
         waiting = {known.failure_class for known in self._open}
         for verdict in new:
             name = class_of(verdict)
             follows = name in failure.found.also or (own and not has_place(name))
-            if _is_of(failure, verdict) or follows or name in waiting:
+            if failure.shows(verdict) or follows or name in waiting or self._alternates(name):
                 continue
             if name == HANG and phase == "shrink":  # it had only a short time
                 self._slow = self._slow or order
             elif self._may_start(order, verdict):
                 self._beside.append((self._started(order, verdict), answer))
+
+    def _alternates(self, failure_class: str) -> bool:
+        """Return whether a class is known as flaky that shows beside a failure which showed beside another one.
+
+        Two flaky failures of one case would otherwise be followed in turn without end.
+        """
+        return self._is_beside and self.known.of_confirmation(failure_class, "state", "flaky") is not None
 
     def _follow_beside(self) -> None:
         """Follow what was saved while other failures were followed."""
@@ -249,7 +280,7 @@ class FailureLives:
             failure, answer = self._beside.pop(0)
             known = self.known.matching(order_of(failure.found), failure.found.verdict)
             if known is None:
-                self._live(failure, answer, ())
+                self._live(failure, answer, (), beside=True)
                 self._judge_slow()
             else:
                 self._end_as(failure, known)
@@ -368,22 +399,20 @@ class FailureLives:
     def close(self) -> None:
         """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are."""
         self._living = None
-        if self._unmet is not None:
-            self._save_unmet(*self._unmet)
+        if unmet := self.take_unmet():
+            self.see(*unmet)
         for failure in tuple(self._open):
             self._end(failure)
 
-    def _save_unmet(self, order: Order, answer: Answer) -> None:
-        """Save the failures of a case that nothing has become of yet; one whose worker was killed is only counted."""
-        self._unmet = None
+    def see(self, order: Order, answer: Answer) -> None:
+        """Count the known failures of an answer, and save the new ones without following them now.
+
+        A case whose worker was killed is only counted.
+        """
         if answer.killed:
             self.emit(CaseExcused(self.shard, answer.verdict, judged=True))
             self.emit(Note(self.shard, "a worker was ended from outside, and no time was left to run its case again"))
             return
-        self.see(order, answer)
-
-    def see(self, order: Order, answer: Answer) -> None:
-        """Count the known failures of an answer, and save the new ones without following them now."""
         shown, new = self._sorted(order, failures_of(answer))
         for known in shown:
             self._seen_again(known)
@@ -394,18 +423,19 @@ class FailureLives:
                 if answer.fresh:
                     self._change(failure, confirmation="confirmed")
 
-    def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
+    def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order], *, beside: bool = False) -> None:
         """Confirm, shrink and classify one failure, and look at what shows beside it."""
-        with self._followed(failure):
+        with self._followed(failure, beside=beside):
             self._confirm(failure, answer, before)
 
     @contextmanager
-    def _followed(self, failure: KnownFailure) -> Iterator[None]:
-        before, self._living = self._living, failure
+    def _followed(self, failure: KnownFailure, *, beside: bool = False) -> Iterator[None]:
+        before = self._living, self._is_beside
+        self._living, self._is_beside = failure, beside
         try:
             yield
         finally:
-            self._living = before
+            self._living, self._is_beside = before
 
     def _confirm(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
         """Confirm a failure and what comes after; a hang in a fresh process is confirmed by that."""
@@ -445,7 +475,7 @@ class FailureLives:
             self._end(failure, self._shard.digest(order_of(failure.found)))
             return
         earlier.widen(failure)
-        if _is_simpler(failure, earlier) and earlier.shard == self.shard and not earlier.saved:
+        if is_simpler(failure.found, earlier.found) and earlier.shard == self.shard and not earlier.saved:
             self._replace(earlier, failure)
         self._end_as(failure, earlier)
 
@@ -497,7 +527,7 @@ class FailureLives:
 
     def _settle_dependent(self, failure: KnownFailure, found: Dependent, share: Share) -> None:
         """Let a failure say what it depends on, and end it."""
-        sequence = _steps(found.sequence)
+        sequence = steps_of(found.sequence)
         fields = {"confirmation": found.confirmation, "failed": found.failed, "tries": found.tries}
         self._change(failure, sequence=sequence, **fields)
         with self._followed(failure):
@@ -512,7 +542,7 @@ class FailureLives:
             share.spend()
             failed = confirmation.after(shorter, order, failure.failure_class, self)
             if failed:
-                self._change(failure, sequence=_steps(shorter))
+                self._change(failure, sequence=steps_of(shorter))
             return failed
 
         with contextlib.suppress(ShareSpentInterrupt):
@@ -557,7 +587,7 @@ class FailureLives:
     def _shown(self, failure: KnownFailure, order: Order, answer: Answer) -> Verdict | None:
         """Return the verdict that shows a failure, None where a known failure may have caused it."""
         for verdict in failures_of(answer):
-            if _is_of(failure, verdict):
+            if failure.shows(verdict):
                 return None if self._known_elsewhere(failure, order, verdict) else verdict
         return None
 
@@ -667,23 +697,3 @@ class FailureLives:
 
 
 _SHRUNK: Final = ("case", "relation", "verdict", "also", "trigger", "shrunk")
-
-
-def _is_of(failure: KnownFailure, verdict: Verdict) -> bool:
-    """Return whether a verdict is of the class of a failure, or of its line."""
-    same_place = bool(verdict.site) and verdict.site == failure.found.verdict.site
-    return same_place or class_of(verdict) == failure.failure_class
-
-
-def _is_simpler(failure: KnownFailure, other: KnownFailure) -> bool:
-    one, two = failure.found, other.found
-    return simplicity(one.case, one.relation) < simplicity(two.case, two.relation)
-
-
-def order_of(found: Counterexample) -> Order:
-    """Return the order that repeats the case of a counterexample."""
-    return Order(found.case, found.relation)
-
-
-def _steps(sequence: Sequence[Order]) -> tuple[Step, ...]:
-    return tuple(Step(order.case, order.relation) for order in sequence)

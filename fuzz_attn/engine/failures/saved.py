@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,9 @@ from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed
-from fuzz_attn.engine.failures.confirmation import Launches
-from fuzz_attn.engine.failures.life import FailureLives, order_of
-from fuzz_attn.engine.failures.triage import class_of, split, trigger_in
+from fuzz_attn.engine.failures.confirmation import Launches, order_of
+from fuzz_attn.engine.failures.life import FailureLives
+from fuzz_attn.engine.failures.triage import class_of, failures_of, split, trigger_in
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.oracle.verdict import Verdict
@@ -35,6 +34,27 @@ class Failing:
     order: Order
     answer: Answer
     before: tuple[Order, ...] = ()
+
+
+class Uncovered:
+    """Failing answers that no file covers, those on one order with the same failures once: a flaky case runs often."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[Order, tuple[str, ...]], Failing] = {}
+
+    @property
+    def all(self) -> tuple[Failing, ...]:
+        """All of them, in the order in which they came."""
+        return tuple(self._first.values())
+
+    def add(self, failing: Failing) -> None:
+        """Add an answer unless it is there."""
+        classes = tuple(map(class_of, failures_of(failing.answer)))
+        self._first.setdefault((failing.order, classes), failing)
+
+    def pop(self) -> Failing | None:
+        """Remove and return the first one, None if there is none."""
+        return self._first.pop(next(iter(self._first))) if self._first else None
 
 
 @dataclass(frozen=True)
@@ -60,32 +80,54 @@ def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domai
 
     One that the target refuses, or that its domain does not promise, is reported as such. What fails in another way
     than a file says is a new failure, whatever the status of the file: it is followed once all files have been played,
-    because another file may have it.
+    because another file may have it. If the time is up before that, it is saved as it was seen.
     """
-    others: list[Failing] = []
+    uncovered, launches = Uncovered(), _Launches(shard, lives)
     try:
         for path in counterexample.files_in((folder,)) if folder.is_dir() else ():
-            others += _play(path, shard, lives, domain)
+            _play(path, launches, domain, uncovered)
+        while (failing := uncovered.pop()) is not None:
+            lives.meet(failing.order, failing.answer, failing.before)
     except BaseException:
-        for failing in others:
+        while (failing := uncovered.pop()) is not None:
             lives.see(failing.order, failing.answer)
         raise
-    for failing in others:
-        lives.meet(failing.order, failing.answer, failing.before)
 
 
-def _play(path: Path, shard: Launches, lives: FailureLives, domain: Domain) -> Sequence[Failing]:
-    """Play one counterexample and report it; return what it does not cover."""
+@dataclass(frozen=True)
+class _Launches:
+    """The launches of a shard; the life of what fails has it until the answer has come back."""
+
+    shard: Launches
+    lives: FailureLives
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        answer = self.shard.judge(order, phase)
+        self.lives.take_unmet()
+        return answer
+
+    def renew(self) -> None:
+        self.shard.renew()
+
+
+def _play(path: Path, launches: _Launches, domain: Domain, uncovered: Uncovered) -> None:
+    """Play one counterexample and report it; ``uncovered`` gets what it does not cover."""
+    lives = launches.lives
     try:
         found = counterexample.load(path)
     except CounterexampleError as error:
         lives.emit(Note(lives.shard, str(error)))
-        return ()
+        return
     lacking = unpromised(found.case, domain)
     if lacking:
         lives.emit(Note(lives.shard, f"{path} is not played: {NOT_PROMISED.format(lacking)}"))
-        return ()
-    result = played(found, shard, "saved")
+        return
+    try:
+        result = played(found, launches, "saved", uncovered)
+    except BaseException:
+        if unmet := lives.take_unmet():
+            _cover(found, path, lives, uncovered, *unmet)
+        raise
     if result.own:
         _enter(found, result.own[0], path, lives)
     elif result.others:
@@ -95,7 +137,17 @@ def _play(path: Path, shard: Launches, lives: FailureLives, domain: Domain) -> S
     else:
         why = REFUSES if result.answer.refusal is not None else UNSUPPORTED
         lives.emit(Note(lives.shard, f"{path} is not judged: {why}"))
-    return result.others
+
+
+def _cover(
+    found: Counterexample, path: Path, lives: FailureLives, uncovered: Uncovered, order: Order, answer: Answer
+) -> None:
+    """Report the failing answer to an order of a file that an interrupt kept from coming back."""
+    own, rest = split(found, answer) if order == order_of(found) else ((), failures_of(answer))
+    if rest:
+        uncovered.add(Failing(order, msgspec.structs.replace(answer, verdict=rest[0], others=rest[1:])))
+    if own:
+        _enter(found, own[0], path, lives)
 
 
 def changed_in_words(path: Path, found: Counterexample, result: Played) -> str:
@@ -104,36 +156,36 @@ def changed_in_words(path: Path, found: Counterexample, result: Played) -> str:
     return f"{path} fails in another way than it says ({found.verdict.what}): {now}, which is a failure of its own"
 
 
-def played(found: Counterexample, launches: Launches, phase: Phase) -> Played:
+def played(found: Counterexample, launches: Launches, phase: Phase, uncovered: Uncovered | None = None) -> Played:
     """Return what a counterexample does in a fresh process, after its sequence if it has one.
 
-    A flaky one runs until it fails as it says, as often as it needed when it was found.
+    A flaky one runs until it fails as it says, as often as it needed when it was found. ``uncovered`` gets at once what
+    the file does not cover, as a launch may raise because the time is up.
     """
     launches.renew()
-    others: list[Failing] = []
-    before: list[Order] = []
+    others, before = Uncovered(), list[Order]()
+
+    def add(order: Order, answer: Answer) -> None:
+        for each in (others, uncovered):
+            if each is not None:
+                each.add(Failing(order, answer, tuple(before)))
+
     for step in found.sequence:
         order = Order(step.case, step.relation)
         answer = launches.judge(order, phase)
-        others += [Failing(order, answer, tuple(before))] * (not answer.verdict.passed)
+        if not answer.verdict.passed:
+            add(order, answer)
         before.append(order)
     order = order_of(found)
     for _ in range(max(1, min(2 * found.tries, MOST_TRIES)) if found.confirmation == "flaky" else 1):
         answer = launches.judge(order, phase)
         own, rest = split(found, answer)
         if rest:
-            only_rest = msgspec.structs.replace(answer, verdict=rest[0], others=rest[1:])
-            others.append(Failing(order, only_rest, tuple(before)))
+            add(order, msgspec.structs.replace(answer, verdict=rest[0], others=rest[1:]))
         before.append(order)
         if own:
             break
-    return Played(answer, own, _one_for_each_class(others))
-
-
-def _one_for_each_class(failing: Sequence[Failing]) -> tuple[Failing, ...]:
-    """Return failing answers, those on one order with the same failures once: a flaky case runs many times."""
-    by_class = {(each.order, class_of(each.answer.verdict)): each for each in reversed(failing)}
-    return tuple(reversed(by_class.values()))
+    return Played(answer, own, others.all)
 
 
 def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLives) -> None:

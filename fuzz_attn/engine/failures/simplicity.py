@@ -6,6 +6,7 @@ import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.traits import FEATURES, KINDS, SIMPLEST_SIZE
+from fuzz_attn.counterexamples.counterexample import Counterexample
 
 
 def simplicity(case: AttentionCase, relation: str | None = None) -> tuple[float, ...]:
@@ -29,6 +30,11 @@ def simplicity(case: AttentionCase, relation: str | None = None) -> tuple[float,
         len(msgspec.json.encode(case)),
         case.seed,
     )
+
+
+def is_simpler(found: Counterexample, other: Counterexample) -> bool:
+    """Return whether a counterexample has a simpler case than another one."""
+    return simplicity(found.case, found.relation) < simplicity(other.case, other.relation)
 
 
 def _fields(part: msgspec.Struct) -> tuple[object, ...]:

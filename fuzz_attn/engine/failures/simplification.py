@@ -1,7 +1,7 @@
 """Simplification: makes a failing case simpler while it fails, as data, until nothing in it can be dropped.
 
-A case is simpler as :func:`fuzz_attn.case.traits.simplicity` says: few features first, then plain types and heads, then
-short sequences. Each step drops traits (all of them, halves, single ones), drops sequences, and then searches the
+A case is simpler as :mod:`fuzz_attn.engine.failures.simplicity` says: few features first, then plain types and heads,
+then short sequences. Each step drops traits (all of them, halves, single ones), drops sequences, and then searches the
 smallest lengths and numbers. Steps repeat until none makes a difference. A step only removes traits, or makes a
 size smaller. So a case that does not have the trigger of a known failure never gets it, with one exception that the
 caller rules out: pages of the usual size hold more keys.

@@ -108,6 +108,11 @@ class KnownFailure:
         """The class of its verdict."""
         return class_of(self.found.verdict)
 
+    def shows(self, verdict: Verdict) -> bool:
+        """Return whether a verdict is of the class of this failure, or of its line."""
+        same_place = bool(verdict.site) and verdict.site == self.found.verdict.site
+        return same_place or class_of(verdict) == self.failure_class
+
     @property
     def is_avoided(self) -> bool:
         """Whether its cases show little else, so that most of them need not run."""

@@ -18,6 +18,7 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.failures.triage import OUTPUT, UNWRITTEN, class_of, has_place
+from fuzz_attn.engine.messages import Order
 
 EITHER = "output or unwritten"
 """A wrong fp8 output: a NaN there has the bits of an element that was never written."""
@@ -48,7 +49,8 @@ class Accounts:
         self.excused = 0
         """Cases that failed in a process that had judged others, and passed in a fresh one."""
         self._shown: Counter[str] = Counter()
-        """How many of them showed a class."""
+        """How many of them showed a class; a saved case that is run several times counts once."""
+        self._saved: set[tuple[Order, str]] = set()
         self._not_repeated: Counter[str] = Counter()
         self._rows: dict[Name, _Row] = {}
         self._names: dict[str, Name] = {}
@@ -84,6 +86,9 @@ class Accounts:
         if is_fp8(event.order.case.dtypes.out) and classes & {OUTPUT, UNWRITTEN}:
             classes = classes - {OUTPUT, UNWRITTEN} | {EITHER}
         self.failing += bool(classes)
+        if event.phase == "saved":
+            classes = {name for name in classes if (event.order, name) not in self._saved}
+            self._saved |= {(event.order, name) for name in classes}
         self._shown.update(classes)
 
     def _row(self, event: FailureFound | FailureChanged) -> _Row:

@@ -13,6 +13,7 @@ import msgspec
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import SeededBugError
+from fuzz_attn.foreign_files import content_of
 
 
 class Edit(Plain, frozen=True):
@@ -43,8 +44,8 @@ def load_seeded_bugs(folder: Path) -> tuple[SeededBug, ...]:
     found: dict[str, SeededBug] = {}
     for path in sorted(folder.glob("*.toml")):
         try:
-            tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, SeededBug])
-        except msgspec.DecodeError as error:
+            tables = msgspec.toml.decode(content_of(path), type=dict[str, SeededBug])
+        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             raise SeededBugError(f"seeded bugs {str(path)!r}: {error}") from error
         for name, table in tables.items():
             if name in found:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from fuzz_attn.backends.compiler_compat import WantedKernel
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
+from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.compiling import compiler
-from fuzz_attn.engine.compiling.compiler import Compiler, StageEvent
-from fuzz_attn.engine.compiling.rehearsal import MOST_TRIED, Compiled, Rehearsed, compile_most, known_kernels
+from fuzz_attn.engine.compiling.compiler import Compiler
+from fuzz_attn.engine.compiling.reductions import Reductions
+from fuzz_attn.engine.compiling.rehearsal import (
+    MOST_TRIED,
+    Compiled,
+    Rehearsed,
+    compile_most,
+    known_kernels,
+    refused_among,
+)
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers
-from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled
+from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.refusals.reduction import Condition, Rule
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told
-from fuzz_attn.engine.schedule import SharedRound
-from fuzz_attn.errors import LoweringError
+from fuzz_attn.engine.schedule import SharedRound, play_shared_round, shared_round
+from fuzz_attn.errors import LoweringError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
 
@@ -60,7 +69,7 @@ def test_the_kernels_of_most_cases_are_compiled_once_and_no_more_than_that() -> 
     names = Names()
     done = compile_most(names.sample("ab", "cd", "ab", "e", "ac", "ac", "ac"), most=3)
     assert names.compiled == "acb"
-    assert done == Compiled(compiled=3, playable=True)
+    assert done == Compiled(compiled=3, accepted=[ORDER.case] * 2)
 
 
 def test_a_single_case_may_need_more_kernels_than_that() -> None:
@@ -73,7 +82,7 @@ def test_kernels_that_do_not_compile_are_replaced_by_others() -> None:
     names = Names(failing="b")
     done = compile_most(names.sample("ab", "ab", "c", "d", "e"), most=3)
     assert names.compiled == "acd"
-    assert done == Compiled(compiled=3, failed=1, playable=True)
+    assert done == Compiled(compiled=3, failed=1, accepted=[ORDER.case] * 2)
 
 
 def test_a_round_without_a_case_that_compiles_is_refused() -> None:
@@ -90,7 +99,7 @@ def test_an_error_of_the_compiler_that_is_no_refusal_is_left_to_a_worker() -> No
 def test_a_round_is_refused_by_host_code_only_with_all_of_its_cases() -> None:
     refused, names = Rehearsed(ORDER, refusal=HOST), Names()
     assert compile_most([refused, refused], most=3) == Compiled(refused=(ORDER, HOST))
-    assert compile_most([refused, *names.sample("a"), refused], most=3) == Compiled(compiled=1, playable=True)
+    assert compile_most([refused, *names.sample("a"), refused], most=3) == Compiled(compiled=1, accepted=[ORDER.case])
 
 
 def test_cases_that_cannot_be_rehearsed_may_need_any_kernel() -> None:
@@ -134,15 +143,35 @@ def test_a_told_rule_that_excludes_a_judged_case_is_not_believed() -> None:
     assert not refusals.rules
 
 
-class FakeRehearsal:
-    """A target that refuses what ``refuses`` says of a round."""
+def test_one_case_of_each_refusing_place_is_reduced() -> None:
+    other = Order(replace(ORDER.case, seed=7))
+    elsewhere = Rehearsed(other, refusal=COMPILE)
+    rehearsed = [Rehearsed(ORDER), Rehearsed(ORDER, refusal=HOST), elsewhere, Rehearsed(other, refusal=HOST)]
+    assert set(refused_among(rehearsed)) == {(ORDER, HOST), (other, COMPILE)}
 
-    def __init__(self, refuses: Callable[[SharedRound], Refusal | None]) -> None:
-        self.refuses = refuses
+
+class FakeRehearsal:
+    """A target that refuses what ``refuses`` says of a round, and of a case what ``probes`` says."""
+
+    def __init__(
+        self,
+        refuses: Callable[[SharedRound], Refusal | None],
+        probes: Callable[[AttentionCase], Refusal | None] | None = None,
+    ) -> None:
+        self.refuses, self.probes = refuses, probes
 
     def cases_of(self, shared: SharedRound, count: int = 4) -> list[Rehearsed]:
         refusal = self.refuses(shared)
+        if refusal and self.probes is not None:
+            found: list[Order] = []
+            play_shared_round(Domain(), shared, shared.sample, count, lambda case, _: found.append(Order(case)))
+            return [Rehearsed(order, refusal=refusal) for order in found]
         return [Rehearsed(ORDER, refusal=refusal)] * count if refusal else Names().sample("a")
+
+    def refusals_of(self, cases: Iterable[AttentionCase]) -> list[Refusal | None]:
+        if self.probes is None:
+            raise OutOfProbesError
+        return [self.probes(case) for case in cases]
 
 
 @pytest.fixture
@@ -150,17 +179,23 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     """Return a function that compiles some rounds, and returns the events and the rounds that a shard gets."""
 
     def run(
-        refuses: Callable[[SharedRound], Refusal | None], rounds: int, *, strict: bool = False
+        refuses: Callable[[SharedRound], Refusal | None],
+        rounds: int,
+        probes: Callable[[AttentionCase], Refusal | None] | None = None,
+        *,
+        strict: bool = False,
+        cores: int = 0,
     ) -> tuple[list[StageEvent], list[ReadyRound]]:
-        monkeypatch.setattr(compiler, "rehearsal_of", lambda setup, workers: FakeRehearsal(refuses))
-        plan = StagePlan(Setup("unified", strict=strict), 1, str(tmp_path), cores=rounds)
+        monkeypatch.setattr(compiler, "rehearsal_of", lambda setup, workers: FakeRehearsal(refuses, probes))
+        plan = StagePlan(Setup("unified", strict=strict), 1, str(tmp_path), cores=cores or rounds)
         Rounds(tmp_path).make()
         stage, events = Compiler(plan, Workers((9, 0, 132), Domain(), None)), list[StageEvent]()
-        while sum(isinstance(event, RoundCompiled) for event in events) < rounds:
+        shard, played = Rounds(tmp_path), list[ReadyRound]()
+        while sum(isinstance(event, RoundCompiled) for event in events) < rounds or stage._held:
             events += stage.step()
+            played += [ready for _ in range(shard.waiting()) if (ready := shard.next(Random(1), lambda: False))]
         stage._forks.kill()
-        shard, random = Rounds(tmp_path), Random(1)
-        return events, [ready for _ in range(rounds) if (ready := shard.next(random, lambda: False))]
+        return events, played
 
     return run
 
@@ -188,3 +223,44 @@ def test_a_strict_run_plays_what_is_refused(played: Played) -> None:
     assert {ready.cases for ready in rounds} == {CASES}
     assert {ready.complete for ready in rounds} == {False}
     assert not any(isinstance(event, CaseRefused) for event in events)
+
+
+def sinks_refused(case: AttentionCase) -> Refusal | None:
+    return HOST if case.sinks is not None else None
+
+
+def test_a_refusal_is_reduced_without_a_worker_and_its_keys_cost_nothing(played: Played, tmp_path: Path) -> None:
+    events, rounds = played(lambda shared: HOST if shared.key.sinks else None, 40, sinks_refused, cores=3)
+    reduced = [event for event in events if isinstance(event, RefusalReduced)]
+    assert [(event.shard, event.refusal, event.combination) for event in reduced] == [(WHOLE_RUN, HOST, ("sinks",))]
+    assert [rule_of(found, Domain()) for found in Rounds(tmp_path).told()] == [
+        Rule(HOST, (Condition("sinks", frozenset((True,))),))
+    ]
+    compiled = {event.round for event in events if isinstance(event, RoundCompiled)}
+    keys = [shared_round(Domain(), 1, number).key for number in range(max(compiled))]
+    left_out = {number for number, key in enumerate(keys) if number not in compiled}
+    assert left_out  # beginning with the first that was not under way already, all but each sixth
+    assert all(keys[number].sinks for number in left_out)
+    assert [ready.cases for ready in rounds].count(1) == 1
+
+
+def test_a_case_that_compiles_refutes_a_rule(tmp_path: Path) -> None:
+    Rounds(tmp_path).make()
+    reductions, with_sinks = Reductions(Domain(), Rounds(tmp_path)), Order(replace(ORDER.case, sinks=SinkRecipe()))
+    ((number, refused),) = reductions.wanted([(with_sinks, HOST), (with_sinks, HOST)])
+    assert reductions.is_under_way(HOST.site)
+    result = reductions.reduce(refused, lambda cases: [sinks_refused(case) for case in cases])
+    assert len(reductions.ended(number, result)) == 1
+    assert not reductions.is_under_way(HOST.site)
+    assert not reductions.wanted([(with_sinks, HOST)])
+    reductions.accepted([with_sinks.case])
+    assert reductions.wanted([(with_sinks, HOST)])
+
+
+def test_a_reduction_whose_fork_died_ends_without_a_rule(tmp_path: Path) -> None:
+    Rounds(tmp_path).make()
+    reductions = Reductions(Domain(), Rounds(tmp_path))
+    ((number, _),) = reductions.wanted([(ORDER, HOST)])
+    assert reductions.ended(number, b"") == []
+    assert not reductions.is_under_way(HOST.site)
+    assert not Rounds(tmp_path).told()

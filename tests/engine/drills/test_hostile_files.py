@@ -345,6 +345,9 @@ class Passing:
     def renew(self) -> None:
         pass
 
+    def take_unmet(self) -> None:
+        pass
+
 
 def read_counterexample(folder: Path, chance: random.Random) -> None:
     target = chance.choice(TARGETS)

@@ -200,6 +200,8 @@ class World:
         self.refuses: str | None = None
         self.kills = 0
         """How many launches from now something outside kills the worker; 0 for never."""
+        self.killed = 0
+        """How often it did in the current run."""
         self.judged = 0
 
     def add(self, bug: Bug) -> None:
@@ -289,6 +291,7 @@ class FakeWorker(IsolatedWorker):
         if self.world.kills:
             self.world.kills -= 1
             if not self.world.kills:
+                self.world.killed += 1
                 return self._ended(Answer(Verdict("oracle", "crash", KILLED), killed=True))
         shown = self.world.failing(order.case, self.judged)
         if not shown:
@@ -339,11 +342,8 @@ class Shard:
         self._command: tuple[AttentionCase, bool] | None = None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self._play, daemon=True)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the campaign has not ended."""
-        return self.thread.is_alive()
+        self.is_running = False
+        """Whether the campaign has begun and not ended. Its thread may live a moment longer."""
 
     @property
     def is_interrupted(self) -> bool:
@@ -352,6 +352,7 @@ class Shard:
 
     def start(self) -> None:
         """Begin the campaign, and return when it asks for its first case."""
+        self.is_running = True
         self.thread.start()
         self._wait()
 
@@ -378,6 +379,7 @@ class Shard:
         except BaseException as error:  # noqa: BLE001 - which ones there may be is what is checked
             self.error = error
         finally:
+            self.is_running = False
             self._back.release()
 
     def feed(self, count: int, attempt: Callable[..., None], skips: Callable[..., bool] | None) -> None:
@@ -429,7 +431,7 @@ class Run:
         self.of_thread: dict[int, Shard] = {}
         self.before = {path: path.read_bytes() for path in files_below(world.saved)}
         self.changed_target = False
-        world.disk.failed = world.journals.failed = 0
+        world.disk.failed = world.journals.failed = world.killed = 0
         folders = world.folder / "run", world.folder / "saved"
         plans = [Plan(Setup("fake"), number, shards, 1, max_time, None, *folders) for number in range(shards)]
         self.shards = [Shard(world, self, plan) for plan in plans]

@@ -234,9 +234,14 @@ class Checks:
             self._accounted(event, accounted)
 
     def _nothing_invented(self, kept: list[Live]) -> None:
+        """Check that each failure is a bug of the target, or workers that were killed often and not looked into."""
+        ends = self.run.stopping or self.world.clock.now >= self.deadline
+        crowded = len(kept) > life.MOST_FAILURES
         for live in kept:
-            name = class_in(live.found.verdict)
-            assert name in self.world.ever, f"no bug of the target is {name}"
+            name, confirmation = class_in(live.found.verdict), live.found.confirmation
+            not_looked_into = (confirmation == "state" and ends) or (confirmation == "unconfirmed" and crowded)
+            killed = name == "crash" and self.world.killed > life.EXCUSED and not_looked_into
+            assert name in self.world.ever or killed, f"no bug of the target is {name}"
 
     def _nothing_twice(self, kept: list[Live]) -> None:
         """Check that no two failures of the report are one bug, as far as their cases were shrunk and have files."""
@@ -261,6 +266,7 @@ class Checks:
         assert lost <= sum(shard.worker.deaths for shard in self.run.shards) <= lost + interrupted
         refused = sum(isinstance(event, CaseRefused) and event.phase in ("saved", "search") for event in events)
         assert statistics.refused == refused
+        assert not statistics.lost, "a failing case is in no row"
         assert statistics.shrinking_now == 0
         again = [event for event in events if isinstance(event, FailureSeenAgain)]
         if all(event.path for event in again) and not self.disk_failed:
@@ -401,13 +407,20 @@ class CampaignMachine(RuleBasedStateMachine):
         for bug in bugs:
             self.world.add(bug)
         if shards:
-            self.start_run(shards, None)
+            self.start_run(shards, None, None)
 
     @precondition(lambda self: self.run is None)
-    @rule(shards=st.sampled_from((1, 1, 2, 3)), max_time=st.sampled_from((None, None, 60.0)))
-    def start_run(self, shards: int, max_time: float | None) -> None:
+    @rule(
+        shards=st.sampled_from((1, 1, 2, 3)),
+        max_time=st.sampled_from((None, None, 60.0)),
+        signal=st.none() | st.none() | st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    )
+    def start_run(self, shards: int, max_time: float | None, signal: tuple[int, int] | None) -> None:
+        """Start a run, which plays the saved files; a signal may come meanwhile."""
         self.sound = False
         self.run = Run(self.world, shards, max_time)
+        if signal is not None:
+            self._interrupt(*signal)
         for shard in self.run.shards:
             shard.start()
         self.check()
@@ -448,10 +461,13 @@ class CampaignMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.run is not None and not self.run.stopping)
     @rule(judges=st.integers(0, 40), emits=st.integers(0, 40))
     def send_signal(self, judges: int, emits: int) -> None:
+        self._interrupt(judges, emits)
+
+    def _interrupt(self, judges: int, emits: int) -> None:
         """Interrupt each shard: at a launch, or, where ``emits`` is not 0, after it has sent an event."""
         assert self.run is not None
         self.run.stopping = True
-        for shard in self.run.running:
+        for shard in self.run.shards:
             shard.interrupt_judge, shard.interrupt_emit = judges, emits
 
     @rule(good=st.integers(0, 6), fails=st.integers(1, 6), journals=st.booleans())

@@ -1,0 +1,134 @@
+"""Right targets that Triton 3.6 compiles wrongly, and one whose fault only the threads of a GPU show.
+
+Each computes attention with this project's kernel. Then a small kernel moves the output through memory in a way that
+must not change it: as partial results of a split launch that are merged, or by threads that exchange values.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# Reason: Triton reads the annotations of a jit function, so only constexprs may carry one.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from fuzz_attn.kernels.unified_attention import unified_attention
+
+PARTS: Final = 128
+"""Partial results of a row. One of them is the row, and all others are empty, so that merging them is exact."""
+LANES: Final = 512
+"""Elements that the threads of one program exchange. The partner of each, counted from the end, is in another warp."""
+
+
+@triton.jit
+def merge_kernel(
+    parts_ptr,  # [num_tokens, num_heads, PARTS, head_size + 2], float32: the values, the maximum, the sum of each part
+    out_ptr,  # [num_tokens, num_heads, head_size], float32
+    token_stride,
+    head_stride,
+    part_stride,
+    num_heads,
+    head_size,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COMPARES_BROADCAST: tl.constexpr,
+):
+    """Merge the parts of one row. The row's start is a part of each element's offset, which Triton 3.6 gets wrong."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    start = token * token_stride + head * head_stride
+    parts = tl.arange(0, PARTS)
+    lanes = tl.arange(0, BLOCK)
+    states = start + parts * part_stride + head_size  # [PARTS]
+    maxima = tl.load(parts_ptr + states)
+    sums = tl.load(parts_ptr + states + 1)
+    is_live = maxima[:, None] > -float("inf") if COMPARES_BROADCAST else (maxima > -float("inf"))[:, None]
+    offsets = start + parts[:, None] * part_stride + lanes[None, :]  # [PARTS, BLOCK]
+    values = tl.load(parts_ptr + offsets, mask=(lanes < head_size)[None, :] & is_live, other=0.0)
+    weights = tl.exp(maxima - tl.max(maxima, 0))
+    merged = tl.sum(values * weights[:, None], 0) / tl.sum(sums * weights, 0)
+    tl.store(out_ptr + (token * num_heads + head) * head_size + lanes, merged, mask=lanes < head_size)
+
+
+@triton.jit
+def exchange_kernel(
+    values_ptr,  # [count], float32, changed in place
+    scratch_ptr,  # [num_programs, LANES], float32
+    count,
+    LANES: tl.constexpr,
+):
+    """Let each thread store its element and read that of another warp, without the barrier that this needs."""
+    first = tl.program_id(0) * LANES
+    lanes = tl.arange(0, LANES)
+    partners = LANES - 1 - lanes
+    values = tl.load(values_ptr + first + lanes, mask=first + lanes < count, other=0.0)
+    stored = tl.inline_asm_elementwise(
+        "nanosleep.u32 $3; st.global.f32 [$1], $2; mov.f32 $0, $2;",
+        "=f,l,f,r",
+        [(scratch_ptr + first + lanes).to(tl.int64), values, lanes * 16],
+        dtype=tl.float32,
+        is_pure=False,
+        pack=1,
+    )
+    read = tl.inline_asm_elementwise(
+        "ld.volatile.global.f32 $0, [$1];",
+        "=f,l,f",
+        [(scratch_ptr + first + partners).to(tl.int64), stored],
+        dtype=tl.float32,
+        is_pure=False,
+        pack=1,
+    )
+    tl.store(values_ptr + first + partners, read, mask=first + partners < count)
+
+
+def _rewritten(rewrite: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Return this project's launcher, whose output is rewritten, as float32, by what must not change it."""
+
+    @wraps(unified_attention)
+    def variant(**given: Any) -> None:
+        unified_attention(**given)
+        live = given["out"][: int(given["cu_seqlens_q"][-1])]
+        if live.numel() and live.dtype.itemsize > 1:
+            live.copy_(rewrite(live.float()))
+
+    return variant
+
+
+def _merged(values: torch.Tensor, *, compares_broadcast: bool) -> torch.Tensor:
+    """Return rows that were partial results, merged by two warps."""
+    tokens, heads, head_size = values.shape
+    block = triton.next_power_of_2(head_size)
+    if block > PARTS:
+        return values
+    parts = torch.zeros(tokens, heads, PARTS, head_size + 2, device=values.device)
+    parts[..., head_size] = -torch.inf
+    parts[:, :, PARTS // 3, :head_size] = values
+    parts[:, :, PARTS // 3, head_size] = 0.0
+    parts[:, :, PARTS // 3, head_size + 1] = 1.0
+    merged = torch.empty_like(values, memory_format=torch.contiguous_format)
+    strides = parts.stride()[:3]
+    merge_kernel[tokens, heads](
+        parts, merged, *strides, heads, head_size, PARTS, block, compares_broadcast, num_warps=2
+    )
+    return merged
+
+
+def _exchanged(values: torch.Tensor) -> torch.Tensor:
+    """Return values that the threads of a program exchanged."""
+    flat = values.flatten()
+    programs = triton.cdiv(flat.numel(), LANES)
+    scratch = torch.zeros(programs * LANES, device=values.device)
+    exchange_kernel[programs,](flat, scratch, flat.numel(), LANES)
+    return flat.view(values.shape)
+
+
+merges_in_two_warps = _rewritten(lambda values: _merged(values, compares_broadcast=False))
+"""Merges a tile of 128 parts and up to 128 elements in two warps, wrong in Triton 3.5 and 3.6 (lmdeploy#4920)."""
+compares_after_broadcasting = _rewritten(lambda values: _merged(values, compares_broadcast=True))
+"""The same with a mask that is compared after broadcasting, wrong in Triton 3.5 (lmdeploy#4696)."""
+lacks_a_barrier = _rewritten(_exchanged)
+"""Exchanges elements between warps through inline assembly, which orders nothing."""
