@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.export.recorded_calls import Call, RecordedExperiment
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import Reference
@@ -46,6 +47,11 @@ class Expected:
 
 def expectations(experiment: RecordedExperiment, property_name: str, relation: str | None) -> list[Expected]:
     """Return the first call of an experiment and, for a relation, the second, each with what its output must be."""
+    if property_name == "few_values":
+        raise FuzzAttnError(
+            "property='few_values' cannot be exported: its second launch depends on the output of the first; "
+            "replay the counterexample instead"
+        )
     first = experiment.first.tensors
     reference = _value_range(experiment) if property_name == "value_range" else experiment.reference
     found = [Expected(experiment.calls[0], _within(reference, first))]

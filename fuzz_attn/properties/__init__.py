@@ -3,6 +3,7 @@
 - ``experiment`` launches a target on a case and keeps the launch for all properties.
 - ``exceptions`` decides whether an exception of the target is a failure or a ``refusal``.
 - ``launch_properties`` and ``value_range`` look at the first launch only.
+- ``few_values`` launches again where a long row looks as if a key were lost.
 - A metamorphic relation compares it with a second launch on changed inputs. ``relations`` is the registry: each
   relation's name, its claim and the cases it holds for, without importing torch. The function of the same name in
   ``exact_relations``, ``bounded_relations`` or ``absent_features`` makes the second launch.

@@ -14,10 +14,18 @@ from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties import absent_features, bounded_relations, exact_relations, launch_properties
 from fuzz_attn.properties.comparisons import Comparison, compared
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.relations import RELATIONS, RelationKind
 from fuzz_attn.properties.value_range import value_range
 
-LAUNCH_PROPERTIES: Final = ("sanitizers", "inputs_unchanged", "oracle", "value_range", "nothing_else_written")
+LAUNCH_PROPERTIES: Final = (
+    "sanitizers",
+    "inputs_unchanged",
+    "oracle",
+    "value_range",
+    "few_values",
+    "nothing_else_written",
+)
 """The properties of the first launch, in the order of checking."""
 
 MODULES: Final[dict[RelationKind, ModuleType]] = {
@@ -72,6 +80,9 @@ def _of_output(experiment: Experiment, relation: str | None) -> Iterator[Verdict
     yield verdict
     if verdict.passed:
         verdict = value_range(experiment)
+        yield verdict
+    if verdict.passed:
+        verdict = few_values(experiment)
         yield verdict
     outside = launch_properties.nothing_else_written(experiment)
     yield outside

@@ -13,6 +13,8 @@ The faults, each in every row and head of the output, which is exact apart from 
 - One key lost, and one key counted twice. It is any key that some row sees, each as likely, also one of weight 0.
 - A window shorter by one key, in cases with a window that hides a key. (One that is longer reads poison.)
 
+A fault of keys is found by the oracle if the launch exceeds its bound, or else a launch of the property ``few_values``.
+
 The rules of vLLM's and FlashAttention's tests are those of :mod:`fuzz_attn.mutation.fixed_tolerances`.
 """
 
@@ -22,6 +24,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from random import Random
 from typing import Final
 
@@ -38,6 +41,7 @@ from faults import (  # type: ignore[import-not-found] # beside this script
     visible_positions,
 )
 
+from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.attention_case import replace as replace_case
@@ -46,11 +50,14 @@ from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
 from fuzz_attn.mutation.results import RULES
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.properties.few_values import few_values
+from fuzz_attn.properties.launch_properties import oracle
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.budgets import MOST_CACHE_ELEMENTS
@@ -92,6 +99,30 @@ class Row:
         return "none" if last < 0 else f"1+2^-{last}"
 
 
+class Planted(Experiment):
+    """An experiment whose target is exact apart from a fault."""
+
+    def __init__(self, case: AttentionCase, target: Target, chosen: Chosen, change: float) -> None:
+        super().__init__(case, target, SimulatorBackend())
+        self._fault = chosen, change
+
+    def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
+        """Write the exact output with the fault."""
+        before = storage_bytes(tensors.output).clone()
+        output = output_with(parts_of(tensors, self.target.rounding_model), *self._fault)
+        tensors.output[: len(output)] = output.to(tensors.output.dtype)
+        return Launch(tensors, before)
+
+    @cached_property
+    def changed_inputs(self) -> list[str]:
+        """None."""
+        return []
+
+    def passes(self) -> bool:
+        """Return whether the oracle and few values find nothing."""
+        return oracle(self).passed and few_values(self).passed
+
+
 def drawn(target: Target, dtypes: DTypes, num_keys: int, random: Random, windows: bool) -> Iterator[AttentionCase]:
     """Yield cases of one sequence, as a campaign of the target draws them."""
     pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.window or not windows)]
@@ -131,8 +162,9 @@ def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, na
         chosen, change = _fault(name, case, parts, random)
         output = output_with(parts, chosen, change)
         row.cases[name] += 1
-        for judge_name, accepts in judges.items():
-            row.found[name, judge_name] += not accepts(output)
+        row.found[name, ORACLE] += not Planted(case, target, chosen, change).passes()
+        for judge_name in RULES:
+            row.found[name, judge_name] += not judges[judge_name](output)
     if "window" in names:
         return
     for judge_name, accepts in judges.items():

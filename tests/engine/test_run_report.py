@@ -130,7 +130,10 @@ def test_failures_without_files_are_counted_apart() -> None:
     assert result.exit_status == 2
 
 
-def test_two_failures_that_were_only_seen_are_one_with_the_same_signature_only() -> None:
+def test_two_failures_that_were_only_seen_are_one_with_the_same_signature_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the files of the rows are written again
     other = found("nan", AttentionCase((Sequence(1, 16),), window=3))
     events = FOUND, FailureFound(0, 1, found(), "b.json"), FailureFound(0, 2, other, "c.json")
     assert [row.path for row in one_for_each_bug(report(*events)).failures] == ["a.json", "c.json"]
