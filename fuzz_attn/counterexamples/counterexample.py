@@ -31,6 +31,8 @@ SCHEMA: Final = 2
 
 LARGEST_BYTES: Final = 16 * 2**20
 """No counterexample is larger; a file that is may be a model, a log or a core dump."""
+MOST_TRAITS, LONGEST_TRAIT = 300, 300
+"""No trigger has more traits, nor one of more characters: to show a million of them takes hours."""
 
 
 class Environment(Plain, frozen=True, omit_defaults=False):
@@ -79,7 +81,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     tries: Whole = 0
     sequence: tuple[Step, ...] = ()
     shrunk: bool = True
-    trigger: tuple[str, ...] = ()
+    trigger: Annotated[tuple[Annotated[str, Meta(max_length=LONGEST_TRAIT)], ...], Meta(max_length=MOST_TRAITS)] = ()
     also: tuple[str, ...] = ()
     binding: Binding | None = None
 
