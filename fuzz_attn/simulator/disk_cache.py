@@ -1,6 +1,7 @@
 """A folder of generated programs, by all that they depend on, within a limit of size.
 
-The programs are source code, which this process executes. So a folder is used only if no other user can write to it.
+The programs are source code, and what Python compiles it to, which this process executes. So a folder is used only if
+no other user can write to it.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
+import marshal
 import os
 import re
 import stat
 import tempfile
 import time
+import zlib
 from pathlib import Path
+from types import CodeType
 from typing import Final
 
 import msgspec
@@ -38,8 +43,8 @@ _OWN: Final = re.compile(r"[0-9a-f]{64}\.program|tmp\w+\.part")
 
 @functools.lru_cache(maxsize=1)
 def generator_version() -> str:
-    """Return a digest of the simulator's source and of Triton's version."""
-    digest = hashlib.sha256(triton.__version__.encode())
+    """Return a digest of the simulator's source, of Triton's version, and of the version of Python's compiled code."""
+    digest = hashlib.sha256(triton.__version__.encode() + importlib.util.MAGIC_NUMBER)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -67,6 +72,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     sequential: bool
     arithmetic: KernelArithmetic
     undefined: bool
+    code: bytes
 
 
 def _encode(program: Program) -> bytes:
@@ -86,6 +92,7 @@ def _encode(program: Program) -> bytes:
             sequential=program.sequential,
             arithmetic=program.arithmetic,
             undefined=program.undefined,
+            code=zlib.compress(marshal.dumps(program.compiled()), level=1),
         )
     )
     return hashlib.sha256(body).digest() + body
@@ -97,6 +104,9 @@ def _decode(data: bytes) -> Program:
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the digest does not fit")
     stored = msgspec.json.decode(body, type=_Stored)
+    code = marshal.loads(zlib.decompress(stored.code))  # noqa: S302 - as the source, from a folder that only this user can write to
+    if not isinstance(code, CodeType):
+        raise ValueError("its code is none")
     different = [Origin(operation, Location(file, line)) for operation, file, line in stored.origins]
     return Program(
         name=stored.name,
@@ -111,6 +121,7 @@ def _decode(data: bytes) -> Program:
         sequential=stored.sequential,
         arithmetic=stored.arithmetic,
         undefined=stored.undefined,
+        code=code,
     )
 
 
@@ -156,7 +167,7 @@ class DiskCache:
         path = self._folder / f"{key}.program"
         try:
             program = _decode(path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, EOFError, TypeError, zlib.error):
             return None
         with contextlib.suppress(OSError):
             os.utime(path)

@@ -204,6 +204,28 @@ def test_a_night_restores_and_saves_one_folder() -> None:
     (job,) = jobs_of("fuzz-nightly")
     assert job["env"]["RESULTS"] == saved["with"]["path"]
     assert job["env"]["TRITON_CACHE_DIR"].endswith(f"/{saved['with']['path']}/triton")
+    assert job["env"]["FUZZ_ATTN_CACHE"].endswith(f"/{saved['with']['path']}/programs")
+
+
+def test_a_pull_request_restores_and_saves_its_lowered_programs() -> None:
+    steps = {step["uses"].partition("@")[0]: step for step in steps_of("fuzz-pull-request") if "uses" in step}
+    restored, saved = steps["actions/cache/restore"]["with"], steps["actions/cache/save"]["with"]
+    assert steps["actions/cache/save"]["if"] == "always()"
+    assert restored["path"] == saved["path"]
+    assert restored["key"] == saved["key"]
+    first, second = restored["restore-keys"].splitlines()
+    assert saved["key"].startswith(first)
+    assert first.startswith(second)
+    assert "github.event.number" in first
+    (job,) = jobs_of("fuzz-pull-request")
+    assert job["env"]["FUZZ_ATTN_CACHE"].endswith(f"/{saved['path']}")
+    assert "inputs.seed || github.event.number" in job["env"]["SEED"]
+
+
+def test_docs_name_the_key_of_the_lowered_programs() -> None:
+    steps = {step["uses"].partition("@")[0]: step for step in steps_of("fuzz-pull-request") if "uses" in step}
+    key = steps["actions/cache/restore"]["with"]["key"]
+    assert key in (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -235,7 +257,7 @@ def played(name: str, repository: Path, *, target: str, **inputs: str) -> tuple[
 
 
 def _input(expression: str) -> str:
-    named = re.fullmatch(r"\$\{\{ inputs\.(\w+) \}\}", expression)
+    named = re.fullmatch(r"\$\{\{ inputs\.(\w+)(?: \|\| .+)? \}\}", expression)
     return named[1] if named else ""
 
 

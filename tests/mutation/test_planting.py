@@ -47,3 +47,12 @@ def test_a_bug_is_planted_in_a_file_of_a_user(planting: ModuleType, tmp_path: Pa
     assert planted.python_path == ""
     assert edit.replacement in (tmp_path / "edited_kernels" / edit.file).read_text()
     assert load_target(planted.target).domain.family == "unified"
+
+
+def test_a_file_declares_what_a_bug_needs_and_no_signature_promises(planting: ModuleType, tmp_path: Path) -> None:
+    bug = seeded_bug(TABLES, "output_offset_in_32_bits")
+    declared = load_target(planting.plant(bug, "paged", "path", tmp_path / "declared").target)
+    plain = load_target(planting.plant(None, "paged", "path", tmp_path / "plain").target)
+    assert declared.domain.allows("far_axes")
+    assert not plain.domain.allows("far_axes")
+    assert declared.call.__module__ == "edited_kernels.paged_attention"

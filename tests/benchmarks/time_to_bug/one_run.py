@@ -22,6 +22,8 @@ from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 
 POLL_SECONDS: Final = 0.02
+LOG_SECONDS: Final = 0.2
+"""The time between two looks at the event log of a whole run, which is one file on one machine."""
 END_SECONDS: Final = 60.0
 """A run that is asked to end must have written its last statistics within this time."""
 ENOUGH: Final = 20
@@ -41,8 +43,12 @@ class Command(NamedTuple):
     workers: int | None = None
     python_path: str = ""
     packages: Path | None = None
+    wheel: Path | None = None
+    """The wheel of a published package, for a machine that has it and no network."""
     cache: Path | None = None
     """A cache folder that other runs use too, for a warm start; None is an empty one."""
+    cases: int | None = None
+    """A limit of cases beside that of seconds."""
 
     def line(self, out: Path) -> list[str]:
         """Return the command line."""
@@ -51,6 +57,8 @@ class Command(NamedTuple):
         options = {"--target": self.target, "--backend": self.backend, "--seed": self.seed, "--max-time": self.limit}
         if self.workers is not None:
             options["--workers"] = self.workers
+        if self.cases is not None:
+            options["--max-cases"] = self.cases
         return [*program, "run", "--out", str(out), *(str(each) for pair in options.items() for each in pair)]
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -60,6 +68,10 @@ class Command(NamedTuple):
             shutil.copytree(self.packages, cache / "published", dirs_exist_ok=True)
             cache.chmod(0o700)
             (cache / "published").chmod(0o700)
+        if self.wheel is not None:
+            package = cache / "published" / "-".join(self.wheel.name.split("-")[:2])
+            package.mkdir(parents=True, mode=0o700)
+            (package / self.wheel.name).symlink_to(self.wheel.resolve())
         kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         kept |= {"FUZZ_ATTN_CACHE": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
         return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (self.python_path, kept.get("PYTHONPATH", ""))))}
@@ -85,8 +97,41 @@ def first_failure(command: Command, folder: Path) -> dict[str, Any]:
 
 
 def whole_run(command: Command, folder: Path) -> dict[str, Any]:
-    """Return what a run of the whole time had tried, and the exit status."""
-    return {"status": watched(command, folder, lambda elapsed, process: False)} | tried_by(folder / "out")
+    """Return what a run of the whole time had tried, with the seconds to each failure, and the exit status.
+
+    Its CPU seconds are those of its last look at the log, shortly before its end.
+    """
+    notes = FailureNotes(folder / "out")
+    status = watched(command, folder, notes)
+    tried = tried_by(folder / "out")
+    for failure, (seconds, cpu) in zip(tried["failures"], notes.seen, strict=False):
+        failure.update(after=round(seconds, 3), cpu=round(cpu, 2))
+    return {"status": status, "cpu": round(notes.cpu, 2)} | tried
+
+
+class FailureNotes:
+    """Notes when each failure came into the event log of a run: seconds and CPU seconds since its process started."""
+
+    def __init__(self, out: Path) -> None:
+        self.seen: list[tuple[float, float]] = []
+        self.cpu = 0.0
+        self._out = out
+        self._read = 0
+        self._next = 0.0
+
+    def __call__(self, elapsed: float, process: int) -> bool:
+        """Read what is new in the log, at most every ``LOG_SECONDS``; return False, as the run goes on."""
+        if elapsed >= self._next:
+            self._next = elapsed + LOG_SECONDS
+            self.cpu = max(self.cpu, cpu_seconds(process))
+            for log in logs_in(self._out / "runs"):
+                with log.open("rb") as file:
+                    file.seek(self._read)
+                    whole = file.read().rpartition(b"\n")[0]
+                self._read += len(whole)
+                found = whole.count(b'{"event":"failure_found"')
+                self.seen += [(elapsed, self.cpu)] * found
+        return False
 
 
 def watched(command: Command, folder: Path, over: Callable[[float, int], bool]) -> int:
@@ -140,7 +185,8 @@ def tried_by(out: Path) -> dict[str, Any]:
         elif isinstance(line, FailureFound):
             found = line.counterexample
             shown = {"classes": [class_of(found.verdict)], "message": found.verdict.message}
-            known[line.shard, line.failure] = {"after": round(line.seconds, 3), "trigger": (), "file": found, **shown}
+            after = {"after": round(line.seconds, 3), "cpu": None}
+            known[line.shard, line.failure] = {"trigger": (), "file": found, **after, **shown}
         elif isinstance(line, FailureChanged):
             known[line.shard, line.failure]["trigger"] = line.counterexample.trigger
     return {"failures": [*known.values()]} | breadth(keys, domain) | figures(statistics)

@@ -22,11 +22,25 @@ LAUNCHERS: Final[dict[Family, tuple[str, str]]] = {
 }
 """The module and the function of each family's launcher below ``kernels/``."""
 
+FREEDOMS: Final = "freedoms.toml"
+"""The table of bugs that show only in what no signature promises, so that a target has to declare it."""
+
 Way: TypeAlias = Literal["built-in", "path"]
 """In a copy of the package, whose own target has the bug then, or in a user's file, which imports edited kernels."""
 WAYS: Final[tuple[Way, ...]] = ("built-in", "path")
 
+DECLARATION: Final = """
+import dataclasses
 
+import msgspec
+
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.targets.built_in import built_in
+
+healthy = built_in("{family}")
+domain = msgspec.structs.replace(healthy.domain, features=FAMILIES["{family}"].features)
+declared = dataclasses.replace(healthy, name="declared", call={function}, domain=domain)
+"""
 COMPILED: Final = shutil.ignore_patterns("__pycache__")
 
 
@@ -52,7 +66,10 @@ def sample(bugs: Sequence[SeededBug], count: int, seed: int) -> list[tuple[Seede
 
 
 def plant(bug: SeededBug | None, family: Family, way: Way, folder: Path) -> Planted:
-    """Return our target of a family with a bug, whose files are in a new folder; None plants no bug."""
+    """Return our target of a family with a bug, whose files are in a new folder; None plants no bug.
+
+    A user's file has the plain launcher, and a target that declares what the built-in one does if the bug needs that.
+    """
     without = SeededBug((family,), "", "", ())
     if way == "built-in":
         shutil.copytree(ROOT / "fuzz_attn", folder / "fuzz_attn", symlinks=True, ignore=COMPILED)
@@ -61,5 +78,8 @@ def plant(bug: SeededBug | None, family: Family, way: Way, folder: Path) -> Plan
         return Planted(family, str(folder))
     module, function = LAUNCHERS[family]
     edited_copy(bug or without, ROOT / "kernels", folder / "edited_kernels")
-    (folder / "attention.py").write_text(f"from edited_kernels.{module} import {function}\n", encoding="utf-8")
-    return Planted(f"{folder / 'attention.py'}:{function}", "")
+    text, name = f"from edited_kernels.{module} import {function}\n", function
+    if bug is not None and bug.file == FREEDOMS:
+        text, name = text + DECLARATION.format(family=family, function=function), "declared"
+    (folder / "attention.py").write_text(text, encoding="utf-8")
+    return Planted(f"{folder / 'attention.py'}:{name}", "")

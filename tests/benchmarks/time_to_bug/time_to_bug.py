@@ -5,20 +5,27 @@ in a user's file. Folders are fresh and caches empty. Results go to one JSON fil
 the same file goes on where the first ended, so that a limit of ``--seconds`` cuts the work into slices.
 
 ``--published`` runs the launchers of a published version instead and says when each defect of the ledger was found.
-``--breadth`` runs our own kernels, without a bug, and says how many compile keys and pairs of values were tried.
+``--breadth`` runs our own kernels, without a bug, and says how many compile keys and pairs of values were tried, and
+then the same cases again, with the caches of the first run.
+
+``--jobs 15 --cores 1`` plays 15 runs side by side, each on a core of its own. Seconds are those of the clock; CPU
+seconds, of all processes of a run, say what they would be where a busy machine let it wait. Tables are Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from one_run import Command, first_failure, whole_run  # type: ignore[import-not-found] # beside this script
@@ -77,7 +84,8 @@ def run_seeded(run: Result, options: argparse.Namespace, folder: Path) -> Result
 def command_of(target: str, seed: int, options: argparse.Namespace, python_path: str = "") -> Command:
     """Return the command of a run as the options say."""
     settings = (options.backend, seed, options.limit, options.workers, python_path)
-    return Command(target, *settings, packages=options.packages, cache=options.cache)
+    packages, wheel = options.packages, options.wheel
+    return Command(target, *settings, packages=packages, wheel=wheel, cache=options.cache)
 
 
 def breadth_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
@@ -97,12 +105,17 @@ def published_runs(options: argparse.Namespace) -> Iterator[tuple[str, Result]]:
 
 def run_whole(run: Result, options: argparse.Namespace, folder: Path) -> Result:
     """Return the figures of a run of the whole time; of a published launcher with the seconds to each known defect."""
-    result: Result = whole_run(command_of(run["target"], run["seed"], options), folder)
+    command = command_of(run["target"], run["seed"], options)
+    result: Result = whole_run(command, folder)
+    if options.breadth and options.cache is None:
+        warm = whole_run(command._replace(cache=folder / "cache", cases=result["cases"]), folder / "warm")
+        result |= {"warm cpu": warm["cpu"], "warm rate": warm["rate"]}
     if "launcher" in run and options.backend == "cuda":
         add_classes_in_simulator(result["failures"], run["target"], folder / "cache")
     defects = {"defects": defects_in(result, run["launcher"], options.published)} if "launcher" in run else {}
-    shown = [{name: each[name] for name in ("after", "classes", "trigger", "message")} for each in result["failures"]]
-    return result | defects | {"failures": shown}
+    names = ("after", "cpu", "classes", "trigger", "message")
+    shown = [{name: each[name] for name in names} for each in result["failures"]]
+    return {"seed": run["seed"]} | result | defects | {"failures": shown}
 
 
 def add_classes_in_simulator(failures: Sequence[Result], target: str, cache: Path) -> None:
@@ -115,21 +128,21 @@ def add_classes_in_simulator(failures: Sequence[Result], target: str, cache: Pat
             each["classes"] += [class_of(verdict) for verdict in failures_of(answer)]
 
 
-def defects_in(result: Result, launcher: str, version: str) -> dict[str, float | None]:
-    """Return the seconds to the first failure of each known defect of a version, None for one that was not found.
+def defects_in(result: Result, launcher: str, version: str) -> dict[str, tuple[float, float] | None]:
+    """Return seconds and CPU seconds to the first failure of each known defect of a version, None for one not found.
 
     A failure is the defect of its class, whose trigger is most like its own: a wrong output has no line.
     """
     table = load_table()
     rows = [row for row in table.rows.values() if row.launcher == launcher and row.versions[version] == "FAILED"]
-    seconds: dict[str, float | None] = {row.name: None for row in rows if row.confirmed}
+    seconds: dict[str, tuple[float, float] | None] = {row.name: None for row in rows if row.confirmed}
     for each in sorted(result["failures"], key=lambda failure: float(failure["after"])):
         names = {_without_folder(name) for name in each["classes"]}
         alike = [row for row in rows if _without_folder(class_of(table.case(row).verdict)) in names]
         if alike:
             row = max(alike, key=lambda row: len(set(table.case(row).trigger or ()).intersection(each["trigger"])))
-            if seconds.get(row.name, 0.0) is None:
-                seconds[row.name] = each["after"]
+            if seconds.get(row.name, ()) is None:
+                seconds[row.name] = each["after"], math.nan if each["cpu"] is None else each["cpu"]
     return seconds
 
 
@@ -139,52 +152,107 @@ def _without_folder(failure_class: str) -> str:
     return f"{kind} {Path(place).name}"
 
 
-def summary(results: Sequence[Result]) -> Result:
+def summary(results: Sequence[Result], unit: str) -> Result:
     """Return the median, 90 % and worst seconds, where not found counts as infinite, the shares, and the breadth."""
-    seconds = sorted(float("inf") if each["seconds"] is None else each["seconds"] for each in results)
-    cpu = [each["cpu"] for each in results if each["cpu"] is not None]
-    shares = {f"within {limit:g} s": sum(each <= limit for each in seconds) / len(seconds) for limit in WITHIN}
-    means = {name: statistics.fmean(each[name] for each in results) for name in ("keys", "pairs", "rate")}
+    seconds = sorted(math.inf if each[unit] is None else each[unit] for each in results)
+    shares = {f"in {limit:g} s": f"{sum(each <= limit for each in seconds) / len(seconds):.1%}" for limit in WITHIN}
+    means = {name: f"{statistics.fmean(each[name] for each in results):.3g}" for name in ("keys", "pairs", "rate")}
     times = {"median": statistics.median_high(seconds), "90 %": _part(seconds, 0.9), "worst": seconds[-1]}
-    return (
-        {"runs": len(seconds), "found": len([each for each in seconds if each < float("inf")])}
-        | times
-        | {
-            "median CPU seconds": statistics.median(cpu) if cpu else float("inf"),
-            **shares,
-            **means,
-        }
-    )
+    found = {"runs": len(seconds), "found": sum(each < math.inf for each in seconds)}
+    return found | {name: f"{value:.1f}" for name, value in times.items()} | shares | means
 
 
 def _part(ordered: Sequence[float], part: float) -> float:
     """Return the smallest value that at least this part of the values does not exceed."""
-    return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-def print_summary(results: Sequence[Result]) -> None:
-    """Print the figures of all runs, and of each way."""
+def table(rows: Sequence[Result]) -> str:
+    """Return rows with the same columns as a table of Markdown."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def print_seeded(results: Sequence[Result]) -> None:
+    """Print the figures of all runs and of each way, by the clock and in CPU seconds."""
     ways = [("all", list(results)), *((way, [each for each in results if each["way"] == way]) for way in WAYS)]
-    for name, some in ways:
-        if some:
-            print(f"{name}: " + ", ".join(f"{what} {value:.4g}" for what, value in summary(some).items()))
+    rows = [
+        {"planted": name, "seconds": word} | summary(some, unit)
+        for name, some in ways
+        for unit, word in (("seconds", "clock"), ("cpu", "CPU"))
+        if some
+    ]
+    print(table(rows))
+
+
+def print_published(results: Sequence[Result]) -> None:
+    """Print when each seed showed each defect: seconds of the clock, and CPU seconds behind a slash."""
+    seeds = sorted({each["seed"] for each in results})
+    found = {(name, each["seed"]): at for each in results for name, at in each["defects"].items()}
+    words = {key: "not found" if at is None else " / ".join(f"{each:.1f}" for each in at) for key, at in found.items()}
+    names = dict.fromkeys(name for name, _ in found)
+    print(table([{"defect": name} | {f"seed {seed}": words.get((name, seed), "") for seed in seeds} for name in names]))
+    counts = {f"seed {seed}": sum(at is not None for (_, own), at in found.items() if own == seed) for seed in seeds}
+    print(f"found of {len(names)}: {counts}")
+
+
+def print_breadth(results: Sequence[Result]) -> None:
+    """Print how much each run of a healthy kernel tried; cases a second of the clock and of CPU time, cold and warm."""
+    names = ("family", "seed", "keys", "keys with 20 cases", "pairs", "cases")
+    rows = []
+    for each in results:
+        rates = {"cases/s": each["rate"], "cases/CPU s": round(each["cases"] / each["cpu"], 1)}
+        if "warm rate" in each:
+            rates |= {"warm cases/s": each["warm rate"], "warm cases/CPU s": round(each["cases"] / each["warm cpu"], 1)}
+        rows.append({name: each[name] for name in names} | rates)
+    print(table(rows))
 
 
 def play(options: argparse.Namespace) -> Results:
     """Play the runs that the file of results lacks, as long as there is time for one more."""
     results, began = Results(options.results), time.monotonic()
     runs = published_runs if options.published else breadth_runs if options.breadth else seeded_runs
-    for name, run in runs(options):
-        if name in results.all:
-            continue
+    one = run_seeded if runs is seeded_runs else run_whole
+    places = places_of(options)
+
+    def timely(run: Result) -> Result | None:
         if options.seconds is not None and time.monotonic() - began + options.limit + END_SECONDS > options.seconds:
-            print(f"the {options.seconds:g} s are over; go on with the same --results", flush=True)
-            break
-        with tempfile.TemporaryDirectory(prefix="time-to-bug-") as scratch:
-            result = (run_seeded if runs is seeded_runs else run_whole)(run, options, Path(scratch))
-        results.add(name, result)
-        print(f"{name}: {line_of(result)}", flush=True)
+            return None
+        return on_place(places, lambda folder: one(run, options, folder))
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        waiting = {pool.submit(timely, run): name for name, run in runs(options) if name not in results.all}
+        for done in as_completed(waiting):
+            if (result := done.result()) is not None:
+                results.add(waiting[done], result)
+                print(f"{waiting[done]}: {line_of(result)}", flush=True)
+    if left := sum(done.result() is None for done in waiting):
+        print(f"the {options.seconds:g} s are over, {left} runs are left; go on with the same --results", flush=True)
     return results
+
+
+def places_of(options: argparse.Namespace) -> SimpleQueue[set[int]]:
+    """Return the cores of each run that is played at a time: all of them, where the options do not say how many."""
+    own = sorted(os.sched_getaffinity(0))
+    count = options.cores or len(own)
+    if (options.cores or 1) * options.jobs > len(own):
+        raise SystemExit(f"--jobs {options.jobs} with --cores {options.cores or 1} need more than {len(own)} cores")
+    places: SimpleQueue[set[int]] = SimpleQueue()
+    for number in range(options.jobs):
+        places.put(set(own[number * count : (number + 1) * count] if options.cores else own))
+    return places
+
+
+def on_place(places: SimpleQueue[set[int]], run: Callable[[Path], Result]) -> Result:
+    """Return the result of a run in a new folder. Its processes inherit the cores of this thread."""
+    place, before = places.get(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, place)
+    try:
+        with tempfile.TemporaryDirectory(prefix="time-to-bug-") as scratch:
+            return run(Path(scratch))
+    finally:
+        os.sched_setaffinity(0, before)
+        places.put(place)
 
 
 def line_of(result: Result) -> str:
@@ -192,7 +260,9 @@ def line_of(result: Result) -> str:
     counts = ", ".join(f"{name} {result[name]}" for name in ("keys", "keys with 20 cases", "pairs", "cases", "rate"))
     if "defects" in result:
         return f"{result['defects']}, {counts}"
-    return f"{result['seconds']} s, {counts}" if "seconds" in result else counts
+    if "way" in result:
+        return f"{result['seconds']} s, {result['cpu']} CPU s, {counts}"
+    return f"{counts}, warm {result['warm rate']}" if "warm rate" in result else counts
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -209,6 +279,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("reports/time-to-bug.json"))
     parser.add_argument("--published", metavar="VERSION", default="", help="vLLM's launchers instead, such as 0.33.0")
     parser.add_argument("--packages", type=Path, help="a folder `published` of a cache, for a machine without network")
+    parser.add_argument("--wheel", type=Path, help="the wheel of the published version, for the same")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--cores", type=int, help="cores of each run, which no other has; default: all, shared")
     parser.add_argument("--breadth", action="store_true", help="our own kernels without a bug instead")
     parser.add_argument("--cache", type=Path, help="a cache folder that all runs share: warm starts")
     return parser.parse_args(arguments)
@@ -217,9 +290,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Play the runs and print the figures of all in the file."""
     options = parsed(sys.argv[1:])
-    results = play(options).all
-    if seeded := [result for result in results.values() if "seconds" in result and "way" in result]:
-        print_summary(seeded)
+    results = list(play(options).all.values())
+    if seeded := [result for result in results if "way" in result]:
+        print_seeded(seeded)
+    if published := [result for result in results if "defects" in result]:
+        print_published(published)
+    if breadth := [result for result in results if "way" not in result and "defects" not in result]:
+        print_breadth(breadth)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import builtins
 import hashlib
 import importlib.util
 import json
 import linecache
+import marshal
 import os
 import resource
 import stat
 import time
+import zlib
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 import torch
 
 from fuzz_attn.simulator import Simulator, simulate
-from fuzz_attn.simulator.disk_cache import LIMIT_BYTES, DiskCache, key_of
+from fuzz_attn.simulator.disk_cache import LIMIT_BYTES, DiskCache, generator_version, key_of
 
 KERNELS = "sample_kernels.py"
 
@@ -109,12 +114,32 @@ def test_a_damaged_file_is_written_anew(kernels: Any, tmp_path: Path) -> None:
         assert simulator.lowering.count == 1
 
 
-def test_a_file_holds_source_and_no_code(kernels: Any, tmp_path: Path) -> None:
+def test_a_file_holds_the_source_and_its_code(kernels: Any, tmp_path: Path) -> None:
     _launch(kernels, Simulator(cache_dir=tmp_path))
     (path,) = tmp_path.glob("*.program")
     fields = json.loads(path.read_bytes()[32:])
     assert fields[0] == "add_kernel"
     assert "def kernel(" in fields[1]
+    assert _unpacked(fields[-1]) == compile(fields[1], _unpacked(fields[-1]).co_filename, "exec")
+
+
+def test_a_program_on_disk_is_not_compiled_again(kernels: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _launch(kernels, Simulator(cache_dir=tmp_path))
+    monkeypatch.setattr(builtins, "compile", None)
+    assert torch.equal(_launch(kernels, Simulator(cache_dir=tmp_path)), first)
+
+
+def test_another_version_of_compiled_code_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = generator_version.__wrapped__()
+    monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", b"other")
+    assert generator_version.__wrapped__() != own
+
+
+def _unpacked(text: str) -> CodeType:
+    """Return the code of a file's last field."""
+    code = marshal.loads(zlib.decompress(base64.b64decode(text)))
+    assert isinstance(code, CodeType)
+    return code
 
 
 def test_a_new_folder_belongs_to_its_owner_only(kernels: Any, tmp_path: Path) -> None:
@@ -128,7 +153,11 @@ def _planted(folder: Path, kernels: Any) -> None:
     """Make a folder with a program of another user's choice."""
     _launch(kernels, Simulator(cache_dir=folder))
     (path,) = folder.glob("*.program")
-    body = path.read_bytes()[32:].replace(b"def kernel(", b"raise SystemExit(1)\\ndef kernel(")
+    fields = json.loads(path.read_bytes()[32:])
+    fields[1] = fields[1].replace("def kernel(", "raise SystemExit(1)\ndef kernel(")
+    code = marshal.dumps(compile(fields[1], "<simulated>", "exec"))
+    fields[-1] = base64.b64encode(zlib.compress(code)).decode()
+    body = json.dumps(fields).encode()
     path.write_bytes(hashlib.sha256(body).digest() + body)
 
 
