@@ -17,7 +17,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "faults" / "check_faults.py"
 FEWEST = 40
-PACKAGES = ("oracle", "properties", "backends", "simulator", "targets", "inputs", "engine", "counterexamples", "cli")
+PACKAGES = (
+    *("oracle", "properties", "backends", "simulator", "targets", "inputs", "engine", "counterexamples", "cli"),
+    *("export", "report"),
+)
 
 Loader = Callable[[Path], ModuleType]
 
