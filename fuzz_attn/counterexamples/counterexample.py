@@ -33,6 +33,8 @@ ON_CPU: Final = ("simulator", "interpreter")
 """The backends that run kernels on a CPU."""
 LARGEST_BYTES: Final = 16 * 2**20
 """No counterexample is larger; a file that is may be a model, a log or a core dump."""
+MOST_TRAITS, LONGEST_TRAIT = 300, 300
+"""No trigger has more traits, nor one of more characters: to show a million of them takes hours."""
 
 
 class Environment(Plain, frozen=True, omit_defaults=False):
@@ -102,7 +104,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     tries: Whole = 0
     sequence: tuple[Step, ...] = ()
     shrunk: bool = True
-    trigger: tuple[str, ...] = ()
+    trigger: Annotated[tuple[Annotated[str, Meta(max_length=LONGEST_TRAIT)], ...], Meta(max_length=MOST_TRAITS)] = ()
     also: tuple[str, ...] = ()
     binding: Binding | None = None
     elsewhere: Elsewhere | None = None

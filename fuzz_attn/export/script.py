@@ -92,11 +92,11 @@ def _docstring(found: Counterexample, expected: list[Expected], source: Source) 
     lines = [
         f'r"""A wrong result of {source.name} of {source.module}, found by fuzz_attn.',
         "",
-        *_wrapped(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}"),
+        *wrapped(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}"),
         "",
         "The case:",
-        *(line for text in case for line in _wrapped(text, "      ")),
-        *(line for text in second for line in ("", *_wrapped(text))),
+        *(line for text in case for line in wrapped(text, "      ")),
+        *(line for text in second for line in ("", *wrapped(text))),
         "",
         "This script needs torch and the kernel only. It exits with 1 while the kernel is wrong and prints the worst",
         "elements. The bound is the largest error that a correct kernel can make. Memory that the kernel must not read",
@@ -109,7 +109,8 @@ def _docstring(found: Counterexample, expected: list[Expected], source: Source) 
     return "\n".join(lines)
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Return the lines of a text in a docstring, which it cannot end: a text of a file runs nothing."""
     plain = text.replace("\\", "/").replace('"""', "'''")
     return textwrap.wrap(plain, WIDTH, subsequent_indent=indent) or [""]
 

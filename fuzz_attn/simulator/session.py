@@ -17,6 +17,7 @@ from fuzz_attn.simulator.frontend.binding import Bound, grid_of
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.probes import probe, snapshot
 from fuzz_attn.simulator.run import Run
+from fuzz_attn.simulator.runtime.denormals import kept_denormals
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.grid import grid_finding
 from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS
@@ -60,7 +61,8 @@ class Session:
         if self.starting is not None:
             self.starting()
         try:
-            self._launch(kernel, arguments, keywords, grid)
+            with kept_denormals():
+                self._launch(kernel, arguments, keywords, grid)
         except UnsupportedOperation as error:
             self.unsupported.append(error)
             raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+
+from fuzz_attn.simulator.runtime.denormals import flushes_denormals
 
 
 class Defaults(NamedTuple):
@@ -43,13 +44,9 @@ def current() -> Defaults:
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        _half(sys.float_info.min) == 0.0,
+        flushes_denormals(),
         torch.is_grad_enabled(),
     )
-
-
-def _half(number: float) -> float:
-    return number / 2
 
 
 _left_by_targets: Defaults | None = None

@@ -277,6 +277,8 @@ BAD_FILES: list[tuple[str | bytes, str]] = [
     (edited(relation=[]), r"Expected `str \| null`, got `array` - at `\$\.relation`"),
     (edited(target={"module": "os"}), r"Expected `str`, got `object` - at `\$\.target`"),
     (edited(verdict={"property_name": "oracle", "kind": "[bold]"}), r"Invalid enum value '\[bold\]' - at "),
+    (edited(trigger=["x"] * 301), r"Expected `array` of length <= 300 - at `\$\.trigger`"),
+    (edited(trigger=["x" * 301]), r"Expected `str` of length <= 300 - at `\$\.trigger\[0\]`"),
     (edited(environment={"backend": "cuda"}), r"Object missing required field `shims` - at `\$\.environment`"),
 ]
 

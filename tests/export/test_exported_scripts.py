@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from fuzz_attn.case.parts import CallForm, DTypes, FarAxis, HeadLayout, PageLayo
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.export.script import WIDTH, wrapped
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
@@ -318,3 +320,21 @@ def test_file_that_is_missing_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["export", str(tmp_path / "gone.json"), "--script", str(tmp_path / "x.py")])
     assert result.exit_code == 2
     assert result.stderr == f"fuzz-attn: {tmp_path / 'gone.json'}: cannot be read: No such file or directory\n"
+
+
+HOSTILE = (
+    '"""\nopen("canary", "w")\n"""',
+    "x" * (WIDTH - 1) + '"""; open("canary", "w")',
+    '\\"""\\',
+    '"' * 7,
+    'ends with "',
+    "\\",
+    "a\rb\x0cc\x85d\u2028open('canary', 'w')",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_of_a_file_leaves_the_docstring_of_a_script(text: str) -> None:
+    (statement,) = ast.parse("\n".join(('r"""A wrong result', *wrapped(text, "  "), '"""'))).body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Constant)

@@ -315,7 +315,7 @@ class Example:
     def _status(self) -> None:
         """Check the exit status as docs/commands.md says."""
         report = self.run.results.report()
-        failing = [event for event in self.shards.sent if isinstance(event, FailureFound)]
+        failing = [event for event in self.shards.sent if isinstance(event, FailureFound | FailureChanged)]
         failing = [event for event in failing if event.counterexample.status != "known"]
         assert {failure.path for failure in report.failures} >= {event.path for event in failing}
         assert report.cases == sum(isinstance(event, CaseJudged) for event in self.shards.sent)

@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator import FindingKind, simulate
+from fuzz_attn.simulator.runtime.denormals import flushes_denormals
 
 KERNELS = "sample_kernels.py"
 
@@ -212,3 +213,16 @@ def test_kernels_decorated_for_the_interpreter_run_in_both(tmp_path: Path) -> No
     command = [sys.executable, "-W", "ignore", "-c", INTERPRETED, str(tmp_path), samples]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "both ran\n", result.stderr
+
+
+def test_a_launch_keeps_denormal_numbers_whatever_the_cpu_was_told() -> None:
+    """A target that sets this, or loads a library built with -ffast-math, changes no GPU either."""
+    tiny, out = torch.full((64,), 1e-40), torch.empty(64)
+    torch.set_flush_denormal(True)
+    try:
+        with simulate():
+            tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](tiny, torch.zeros(64), out, 64)
+        assert flushes_denormals(), "the target finds what it left"
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(out, torch.full((64,), 1e-40))
