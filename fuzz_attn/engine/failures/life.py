@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.traits import core
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.explainer import Explainer
@@ -42,6 +43,7 @@ from fuzz_attn.engine.failures.triage import (
     has_place,
     is_finding,
     is_same,
+    traits_of_both,
     trigger_in,
 )
 from fuzz_attn.engine.failures.unfollowed import Unfollowed
@@ -204,7 +206,23 @@ class FailureLives:
                 self._live(failure, answer, before)
             else:
                 self._end_as(failure, explained)
+        for known in shown:
+            self._look_behind(known, order, answer, before)
         self._follow_beside()
+
+    def _look_behind(self, known: KnownFailure, order: Order, answer: Answer, before: Sequence[Order]) -> None:
+        """Follow a bug of logic that a case has where it shows a known failure of the finding backend only."""
+        explainer, traits = self._shard.explainer, traits_of_both(order)
+        verdicts = [each for each in failures_of(answer) if known.shown_by(class_of(each), traits)]
+        if explainer is None or explainer.unusable or not verdicts or not known.may_hide(order):
+            return
+        explainer.renew()
+        there = explainer.judge(order, "confirm")
+        _, new = self._sorted(order, shown_in_same_way(verdicts[0], there, order), there=True)
+        if not new:
+            self._look_beside(known, order, there, "confirm", there=True)
+        elif self._may_start(order, verdicts[0]):
+            self._live(self._started(order, verdicts[0]), answer, before)
 
     def excuse(self, order: Order, verdict: Verdict, before: Sequence[Order], *, judged: bool = False) -> None:
         """Count a failure that did not recur in a fresh process; after some of a class, follow the next as dependent.
@@ -468,6 +486,7 @@ class FailureLives:
             return False
         same = shown_in_same_way(failure.found.verdict, answer, order)
         if not same:
+            failure.replayed.append(core(traits_of_both(order)))
             self._here.say(failure, outcome="passes", reason="")
             self._look_beside(failure, order, answer, "confirm", there=True)
             return False

@@ -24,6 +24,8 @@ from fuzz_attn.properties.relations import RELATIONS
 
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
+MOST_REPLAYED: Final = 8
+"""So many cases at most that show a failure of the finding backend only are replayed on the one that explains."""
 UNWRITTEN: Final = "unwritten"
 HANG: Final = "timeout"
 _OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))
@@ -109,6 +111,8 @@ class KnownFailure:
     """Whether it is judged on the explaining backend, and not on the one that finds."""
     seen_as: set[str] = field(default_factory=set)
     """Classes that it had on the backend that finds, beyond those that its counterexample names."""
+    replayed: list[frozenset[str]] = field(default_factory=list)
+    """The traits of cases that showed it and were replayed on the explaining backend."""
 
     @property
     def name(self) -> str:
@@ -143,6 +147,19 @@ class KnownFailure:
             self.other_triggers.append(same.trigger)
         if self.trigger is not None and same.trigger is not None and core(self.trigger):
             self.trigger &= traits_of_both(same.found) | core(self.trigger)
+
+    def may_hide(self, order: Order) -> bool:
+        """Return whether an order that shows it should be replayed on the explaining backend, and note that it is.
+
+        A failure of the finding backend only may hide a bug of logic of its class that needs what it needs and more. So
+        cases that show it are replayed, a few of them, each of which has a trait that those before did not have.
+        """
+        traits = core(traits_of_both(order))
+        news = traits.difference(*self.replayed)
+        if not self.found.only_here or not news or len(self.replayed) >= MOST_REPLAYED:
+            return False
+        self.replayed.append(traits)
+        return True
 
     def shown_by(self, failure_class: str, traits: frozenset[str], *, there: bool = False) -> bool:
         """Return whether a failure of a class, of a case with these traits, is this one.

@@ -30,7 +30,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.runs.remote_output import SENT, _unsent
-from fuzz_attn.counterexamples.counterexample import Counterexample, Step, signed
+from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, Step, signed
 from fuzz_attn.coverage.mask_coverage import CoverageFile, Mask, TargetCoverage
 from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
@@ -168,6 +168,8 @@ def counterexample_of(target: str) -> bytes:
             trigger=("window",),
             also=("nan",),
             digest="d",
+            environment=Environment("cuda", ("a shim",), {"triton": "3"}),
+            elsewhere=Elsewhere("simulator", "passes", "a reason", ("output",), "larger"),
         )
     )
 
