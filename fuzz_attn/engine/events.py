@@ -24,6 +24,9 @@ WHOLE_RUN: Final = -1
 Signal: TypeAlias = Annotated[int, Meta(ge=0, le=127)]
 """The number of a signal, which is a part of an exit status; 0 is none."""
 
+Which: TypeAlias = tuple[Whole, Whole]
+"""A failure of a run: its shard and its number there. No other one has them, while a file's name may be used again."""
+
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
 
@@ -166,8 +169,8 @@ class FailureFound(Plain, frozen=True, tag_field="event", tag="failure_found"):
 class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed"):
     """A failure was confirmed, classified or shrunk further; ``path`` is its file now, ``done`` after the last change.
 
-    ``same_as`` is the name of an earlier failure (:func:`name_of`) where this one turned out to be the same bug; its
-    file is gone then.
+    ``same_as`` is the name of an earlier failure (:func:`name_of`), and ``same`` says which one it is, where this one
+    turned out to be the same bug; its file is gone then.
     """
 
     shard: Whole
@@ -176,6 +179,7 @@ class FailureChanged(Plain, frozen=True, tag_field="event", tag="failure_changed
     path: str
     done: bool = False
     same_as: str = ""
+    same: Which | None = None
 
 
 class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
@@ -187,11 +191,15 @@ class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
 
 
 class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
-    """Another case, or in a merged log so many, showed a failure; ``path`` is its name (:func:`name_of`)."""
+    """Another case, or in a merged log so many, showed a failure.
+
+    ``path`` is its name (:func:`name_of`) when it was learnt, and ``which`` says which one it is.
+    """
 
     shard: Whole
     path: str
     cases: Positive = 1
+    which: Which | None = None
 
 
 class CaseExcused(Plain, frozen=True, tag_field="event", tag="case_excused"):

@@ -120,6 +120,33 @@ def test_of_two_failures_that_ended_as_each_other_one_stays(tmp_path: Path) -> N
     assert counterexample.load(Path(two)) == row.counterexample, "its file is there again"
 
 
+def test_a_name_that_is_used_again_is_another_failure() -> None:
+    """A shard has learnt of a failure that has ended as a known one, and its file's name is that of a new one now."""
+    known = msgspec.structs.replace(found(), status="known", reference="#7", because="waits")
+    result = report(
+        *(failed("mismatch"), FOUND, failed("mismatch"), FailureFound(0, 1, known, "known.json", saved=True)),
+        FailureChanged(0, 0, found(), "a.json", done=True, same_as="known.json", same=(0, 1)),
+        *(failed("crash"), FailureFound(0, 2, found("crash"), "a.json")),
+        *(failed("mismatch"), FailureSeenAgain(1, "a.json", which=(0, 0))),
+        *(failed("mismatch"), FailureFound(1, 0, found(), "b.json")),
+        FailureChanged(1, 0, found(), "b.json", done=True, same_as="a.json", same=(0, 0)),
+    )
+    assert result.lost == ""
+    assert {row.path: row.cases for row in result.failures} == {"known.json": 4, "a.json": 1}
+
+
+@pytest.mark.parametrize("shrunk", [False, True])
+def test_a_mark_covers_what_another_shard_found_of_the_same_bug(shrunk: bool) -> None:
+    """Also where the marked file says less than the new one, which has been shrunk."""
+    place = Verdict("oracle", "exception", "the target raised ValueError: no", site="k.py:3")
+    new = msgspec.structs.replace(found(), verdict=place, confirmation="confirmed", shrunk=True)
+    marked = msgspec.structs.replace(new, status="known", reference="#7", because="waits", shrunk=shrunk)
+    events = FailureFound(0, 0, marked, "known.json", saved=True), FailureFound(1, 0, new, "new.json")
+    left = one_for_each_bug(report(PASSED, *events))
+    assert [(row.path, row.cases) for row in left.failures] == [("known.json", 2)]
+    assert left.exit_status == 0
+
+
 def test_failures_without_files_are_counted_apart() -> None:
     crash = found("crash")
     result = report(

@@ -12,7 +12,7 @@ from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.signature import signature_of
-from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note
+from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
 from fuzz_attn.engine.failures.triage import KnownFailure
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -33,7 +33,7 @@ class Records:
 
     def seen_again(self, known: KnownFailure) -> None:
         """Report that another case showed a failure."""
-        self.emit(FailureSeenAgain(self.shard, known.name))
+        self.emit(FailureSeenAgain(self.shard, known.name, which=known.which))
 
     def excused(self, verdict: Verdict, *, judged: bool) -> None:
         """Report a failure that did not recur in a fresh process."""
@@ -59,10 +59,12 @@ class Records:
         self._write(failure)
         self.report(failure)
 
-    def report(self, failure: KnownFailure, *, done: bool = False, same_as: str = "") -> None:
+    def report(
+        self, failure: KnownFailure, *, done: bool = False, same_as: str = "", same: Which | None = None
+    ) -> None:
         """Report a failure as it is now."""
         number, found, path = failure.number, failure.found, failure.path
-        self.emit(FailureChanged(self.shard, number, found, path, done=done, same_as=same_as))
+        self.emit(FailureChanged(self.shard, number, found, path, done=done, same_as=same_as, same=same))
 
     def finish(self, failure: KnownFailure, digest: str) -> None:
         """Write and report a failure for the last time, its file named by its signature."""
@@ -88,7 +90,7 @@ class Records:
             self.rewrite(earlier)
             failure.path = ""
         try:
-            self.report(failure, done=True, same_as=name)
+            self.report(failure, done=True, same_as=name, same=earlier.which)
         finally:
             with contextlib.suppress(OSError):  # what is left of it is the same bug
                 if failure.path:

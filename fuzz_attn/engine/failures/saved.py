@@ -191,8 +191,13 @@ def played(found: Counterexample, launches: Launches, phase: Phase, uncovered: U
 
 
 def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLives) -> None:
-    """Make a saved failure that still fails a known one; its trigger says which cases to draw less often."""
+    """Make a saved failure that still fails a known one; its trigger says which cases to draw less often.
+
+    One that was only seen is confirmed by that: it has failed in a fresh process now.
+    """
     trigger = found.trigger or needed_by(found.case, found.relation)
+    if found.confirmation == "unconfirmed":
+        found = msgspec.structs.replace(found, confirmation="confirmed")
     if found.elsewhere is not None and class_of(verdict) in found.elsewhere.found_as:
         verdict = found.verdict  # it names the line that the backend that explains has found
     found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)

@@ -17,7 +17,7 @@ import msgspec
 from fuzz_attn.case.attention_case import replace
 from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.events import name_of
+from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
@@ -118,6 +118,11 @@ class KnownFailure:
     def name(self) -> str:
         """What names it in events."""
         return name_of(self.shard, self.number, self.path)
+
+    @property
+    def which(self) -> Which:
+        """Its shard and its number there."""
+        return self.shard, self.number
 
     @property
     def failure_class(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -15,6 +14,7 @@ from fuzz_attn.engine.events import (
     FailureChanged,
     FailureFound,
     FailureSeenAgain,
+    Which,
     name_of,
 )
 from fuzz_attn.engine.failures.triage import OUTPUT, UNWRITTEN, class_of, has_place
@@ -22,7 +22,6 @@ from fuzz_attn.engine.messages import Order
 
 EITHER = "output or unwritten"
 """A wrong fp8 output: a NaN there has the bits of an element that was never written."""
-Name: TypeAlias = tuple[int, int]
 
 
 @dataclass
@@ -53,8 +52,8 @@ class Accounts:
         """How many of them showed a class; a saved case that is run several times counts once."""
         self._saved: set[tuple[Order, str]] = set()
         self._not_repeated: Counter[str] = Counter()
-        self._rows: dict[Name, _Row] = {}
-        self._names: dict[str, Name] = {}
+        self._rows: dict[Which, _Row] = {}
+        self._names: dict[str, Which] = {}
 
     @property
     def lost(self) -> int:
@@ -79,8 +78,10 @@ class Accounts:
                 self._row(event).add(event.counterexample)
                 if event.same_as:
                     self._unite(event)
-            case FailureSeenAgain(path=path) if path in self._names:
-                self._rows[self._names[path]].cases += event.cases
+            case FailureSeenAgain():
+                row = self._known(event.which, event.path)
+                if row is not None:
+                    row.cases += event.cases
 
     def _judged(self, event: CaseJudged) -> None:
         classes = {_without_words(class_of(verdict)) for verdict in event.verdicts if not verdict.passed}
@@ -97,9 +98,14 @@ class Accounts:
         self._names[name_of(event.shard, event.failure, event.path)] = name
         return self._rows.setdefault(name, _Row())
 
+    def _known(self, which: Which | None, path: str) -> _Row | None:
+        """Return the row of a failure, which logs of earlier versions name by its path only."""
+        name = which if which in self._rows else self._names.get(path)
+        return None if name is None else self._rows.get(name)
+
     def _unite(self, event: FailureChanged) -> None:
         """Let a failure and the one that it turned out to be have one row."""
-        own, other = self._rows[event.shard, event.failure], self._rows.get(self._names.get(event.same_as, (-1, -1)))
+        own, other = self._rows[event.shard, event.failure], self._known(event.same, event.same_as)
         if other is None or other is own:
             return
         other.cases += own.cases

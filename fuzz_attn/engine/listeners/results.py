@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
@@ -22,6 +22,7 @@ from fuzz_attn.engine.events import (
     Finished,
     Note,
     SavedPassed,
+    Which,
     name_of,
 )
 from fuzz_attn.engine.failures import triage
@@ -204,8 +205,10 @@ class Results:
         self.notes: list[str] = []
         self.errors: list[str] = []
         self.stopped_by = 0
-        self._failures: dict[tuple[int, int], _Failure] = {}
-        self._names: dict[str, tuple[int, int]] = {}
+        self._failures: dict[Which, _Failure] = {}
+        self._names: dict[str, Which] = {}
+        self._rows: dict[Which, Which] = {}
+        """For each failure the one whose row it is in: itself, or what it turned out to be the same as."""
 
     def __call__(self, event: Event) -> None:
         """Keep what an event reports."""
@@ -216,11 +219,11 @@ class Results:
                 self._failures[name] = _Failure(
                     event.counterexample, event.path, event.seconds, saved=event.saved, followed=event.followed
                 )
-                self._names[name_of(*name, event.path)] = name
+                self._name(name, event.path)
             case FailureChanged():
                 self._change(event)
             case FailureSeenAgain():
-                self._count(event.path, event.cases)
+                self._count(self._row_of(event.which, event.path), event.cases)
             case SavedPassed() if event.counterexample.status != "fixed":
                 self.notes.append(pass_in_words(event))
             case Note() if event.text not in self.notes:
@@ -234,21 +237,28 @@ class Results:
         # An interrupt may come between the failure and its first event.
         new = _Failure(event.counterexample, event.path, self.statistics.seconds)
         failure = self._failures.setdefault(name, new)
-        other = self._names.get(event.same_as)
+        other = self._row_of(event.same, event.same_as) if event.same_as else None
+        self._name(name, event.path)
         if other is not None and other != name and other in self._failures:
-            self._count(event.same_as, self._failures.pop(name).cases)
-            self._names = {own: other if known == name else known for own, known in self._names.items()}
-            self._names[name_of(*name, event.path)] = other
+            self._count(other, self._failures.pop(name).cases)
+            self._rows = {each: other if row == name else row for each, row in self._rows.items()}
             return
         # Of two failures that ended as each other, one has to stay.
         failure.counterexample, failure.path, failure.done = event.counterexample, event.path, event.done
-        self._names[name_of(*name, event.path)] = name
 
-    def _count(self, path: str, cases: int) -> None:
-        """Add cases to the failure that has or had a name."""
-        failure = self._failures.get(self._names.get(path, (-1, -1)))
-        if failure is not None:
-            failure.cases += cases
+    def _name(self, name: Which, path: str) -> None:
+        """Let a failure have a row of its own, and a path."""
+        self._names[name_of(*name, path)] = name
+        self._rows[name] = name
+
+    def _row_of(self, which: Which | None, path: str) -> Which | None:
+        """Return the failure in whose row one is, which logs of earlier versions name by a path that it has or had."""
+        name = which if which in self._rows else self._names.get(path)
+        return None if name is None else self._rows.get(name)
+
+    def _count(self, row: Which | None, cases: int) -> None:
+        if row in self._failures:
+            self._failures[row].cases += cases
 
     @property
     def failures(self) -> tuple[FoundFailure, ...]:
@@ -339,8 +349,7 @@ def _restore(failure: FoundFailure) -> None:
 def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
     """Return a report without the failures that are the same bug as another one, and the files of these."""
     found = {failure.path: failure for failure in report.failures if failure.path}
-    merged = triage.merged((path, failure.counterexample) for path, failure in found.items())
-    same = {path: kept for path, kept in merged.items() if not found[path].saved}
+    same = dict(_same_bugs(found))
     for path, kept in same.items():
         known, other = found[kept], found.pop(path)
         first_seen = min(known.first_seen, other.first_seen)
@@ -353,6 +362,18 @@ def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
         known=tuple(path for path in counted.known if path not in same),
     )
     return msgspec.structs.replace(report, statistics=left, failures=failures), tuple(same)
+
+
+def _same_bugs(found: dict[str, FoundFailure]) -> Iterator[tuple[str, str]]:
+    """Yield each file that is the same bug as another one, and that: one from before the run where there is one."""
+    merged = triage.merged((path, failure.counterexample) for path, failure in found.items())
+    groups: dict[str, list[str]] = {}
+    for path in found:
+        groups.setdefault(merged.get(path, path), []).append(path)
+    for best, group in groups.items():
+        saved = [path for path in group if found[path].saved]
+        kept = best if best in saved or not saved else saved[0]
+        yield from ((path, kept) for path in group if path != kept and path not in saved)
 
 
 def merged_reports(reports: Iterable[RunReport]) -> RunReport | None:

@@ -305,7 +305,7 @@ def _events_of(failure: FoundFailure, number: int) -> Iterator[Event]:
     found, path = failure.counterexample, failure.path
     yield FailureFound(0, number, found, path, failure.first_seen, failure.saved, failure.followed)
     if failure.cases > 1:
-        yield FailureSeenAgain(0, path, failure.cases - 1)
+        yield FailureSeenAgain(0, path, failure.cases - 1, (0, number))
     yield FailureChanged(0, number, found, path, failure.done)
 
 

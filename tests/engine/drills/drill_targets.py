@@ -126,6 +126,11 @@ def _raise_on_one_of_150_lines(seqused_k: torch.Tensor, cu_seqlens_q: torch.Tens
     exec(compile(source, str(Path(__file__).with_name("many_lines.py")), "exec"))
 
 
+def _raise_on_one_of_4_lines(seqused_k: torch.Tensor, **_: Any) -> None:
+    source = "\n" * (int(seqused_k.max()) % 4) + "raise ValueError('one of four bugs')"
+    exec(compile(source, str(Path(__file__).with_name("four_lines.py")), "exec"))
+
+
 def _leave_a_process(**_: Any) -> None:
     """Start a process that no longer belongs to this one, nor to its group and session."""
     time.sleep(0.02)
@@ -153,5 +158,6 @@ wrong = _harmful("wrong", _be_wrong)
 slow = _harmful("slow", _be_slow, always=True)
 slow_and_wrong = _harmful("slow_and_wrong", _be_slow_and_wrong)
 wrong_later = _harmful("wrong_later", _be_wrong_later, always=True)
+four_bugs = _harmful("four_bugs", _raise_on_one_of_4_lines)
 many_bugs = _harmful("many_bugs", _raise_on_one_of_150_lines)
 leaves_processes = _harmful("leaves_processes", _leave_a_process, always=True)

@@ -70,6 +70,22 @@ def test_a_run_with_many_failures_can_be_ended(
     assert new(run)
 
 
+def test_each_worker_of_a_run_knows_what_is_marked(start: Start, tmp_path: Path) -> None:
+    """Also where the marked files had only been seen, which the first worker confirms."""
+    start("four_bugs", "--max-cases", "60", folder=tmp_path / "run").end(1)
+    run = start("four_bugs", "--max-cases", "1", folder=tmp_path / "run")
+    run.end(1)
+    for path, found in zip(run.files, run.found, strict=True):
+        marks = {"status": "known", "reference": "my/repo#1", "because": "a drill"}
+        seen = msgspec.structs.replace(found, **marks, confirmation="unconfirmed", shrunk=False, trigger=())
+        counterexample.overwrite(seen, path)
+    marked = {path: path.read_bytes() for path in run.files}
+    assert len(marked) == 4
+    run = start("four_bugs", "--max-cases", "90", "--workers", "3", folder=tmp_path / "run")
+    run.end(0)
+    assert {path: path.read_bytes() for path in run.files} == marked
+
+
 @pytest.mark.parametrize("ended_by", [None, signal.SIGINT, signal.SIGKILL])
 def test_what_a_target_starts_ends_with_the_run(ended_by: signal.Signals | None, start: Start) -> None:
     run = start("leaves_processes", "--max-cases", "12" if ended_by is None else "100000", "--max-time", "300")

@@ -173,3 +173,15 @@ def test_a_killed_worker_whose_case_fails_in_another_is_excused_for_the_kill_onl
     notes = [event.text for event in run.events if isinstance(event, Note)]
     assert any("a worker was ended from outside" in note for note in notes) == (again != CRASH)
     assert run.report.lost == ""
+
+
+def test_a_marked_failure_that_was_only_seen_is_confirmed_when_it_is_played(tmp_path: Path) -> None:
+    """So each shard learns it, and its mark covers the cases that have all of its traits."""
+    path = save(tmp_path, **KNOWN, confirmation="unconfirmed", failed=0, tries=0, shrunk=False)
+    before = path.read_bytes()
+    run = Run(tmp_path, lambda order, launch: WRONG if order.case.max_seq_len > 20 else PASSED, cases=40)
+    (row,) = run.report.failures
+    assert (row.counterexample.confirmation, row.known, row.saved) == ("confirmed", True, True)
+    assert row.cases > 1
+    assert run.report.exit_status == 0
+    assert path.read_bytes() == before

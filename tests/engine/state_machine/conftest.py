@@ -45,9 +45,10 @@ MOST_JUDGED: Final = 30_000
 A_HANG: Final = 600.0
 """Seconds of the real clock after which a step counts as a hang, on the slowest machine."""
 
-READY: Final = Ready(
-    "fake", "fake", "unified", "simulator", domain=Domain(paths=("auto", "2d", "3d"), tile_hint=True), sanitizers=True
-)
+DOMAIN: Final = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+READY: Final = Ready("fake", "fake", "unified", "simulator", domain=DOMAIN, sanitizers=True)
+GPU: Final = Ready("fake", "fake", "unified", "cuda", domain=DOMAIN)
+"""A worker whose failures another one explains. It draws as on a CPU."""
 SHOWS: Final[dict[str, Callable[[AttentionCase], bool]]] = {
     "window": lambda case: case.window > 0,
     "softcap": lambda case: case.softcap > 0,
@@ -76,6 +77,7 @@ CASES: Final = {"+".join(chosen): case_with(chosen) for count in range(6) for ch
 NONSENSE: Final = {"empty": b"", "of-an-older-version": b'{"schema": 1}', "deep": b"[" * 2000, "binary": b"\xff\xfe"}
 
 Behaviour = Literal["always", "flaky", "after", "recovers", "late"]
+Where = Literal["both", "here", "there"]
 KINDS: Final = ("mismatch", "unwritten", "out_of_bounds", "exception", "crash", "timeout")
 KILLED: Final = "died of SIGKILL"
 ALONE: Final = ("crash", "timeout", "exception")
@@ -87,7 +89,8 @@ class Bug:
     """A defect of the target: how it fails, on which cases, and when.
 
     ``flaky``: in each ``every``-th launch. ``after``: once its process has judged a case with two sequences.
-    ``recovers``: in the first 10 * ``every`` launches. ``late``: from then on.
+    ``recovers``: in the first 10 * ``every`` launches. ``late``: from then on. ``where`` says on which backend, the one
+    that finds or the one that explains, if there are two.
     """
 
     kind: str
@@ -95,6 +98,7 @@ class Bug:
     behaviour: Behaviour
     every: int
     line: int
+    where: Where = "both"
 
     def verdict(self, seconds: float) -> Verdict:
         """Return what the worker says of a case that shows the bug; a hang was waited for."""
@@ -124,6 +128,7 @@ BUGS: Final = st.builds(
     st.sampled_from(("always", "always", "always", "flaky", "after", "recovers", "late")),
     st.integers(2, 4),
     st.sampled_from((10, 20)),
+    st.sampled_from(("both", "both", "here", "there")),
 )
 
 
@@ -191,6 +196,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.saved = folder / "saved" / "fake"
+        self.explained = False
+        """Whether another backend explains what one finds."""
         self.clock = Clock()
         self.disk, self.journals = Disk(folder / "saved"), Disk(folder / "run")
         self.bugs: list[Bug] = []
@@ -214,9 +221,11 @@ class World:
         """Whether each case fails in the same way whenever a process has judged the same ones before."""
         return all(bug.behaviour in ("always", "after") for bug in self.bugs)
 
-    def failing(self, case: AttentionCase, before: Sequence[Order]) -> list[Bug]:
+    def failing(self, case: AttentionCase, before: Sequence[Order], *, there: bool) -> list[Bug]:
         """Return the bugs that a launch shows; of those after which nothing can be judged the first one only."""
-        shown = [bug for bug in self.bugs if bug.shown_by(case) and self._happens(bug, before)]
+        absent = ("here" if there else "there") if self.explained else ""
+        bugs = [bug for bug in self.bugs if bug.where != absent]
+        shown = [bug for bug in bugs if bug.shown_by(case) and self._happens(bug, before)]
         for kind in ALONE:
             if kinds := [bug for bug in shown if bug.kind == kind]:
                 return kinds[:1]
@@ -238,11 +247,17 @@ class World:
 
 
 class FakeWorker(IsolatedWorker):
-    """A worker without a process. ``judged`` are the orders of the process that it would have."""
+    """A worker without a process. ``judged`` are the orders of the process that it would have.
 
-    def __init__(self, setup: Setup, world: World, interrupted: Callable[[], None] = lambda: None) -> None:
+    ``there`` it is the one that explains.
+    """
+
+    def __init__(
+        self, setup: Setup, world: World, interrupted: Callable[[], None] = lambda: None, *, there: bool = False
+    ) -> None:
         super().__init__(setup, launch_seconds=launch_limit(60.0))
-        self.ready = READY
+        self.ready = GPU if world.explained and not there else READY
+        self.there = there
         self.world = world
         self.interrupted = interrupted
         self.judged: list[Order] = []
@@ -269,7 +284,7 @@ class FakeWorker(IsolatedWorker):
             return Answer(refusals=tuple(self._refusal(case) for case in order.probes))
         self._spend(0.05, deadline)
         answer = self._answer(order, deadline, wait)
-        self.answers.append((order, answer))
+        self.answers.append((msgspec.structs.replace(order, compiled=False), answer))
         return answer
 
     def _spend(self, seconds: float, deadline: float | None) -> None:
@@ -293,7 +308,7 @@ class FakeWorker(IsolatedWorker):
             if not self.world.kills:
                 self.world.killed += 1
                 return self._ended(Answer(Verdict("oracle", "crash", KILLED), killed=True))
-        shown = self.world.failing(order.case, self.judged)
+        shown = self.world.failing(order.case, self.judged, there=self.there)
         if not shown:
             self.judged.append(order)
             return Answer(Verdict("oracle", ratio=0.5))
@@ -338,7 +353,9 @@ class Shard:
         self.after_interrupt = 0
         self.error: BaseException | None = None
         self.worker = FakeWorker(plan.setup, world, self._judging)
-        self.campaign = Campaign(plan, self._emit, self.worker, self._news)
+        there = Setup("fake", backend="simulator")
+        self.explaining = FakeWorker(there, world, self._judging, there=True) if world.explained else None
+        self.campaign = Campaign(plan, self._emit, self.worker, self._news, self.explaining)
         self._command: tuple[AttentionCase, bool] | None = None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self._play, daemon=True)

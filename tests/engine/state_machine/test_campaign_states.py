@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Step
+from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Step
 from fuzz_attn.engine import campaign as campaign_module
 from fuzz_attn.engine import replay as replay_module
 from fuzz_attn.engine.events import (
@@ -148,7 +148,13 @@ class Checks:
     def _answers_are_events(self) -> None:
         """Check that each answer of a worker is one event; an interrupt may come in between."""
         for shard in self.run.shards:
-            told = Counter(event.order for event in shard.events if isinstance(event, CaseJudged | CaseRefused))
+            judged = [event for event in shard.events if isinstance(event, CaseJudged)]
+            told = Counter(event.order for event in shard.events if isinstance(event, CaseRefused))
+            told += Counter(event.order for event in judged if not event.backend)
+            explained = Counter(event.order for event in judged if event.backend)
+            if explained:
+                assert shard.explaining is not None
+                assert not explained - Counter(order for order, _ in shard.explaining.answers)
             answered = Counter(order for order, _ in shard.worker.answers)
             assert not told - answered, "a case was reported and not judged"
             assert (answered - told).total() <= shard.is_interrupted, "a case was judged and not reported"
@@ -208,6 +214,10 @@ class Checks:
         """Check that each failing case of the search is a failure of the report."""
         accounted = {class_in(live.found.verdict) for live in kept}
         accounted |= {self._plain(name) for live in kept for name in live.found.also}
+        for live in self.lives.values():  # a row that other failures ended as stands for what these were found as
+            accounted |= (
+                {self._plain(name) for name in live.found.elsewhere.found_as} if live.found.elsewhere else set()
+            )
         accounted |= {class_in(event.verdict) for _, event in self.run.events if isinstance(event, CaseExcused)}
         for shard in self.run.shards:
             judged = [event for event in shard.events if isinstance(event, CaseJudged)]
@@ -222,6 +232,8 @@ class Checks:
     @staticmethod
     def _plain(also: str) -> str:
         """Return the class that a counterexample's ``also`` names."""
+        if ":" in also:
+            return f"{'exception' if also.startswith('exception') else 'out_of_bounds'} {also.rpartition(' ')[2]}"
         return "mismatch" if also == "output" else also
 
     @staticmethod
@@ -245,13 +257,16 @@ class Checks:
 
     def _nothing_twice(self, kept: list[Live]) -> None:
         """Check that no two failures of the report are one bug, as far as their cases were shrunk and have files."""
-        seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        seen: Counter[tuple[str, tuple[str, ...], bool]] = Counter()
         for live in kept:
             found = live.found
             name = class_in(found.verdict)
             if live.path and not live.saved and found.confirmation == "confirmed" and found.shrunk:
-                seen[name, () if ":" in name else tuple(sorted(found.trigger))] += 1
+                seen[name, () if ":" in name else tuple(sorted(found.trigger)), found.only_here] += 1
         assert not seen or max(seen.values()) == 1, f"twice: {seen}"
+        placed = {class_in(live.found.verdict) for live in kept if live.saved and ":" in class_in(live.found.verdict)}
+        new = [class_in(live.found.verdict) for live in kept if live.path and not live.saved]
+        assert self.world.explained or placed.isdisjoint(new), "what a file from before the run covers is new"
 
     def _counts(self, report: RunReport) -> None:
         """Check the numbers of the report against the events."""
@@ -320,18 +335,26 @@ class Checks:
             return
         certain = [Path(live.path) for live in kept if live.found.confirmation in ("confirmed", "state") and live.path]
         certain = [path for path in certain if path not in self.run.before]
+        failed = set(self._failing_on(certain, there=False))
+        if self.world.explained:
+            failed |= set(self._failing_on(certain, there=True))
+        assert failed == set(certain), "a file does not fail again"
+
+    def _failing_on(self, paths: list[Path], *, there: bool) -> Iterator[Path]:
+        """Yield the files that fail on one of the backends."""
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(replay_module, "IsolatedWorker", partial_class(self.world))
-            for entry in replay_module.replay(tuple(certain), target="fake"):
-                assert entry.status == "FAILED", entry
+            patched.setattr(replay_module, "IsolatedWorker", partial_class(self.world, there=there))
+            for entry in replay_module.replay(tuple(paths), target="fake"):
+                if entry.status == "FAILED":
+                    yield entry.path
 
 
-def partial_class(world: World) -> type[FakeWorker]:
+def partial_class(world: World, *, there: bool) -> type[FakeWorker]:
     """Return the class of fake workers of a world, which takes a set-up only."""
 
     class OfWorld(FakeWorker):
         def __init__(self, setup: Setup, **_: Any) -> None:
-            super().__init__(setup, world)
+            super().__init__(setup, world, there=there)
 
     return OfWorld
 
@@ -347,8 +370,11 @@ def loaded(path: Path) -> Counterexample | None:
 def modules_with_a_clock() -> Iterator[ModuleType]:
     """Yield the modules of campaigns and failures that read the time."""
     for name, module in tuple(sys.modules.items()):
-        if name.startswith(("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign")) and hasattr(module, "time"):
+        if name.startswith(WITH_A_CLOCK) and hasattr(module, "time"):
             yield module
+
+
+WITH_A_CLOCK: Final = ("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign", "fuzz_attn.engine.explainer")
 
 
 cases = st.sampled_from(sorted(CASES))
@@ -401,9 +427,10 @@ class CampaignMachine(RuleBasedStateMachine):
             Checks(self.world, self.run).during()
         self.sound = True
 
-    @initialize(bugs=st.lists(BUGS, min_size=1, max_size=3), shards=st.sampled_from((1, 2, 0)))
-    def make_target(self, bugs: list[Bug], shards: int) -> None:
+    @initialize(bugs=st.lists(BUGS, min_size=1, max_size=3), shards=st.sampled_from((1, 2, 0)), explained=st.booleans())
+    def make_target(self, bugs: list[Bug], shards: int, explained: bool) -> None:
         """Give the target some bugs and start a run, or with no shards begin with files."""
+        self.world.explained = explained
         for bug in bugs:
             self.world.add(bug)
         if shards:
@@ -499,6 +526,7 @@ class CampaignMachine(RuleBasedStateMachine):
         case=cases,
         steps=st.lists(cases, max_size=2),
         confirmation=st.sampled_from(("confirmed", "confirmed", "flaky", "state", "unconfirmed")),
+        outcome=st.sampled_from((None, "passes", "fails", "unknown")),
     )
     def save_file(
         self,
@@ -506,12 +534,16 @@ class CampaignMachine(RuleBasedStateMachine):
         case: str,
         steps: list[str],
         confirmation: Literal["confirmed", "flaky", "state", "unconfirmed"],
+        outcome: Literal["passes", "fails", "unknown"] | None,
     ) -> None:
         """Save a failure that the target may have had once."""
         found = counterexample.signed("fake", "unified", None, CASES[case], bug.verdict(15.0))
         sequence = tuple(Step(CASES[step]) for step in steps) if confirmation == "state" else ()
         tries = {"failed": 2, "tries": 5} if confirmation == "flaky" else {}
-        found = msgspec.structs.replace(found, confirmation=confirmation, sequence=sequence, **tries)
+        elsewhere = Elsewhere("simulator", outcome) if outcome and self.world.explained else None
+        found = msgspec.structs.replace(
+            found, confirmation=confirmation, sequence=sequence, elsewhere=elsewhere, **tries
+        )
         counterexample.save(found, self.world.saved)
 
     @precondition(lambda self: self.run is None)
