@@ -113,8 +113,13 @@ def test_of_two_files_of_one_bug_that_from_before_the_run_stays(tmp_path: Path) 
     results(CaseJudged(0, "search", Order(CASE), (WRONG,), 0.1))
     results(FailureFound(0, 0, found_with(trigger=("a context", "sinks")), str(old), saved=True))
     results(FailureFound(1, 0, found_with(trigger=("a context",)), str(new)))
-    one_for_each_bug(results.report())
+    older = counterexample.save(found_with(), tmp_path)
+    results(FailureFound(0, 1, found_with(trigger=("a context",)), str(older), saved=True))
+    left = one_for_each_bug(results.report())
     assert old.exists()
+    assert older.exists()
+    assert [row.path for row in left.failures] == [str(old), str(older)]
+    assert not new.exists()
 
 
 @pytest.mark.parametrize(
