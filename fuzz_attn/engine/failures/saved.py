@@ -23,6 +23,7 @@ from fuzz_attn.oracle.verdict import Verdict
 NOT_PROMISED: Final = "the target does not promise {}"
 REFUSES: Final = "the target or the compiler refuses the case"
 UNSUPPORTED: Final = "this backend cannot run the case"
+NOT_PLAYED: Final = "the run ended before it had played {} of {} saved counterexamples"
 MOST_TRIES: Final = 20
 """How often a flaky failure runs before it counts as passing."""
 
@@ -80,17 +81,23 @@ def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domai
 
     One that the target refuses, or that its domain does not promise, is reported as such. What fails in another way
     than a file says is a new failure, whatever the status of the file: it is followed once all files have been played,
-    because another file may have it. If the time is up before that, it is saved as it was seen.
+    because another file may have it. If the time is up before that, it is saved as it was seen, and a note counts the
+    files that were not played.
     """
     uncovered, launches = Uncovered(), _Launches(shard, lives)
+    files = list(counterexample.files_in((folder,))) if folder.is_dir() else []
+    waiting = len(files)
     try:
-        for path in counterexample.files_in((folder,)) if folder.is_dir() else ():
+        for path in files:
             _play(path, launches, domain, uncovered)
+            waiting -= 1
         while (failing := uncovered.pop()) is not None:
             lives.meet(failing.order, failing.answer, failing.before)
     except BaseException:
         while (failing := uncovered.pop()) is not None:
             lives.see(failing.order, failing.answer)
+        if waiting:
+            lives.emit(Note(lives.shard, NOT_PLAYED.format(waiting, len(files))))
         raise
 
 

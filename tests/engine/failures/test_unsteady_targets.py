@@ -185,3 +185,18 @@ def test_a_marked_failure_that_was_only_seen_is_confirmed_when_it_is_played(tmp_
     assert row.cases > 1
     assert run.report.exit_status == 0
     assert path.read_bytes() == before
+
+
+def test_files_that_the_end_of_a_run_leaves_unplayed_are_counted(tmp_path: Path) -> None:
+    for _ in range(5):
+        save(tmp_path, confirmation="confirmed")
+
+    def answer(order: Order, launch: int) -> Answer:
+        if launch > 2:
+            raise OutOfTimeError
+        return PASSED
+
+    run = Run(tmp_path, answer, cases=5)
+    assert "the run ended before it had played 3 of 5 saved counterexamples" in run.report.notes
+    assert run.report.statistics.cases == 2
+    assert not any("had played" in note for note in Run(tmp_path, lambda order, launch: PASSED, cases=2).report.notes)
