@@ -121,6 +121,11 @@ class Plan:
     worker: int | None = None
     covered: frozenset[int] = frozenset()
     """The numbers of compile keys that earlier runs have covered; others are drawn first."""
+    saved: frozenset[str] | None = None
+    """The counterexamples from before the run, by their paths below ``fixtures``; None where all are from before.
+
+    Other shards may have saved what they found before this one has its worker.
+    """
     begun: float | None = None
     """When the run began, a time of ``time.time``, as starting takes a part of its time; None where it takes none."""
     stage: StagePlan | None = None
@@ -283,10 +288,15 @@ class Campaign:
             self._tell([f"{left} of {every} compile keys were not covered by earlier runs: they are drawn first"])
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.place:
-                play_saved(self, self._lives, self.folder(), self.ready.domain)
+                play_saved(self, self._lives, self._saved_files(), self.ready.domain)
             while self._has_budget() and not self._refusals.hopeless(self._rounds_tried()):
                 self._round(number)
                 number += 1
+
+    def _saved_files(self) -> list[Path]:
+        """Return the target's counterexamples from before the run."""
+        files, saved = sorted(self.folder().rglob("*.json")), self.plan.saved
+        return [path for path in files if saved is None or str(path.relative_to(self.plan.fixtures)) in saved]
 
     def _rounds_tried(self) -> int:
         """Return the number of rounds, those of one compile key counted as part of one."""

@@ -272,6 +272,13 @@ def test_shards_share_the_cases(tmp_path: Path) -> None:
     assert [(plan.shard, plan.max_cases) for plan in plans] == [(0, 1), (1, 1), (2, 1)]
 
 
+def test_the_worker_that_plays_saved_files_knows_which_are_from_before_the_run(tmp_path: Path) -> None:
+    plan = plan_in(tmp_path, workers=3)
+    plan.counterexamples.joinpath("t").mkdir(parents=True)
+    plan.counterexamples.joinpath("t", "a.json").touch()
+    assert [plan.saved for plan in shard_plans(plan)] == [frozenset(("t/a.json",)), None, None]
+
+
 def test_an_impossible_folder_is_one_error(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"file/run: cannot be made: "):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,8 +77,8 @@ class Played:
         return not self.own and not self.others
 
 
-def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domain) -> None:
-    """Play the counterexamples of a folder and report each; those that fail are known from then on.
+def play_saved(shard: Launches, lives: FailureLives, files: Sequence[Path], domain: Domain) -> None:
+    """Play counterexamples and report each; those that fail are known from then on.
 
     One that the target refuses, or that its domain does not promise, is reported as such. What fails in another way
     than a file says is a new failure, whatever the status of the file: it is followed once all files have been played,
@@ -85,7 +86,6 @@ def play_saved(shard: Launches, lives: FailureLives, folder: Path, domain: Domai
     files that were not played.
     """
     uncovered, launches = Uncovered(), _Launches(shard, lives)
-    files = list(counterexample.files_in((folder,))) if folder.is_dir() else []
     waiting = len(files)
     try:
         for path in files:

@@ -34,6 +34,8 @@ class ShardPlan(Plain, frozen=True):
     """The compile stage on the shard's machine; None where each shard compiles its own kernels."""
     lost: int = 0
     """How often this work was begun on a machine that was lost."""
+    saved: frozenset[str] | None = None
+    """The files from before the run, by their paths below ``counterexamples``, for the worker that plays them."""
     begun: float | None = None
     """When the time began of which starting takes a part, as a time of ``time.time``."""
 
@@ -118,4 +120,11 @@ def shard_plans(plan: RunPlan) -> Iterator[ShardPlan]:
         cases, shard = share_of(own, worker, plan.workers), worker * part.of + part.number - 1
         if cases != 0:
             shards = plan.workers * part.of
-            yield ShardPlan(plan.setup, shard, worker, shards, plan.seed, plan.max_time, cases, *folders, plan.covered)
+            saved = None if worker else names_below(plan.counterexamples)
+            own_plan = plan.setup, shard, worker, shards, plan.seed, plan.max_time, cases, *folders, plan.covered
+            yield ShardPlan(*own_plan, saved=saved)
+
+
+def names_below(folder: Path) -> frozenset[str]:
+    """Return the paths in a folder of the counterexamples below it."""
+    return frozenset(str(path.relative_to(folder)) for path in folder.rglob("*.json"))

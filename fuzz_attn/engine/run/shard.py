@@ -109,6 +109,7 @@ def plan_of(message: ShardPlan) -> Plan:
         seed=message.seed,
         max_time=message.max_time,
         max_cases=message.max_cases,
+        saved=message.saved,
         begun=message.begun,
         run_folder=Path(message.run_folder),
         fixtures=Path(message.counterexamples),

@@ -362,7 +362,7 @@ def read_counterexample(folder: Path, chance: random.Random) -> None:
     check(run("explain", path), 2)
     check(run("export", path, "--script", folder / "out" / "a.py"), 2)
     passing: Any = Passing()
-    play_saved(passing, passing, path.parent, Domain())
+    play_saved(passing, passing, [path], Domain())
     check(run("mark", path, chance.choice(("fixed", "open"))), 0, 2)
     check(run("mark", path, "known", "--because", "it is", "--reference", "#1"), 0, 2)
 

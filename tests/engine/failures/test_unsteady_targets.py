@@ -15,7 +15,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Step
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.events import CaseExcused, CaseJudged, Event, Note
+from fuzz_attn.engine.events import CaseExcused, CaseJudged, Event, FailureFound, Note
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
@@ -200,3 +200,14 @@ def test_files_that_the_end_of_a_run_leaves_unplayed_are_counted(tmp_path: Path)
     assert "the run ended before it had played 3 of 5 saved counterexamples" in run.report.notes
     assert run.report.statistics.cases == 2
     assert not any("had played" in note for note in Run(tmp_path, lambda order, launch: PASSED, cases=2).report.notes)
+
+
+def test_a_file_that_another_worker_has_just_saved_is_not_from_before_the_run(tmp_path: Path) -> None:
+    before, new = save(tmp_path, confirmation="confirmed"), save(tmp_path, confirmation="confirmed")
+    saved = frozenset((str(before.relative_to(tmp_path / "saved")),))
+    plan = Plan(Setup("fake"), 0, 2, 1, None, 3, tmp_path / "run", tmp_path / "saved", saved=saved)
+    events: list[Event] = []
+    Campaign(plan, events.append, Unsteady(lambda order, launch: WRONG if order.case == LONG else PASSED)).run()
+    found = [event.path for event in events if isinstance(event, FailureFound) and event.saved]
+    assert found == [str(before)]
+    assert new.exists()

@@ -450,7 +450,10 @@ class Run:
         self.changed_target = False
         world.disk.failed = world.journals.failed = world.killed = 0
         folders = world.folder / "run", world.folder / "saved"
-        plans = [Plan(Setup("fake"), number, shards, 1, max_time, None, *folders) for number in range(shards)]
+        saved = frozenset(str(path.relative_to(folders[1])) for path in self.before)
+        plans = [
+            Plan(Setup("fake"), number, shards, 1, max_time, None, *folders, saved=saved) for number in range(shards)
+        ]
         self.shards = [Shard(world, self, plan) for plan in plans]
 
     def receive(self, number: int, event: Event) -> None:

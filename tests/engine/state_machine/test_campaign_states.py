@@ -427,29 +427,39 @@ class CampaignMachine(RuleBasedStateMachine):
             Checks(self.world, self.run).during()
         self.sound = True
 
-    @initialize(bugs=st.lists(BUGS, min_size=1, max_size=3), shards=st.sampled_from((1, 2, 0)), explained=st.booleans())
-    def make_target(self, bugs: list[Bug], shards: int, explained: bool) -> None:
+    @initialize(
+        bugs=st.lists(BUGS, min_size=1, max_size=3),
+        shards=st.sampled_from((1, 2, 0)),
+        explained=st.booleans(),
+        early=cases,
+    )
+    def make_target(self, bugs: list[Bug], shards: int, explained: bool, early: str) -> None:
         """Give the target some bugs and start a run, or with no shards begin with files."""
         self.world.explained = explained
         for bug in bugs:
             self.world.add(bug)
         if shards:
-            self.start_run(shards, None, None)
+            self.start_run(shards, None, None, early)
 
     @precondition(lambda self: self.run is None)
     @rule(
         shards=st.sampled_from((1, 1, 2, 3)),
         max_time=st.sampled_from((None, None, 60.0)),
         signal=st.none() | st.none() | st.tuples(st.integers(0, 12), st.integers(0, 12)),
+        early=cases,
     )
-    def start_run(self, shards: int, max_time: float | None, signal: tuple[int, int] | None) -> None:
-        """Start a run, which plays the saved files; a signal may come meanwhile."""
+    def start_run(self, shards: int, max_time: float | None, signal: tuple[int, int] | None, early: str) -> None:
+        """Start a run, which plays the saved files. Others have judged a case by then, and a signal may come."""
         self.sound = False
         self.run = Run(self.world, shards, max_time)
         if signal is not None:
             self._interrupt(*signal)
-        for shard in self.run.shards:
+        first, *others = self.run.shards
+        for shard in others:
             shard.start()
+            if shard.is_running:
+                shard.try_case(CASES[early], may_skip=False)
+        first.start()
         self.check()
 
     @precondition(lambda self: self.run is not None)
