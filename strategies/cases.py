@@ -30,7 +30,7 @@ from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
-from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts
+from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts, with_row_length
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
@@ -126,7 +126,8 @@ def _cases(
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
-    window = draw(windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles))
+    fitting = windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles)
+    window = draw(sampled_from(form.windows) if form and form.windows else fitting)
     softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
     one_byte = one_byte_operands(key.dtypes)
     layout = _DENSE
@@ -154,6 +155,11 @@ def _cases(
     stale_cache = left.allows("stale_cache") and draw(_STALE)
     left.note("stale_cache", stale_cache)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
+    pages = draw(page_layouts(block_size=key.block_size, first_block=first_block))
+    if form and form.divisible_rows is not None:
+        longest = max((sequence.seq_len for sequence in sequences), default=0)
+        columns = -(-longest // key.block_size) + layout.block_table
+        pages = with_row_length(pages, columns, divisible=form.divisible_rows)
     case = AttentionCase(
         sequences=sequences,
         family=key.family,
@@ -171,7 +177,7 @@ def _cases(
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
-        pages=draw(page_layouts(block_size=key.block_size, first_block=first_block)),
+        pages=pages,
         # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
         # would no longer be 0.
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import Sequence as QueriesAndKeys
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
+from fuzz_attn.strategies.features.windows import windows
 from fuzz_attn.strategies.heads import head_layouts
 from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 
@@ -82,11 +84,24 @@ class KernelForm(NamedTuple):
     """What cases that share their kernels have in common beside the compile key: the variant, KV heads, and strides.
 
     Triton specialises kernels on sizes and strides that are 1 or divisible by 16. Nearly all of them follow from these.
+    Some kernels are compiled for each window and width of a block table, too. For these, ``windows`` are those that
+    the cases have, and ``divisible_rows`` says whether rows of the table have a multiple of 16 columns or neither that
+    nor 1. They are empty and None where cases may have any.
     """
 
     variant: KernelVariant
     num_kv_heads: int
     strides: Strides
+    windows: tuple[int, ...] = ()
+    divisible_rows: bool | None = None
+
+    def narrow(self, key: CompileKey, domain: Domain, seed: int) -> KernelForm:
+        """Return the form with the windows and the width of block tables that a seed chooses for a compile key."""
+        sample = Sample(Random(f"{seed}/{key.number}/narrow"))  # noqa: S311 - nothing secret
+        tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
+        some = ((), (QueriesAndKeys(3, 4 * key.block_size),))  # one within a few tiles, one of pages
+        chosen = [sample.draw(windows(sequences=each, block_size=key.block_size, tile_sizes=tiles)) for each in some]
+        return self._replace(windows=tuple(chosen), divisible_rows=bool(sample.index(2)))
 
 
 _DENSE: Final = Strides()

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
+from msgspec.structs import replace
 
 from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.domain import Domain
@@ -44,6 +45,16 @@ def page_layouts(*, block_size: int = 16, first_block: int = 0) -> st.SearchStra
     if not 0 <= first_block <= LARGEST_FIRST_BLOCK:
         raise InvalidArgument(f"{first_block=} must be between 0 and {LARGEST_FIRST_BLOCK}")
     return _cached_page_layouts(block_size, first_block)
+
+
+def with_row_length(pages: PageLayout, columns: int, *, divisible: bool) -> PageLayout:
+    """Return pages with more spare columns, so that a row of the block table has a multiple of 16 columns, or not.
+
+    ``columns`` are those beside the spare ones. A row that is not ``divisible`` does not have 1 column either.
+    """
+    length = columns + pages.extra_columns
+    more = -length % 16 if divisible else int(length % 16 == 0 or length == 1)
+    return replace(pages, extra_columns=pages.extra_columns + more)
 
 
 @lru_cache(maxsize=1024)

@@ -338,6 +338,7 @@ class Campaign:
         domain, excludes = self._refusals.drawing(number)
         shared = self._shared(ready.number)
         shared = shared.usual() if ready.usual else shared
+        shared = shared.narrow(self.ready.domain) if ready.narrow else shared
         if not may_play(shared, domain, excludes):
             time.sleep(POLL_SECONDS)  # the next round may be ready then
             return

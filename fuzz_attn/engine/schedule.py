@@ -97,6 +97,10 @@ class SharedRound(NamedTuple):
         """Return the round with the usual variant of its kernels, for a target that refuses the other."""
         return self._replace(form=self.form._replace(variant=USUAL))
 
+    def narrow(self, domain: Domain) -> SharedRound:
+        """Return the round with few windows and widths of block tables, for a target compiled anew for each."""
+        return self._replace(form=self.form.narrow(self.key, domain, self.sample))
+
 
 def shared_round(domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
     """Return a round that the shards of a campaign can share.

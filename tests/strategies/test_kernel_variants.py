@@ -89,6 +89,26 @@ def test_a_round_has_the_usual_variant_where_a_target_refuses_another() -> None:
     assert shared.usual()._replace(form=form) == shared
 
 
+def row_length(case: AttentionCase) -> int:
+    longest = max((sequence.seq_len for sequence in case.sequences), default=0)
+    return -(-longest // case.pages.block_size) + case.pages.extra_columns + case.strides.block_table
+
+
+def test_all_cases_of_a_narrow_form_have_one_of_its_windows_and_rows_of_one_class(sample: Any) -> None:
+    key = CompileKey(family="chunked", window=True, head_size=32)
+    domain, layouts = load_target("chunked").domain, layout_pool(family="chunked")
+    forms = [form_of(key, layouts, seed).narrow(key, domain, seed) for seed in range(30)]
+    for form in forms:
+        drawn = [case for case in sample(cases(domain, keys=(key,), form=form), 12) if not case.strides.far]
+        assert {case.window for case in drawn} <= set(form.windows)
+        rows = {row_length(case) for case in drawn}
+        assert rows.isdisjoint({0, 1} if not form.divisible_rows else {1})
+        assert {length % 16 == 0 for length in rows} == {form.divisible_rows}
+    assert {len(form.windows) for form in forms} == {2}
+    assert len({window for form in forms for window in form.windows}) > 15
+    assert {form.divisible_rows for form in forms} == {True, False}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_round_has_no_other_keys_than_its_own(family: Family) -> None:
     domain, seen = load_target(family).domain, set()

@@ -160,32 +160,37 @@ class Compiler:
     def _compile(self, number: int) -> bytes:
         """Return the outcome of a round, in a fork; the usual variant is tried where the target refuses another."""
         started, shared = time.monotonic(), self._round(number)
-        done, known, some = self._compile_most(shared)
+        done, known, some, narrow = self._compile_most(shared)
         usual = done.refused is not None and shared.form.variant != USUAL
         if usual:
-            done, known, some = self._compile_most(shared.usual())
+            done, known, some, narrow = self._compile_most(shared.usual())
         counts = done.compiled, done.loaded, done.failed
         compiled = RoundCompiled(WHOLE_RUN, number, *counts, known, time.monotonic() - started)
         if self._plan.setup.strict:
-            return msgspec.json.encode(Outcome(compiled, ReadyRound(number, known, usual)))
-        ready = ReadyRound(number, known, usual, 0 if done.refused else CASES)
+            return msgspec.json.encode(Outcome(compiled, ReadyRound(number, known, usual, narrow=narrow)))
+        ready = ReadyRound(number, known, usual, 0 if done.refused else CASES, narrow)
         refused = some if done.refused is None else (done.refused,)
         return msgspec.json.encode(Outcome(compiled, ready, tuple(done.accepted), refused))
 
-    def _compile_most(self, shared: SharedRound) -> tuple[Compiled, bool, tuple[Refused, ...]]:
+    def _compile_most(self, shared: SharedRound) -> tuple[Compiled, bool, tuple[Refused, ...], bool]:
         """Compile the kernels that most cases of a round need.
 
-        Return also whether the kernels are known, and cases that host code refuses.
+        Return also whether the kernels are known, cases that host code refuses, and whether the round had to be
+        narrowed, because its cases need more kernels than are compiled.
         """
         from fuzz_attn.engine.compiling.rehearsal import (  # noqa: PLC0415 - imports torch
             compile_most,
+            kernels_of,
             known_kernels,
             refused_among,
         )
 
-        rehearsed = self._rehearsal.cases_of(shared)
-        done = compile_most(rehearsed, LATER_KERNELS if shared.turn else FIRST_KERNELS)
-        return done, done.playable and known_kernels(rehearsed), refused_among(rehearsed)
+        rehearsed, most = self._rehearsal.cases_of(shared), LATER_KERNELS if shared.turn else FIRST_KERNELS
+        narrow = len(kernels_of(rehearsed)) > most
+        if narrow:
+            rehearsed = self._rehearsal.cases_of(shared.narrow(self._domain))
+        done = compile_most(rehearsed, most)
+        return done, done.playable and known_kernels(rehearsed), refused_among(rehearsed), narrow
 
 
 def _outcome(number: int, result: bytes) -> Outcome:

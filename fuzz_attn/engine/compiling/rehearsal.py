@@ -128,6 +128,11 @@ def compile_most(rehearsed: Sequence[Rehearsed], most: int) -> Compiled:
     return done
 
 
+def kernels_of(rehearsed: Sequence[Rehearsed]) -> set[KernelKey]:
+    """Return the kernels that the cases need together."""
+    return {kernel.key for each in rehearsed for kernel in each.kernels}
+
+
 def known_kernels(rehearsed: Sequence[Rehearsed]) -> bool:
     """Return whether nearly all cases could be rehearsed."""
     return sum(each.failed for each in rehearsed) <= MOST_FAILED * len(rehearsed)

@@ -44,14 +44,16 @@ class StagePlan(Plain, frozen=True):
 class ReadyRound(Plain, frozen=True):
     """A round whose kernels are compiled; all that its cases need, or only those that could be found out.
 
-    With ``usual``, its cases have the usual variant of their kernels. ``cases`` is the number that a shard plays before
-    it looks for another round: none where the target refuses all of them.
+    With ``usual``, its cases have the usual variant of their kernels, and with ``narrow`` few windows and widths of
+    block tables. ``cases`` is the number that a shard plays before it looks for another round: none where the target
+    refuses all of them.
     """
 
     number: int
     complete: bool
     usual: bool = False
     cases: int = CASES
+    narrow: bool = False
 
 
 class Rounds:

@@ -218,6 +218,22 @@ def test_the_usual_variant_is_tried_where_another_is_refused(played: Played) -> 
     assert {ready.usual for ready in rounds} == {True, False}
 
 
+class CompiledForEachWindow(FakeRehearsal):
+    """A target whose kernels are compiled for each window, those of some rounds for nothing else."""
+
+    def cases_of(self, shared: SharedRound, count: int = 4) -> list[Rehearsed]:
+        return Names().sample(*("abcd" if shared.key.window and not shared.form.windows else "a"))
+
+
+def test_a_round_that_needs_many_kernels_gets_few_windows(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FakeRehearsal", CompiledForEachWindow)
+    events, rounds = played(lambda shared: None, 8)
+    domain = Domain()
+    assert {ready.narrow for ready in rounds} == {True, False}
+    assert all(ready.narrow == shared_round(domain, 1, ready.number).key.window for ready in rounds)
+    assert {event.compiled for event in events if isinstance(event, RoundCompiled)} == {1}
+
+
 def test_a_strict_run_plays_what_is_refused(played: Played) -> None:
     events, rounds = played(lambda shared: HOST, 3, strict=True)
     assert {ready.cases for ready in rounds} == {CASES}
