@@ -59,11 +59,11 @@ def failures_table(report: RunReport) -> RenderableType:
     Failures of a class that were seen and not followed have one row together.
     """
     table = Table(box=None, padding=(0, 1), title=f"Failures of {safe(report.target)}", title_justify="left")
-    table.add_column("failure")
-    table.add_column("cases", justify="right")
-    table.add_column("smallest case")
+    table.add_column("failure", min_width=18)
+    table.add_column("cases", justify="right", no_wrap=True)
+    table.add_column("smallest case", min_width=18)
     table.add_column("first seen", justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
+    table.add_column("status", min_width=14)
     for found, cases, status in rows_of(report.failures):
         words, case = Text(failure_in_words(found)), Text(smallest_case(found))
         table.add_row(words, Text(str(cases)), case, f"{found.first_seen:.1f} s", Text(status))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fuzz_attn.denormals import kept_denormals
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
 from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
@@ -17,7 +18,6 @@ from fuzz_attn.simulator.frontend.binding import Bound, grid_of
 from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.probes import probe, snapshot
 from fuzz_attn.simulator.run import Run
-from fuzz_attn.simulator.runtime.denormals import kept_denormals
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.grid import grid_finding
 from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS

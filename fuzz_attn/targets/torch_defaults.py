@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from fuzz_attn.simulator.runtime.denormals import flushes_denormals
+from fuzz_attn.denormals import flushes_denormals
 
 
 class Defaults(NamedTuple):

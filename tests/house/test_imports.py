@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS: Final = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn.kernels", "strategies": "fuzz_attn.strategies"}
 
 LAYERS: Final = (
-    ("errors", "owners"),
+    ("denormals", "errors", "owners"),
     ("kernels", "simulator"),
     ("case", "cache_folder", "foreign_files"),
     ("strategies", "inputs", "bindings"),
@@ -37,7 +37,7 @@ LAYERS: Final = (
 )
 """Packages and modules of fuzz_attn, lowest first. Each imports lower layers only, and nothing of its own layer."""
 
-MAY_IMPORT: Final = {"kernels": {"kernels"}, "simulator": {"simulator", "errors", "owners"}}
+MAY_IMPORT: Final = {"kernels": {"kernels"}, "simulator": {"simulator", "denormals", "errors", "owners"}}
 MAY_IMPORT["strategies"] = {"strategies", "case", "errors"}
 """Packages that may import less than all lower layers: what they may import of fuzz_attn, themselves included."""
 

@@ -19,9 +19,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from fuzz_attn.denormals import flushes_denormals
 from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator import FindingKind, simulate
-from fuzz_attn.simulator.runtime.denormals import flushes_denormals
 
 KERNELS = "sample_kernels.py"
 
