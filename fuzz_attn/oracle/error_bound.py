@@ -199,7 +199,7 @@ def _exact_sums(
     model: RoundingModel,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return which sums are exact, and what flushed exponentials change of these; None if no row's weights are."""
-    if logits.equal_rows is None or value_unit(tensors, model) or not scales_exactly(tensors):
+    if logits.equal_rows is None or not counts_exactly(tensors, model):
         return None
     total = block.visible[:, None].double() @ block.value_sizes
     return logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
@@ -377,6 +377,12 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
         unit += unit_roundoff(query)
     return unit
+
+
+def counts_exactly(tensors: AttentionTensors, model: RoundingModel) -> bool:
+    """Return whether rows of equal weights have exact sums where their values lie on a coarse grid."""
+    rounded = arithmetic.rounds_on_the_way(model) or value_unit(tensors, model)
+    return model.normalises_last and not rounded and scales_exactly(tensors)
 
 
 def scales_exactly(tensors: AttentionTensors) -> bool:

@@ -24,6 +24,7 @@ import torch
 from fuzz_attn.inputs.equal_heads import equal_heads
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.inputs.transforms import key_columns, only_values
+from fuzz_attn.oracle.error_bound import counts_exactly
 from fuzz_attn.oracle.reference import Reference, attend, output_factor
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.verdict import Verdict
@@ -74,7 +75,7 @@ def few_values(experiment: Experiment) -> Verdict:
 def comparisons(experiment: Experiment) -> Iterator[WithinBound]:
     """Yield the launches that decide the largest suspicion of a first launch that passes; none without one."""
     case, model = experiment.case, experiment.target.rounding_model
-    if model.normalises_last or not (case.key_marks and case.equal_heads):
+    if not (case.key_marks and case.equal_heads) or counts_exactly(experiment.first.tensors, model):
         return
     found = [each for block in experiment.blocks if (each := _suspicion(block, experiment)) is not None]
     if not found:

@@ -116,6 +116,21 @@ def test_a_target_that_is_exact_is_not_launched_again(monkeypatch: pytest.Monkey
     assert len(launches) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "model"),
+    [
+        ("float32", RoundingModel(normalises_last=True, input_precision="tf32")),
+        ("bfloat16", RoundingModel(normalises_last=True, scores="query")),
+    ],
+    ids=["operands that are cut", "rounded scores"],
+)
+def test_a_target_that_divides_last_but_rounds_much_is_not_exact(dtype: DTypeName, model: RoundingModel) -> None:
+    experiment = experiment_of("last", LOST["random"], case_of(dtype, num_keys=30_001))
+    experiment.target = replaced(experiment.target, rounding=model)
+    assert oracle(experiment).passed
+    assert not few_values(experiment).passed
+
+
 @pytest.mark.parametrize("place", LOST)
 @pytest.mark.parametrize("head_size", [1, 2, 3])
 def test_launches_narrow_down_which_of_many_keys_in_a_column_is_lost(head_size: int, place: str) -> None:
