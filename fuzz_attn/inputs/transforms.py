@@ -95,33 +95,38 @@ def values_changed(tensors: AttentionTensors, change: Change) -> AttentionTensor
 
 
 def only_values(
-    tensors: AttentionTensors, sequence: int, positions: torch.Tensor, head: int, column: int
+    tensors: AttentionTensors, sequence: int, positions: torch.Tensor, head: int, columns: slice
 ) -> AttentionTensors:
     """Return the tensors with all values that are read set to 0 but those of some keys of a sequence.
 
-    Each of these has in one column what it had in ``column`` of the KV head ``head``, now in all heads. Keys next to
-    each other share a column and alternate in sign, and all columns have equally many of them.
+    Each of these has in one column the largest magnitude that it had in ``columns`` of the KV head ``head``, now in all
+    heads. Keys next to each other share a column and alternate in sign, and all columns have equally many of them.
     """
     packed = bool(tensors.reads_packed) and tensors.reads_packed[sequence]
     new = positions >= tensors.context_lens[sequence] if packed else torch.zeros_like(positions, dtype=torch.bool)
     cached, tokens = positions[~new], positions[new] - tensors.context_lens[sequence]
     tokens += sum(tensors.query_lens[:sequence])
     blocks, slots = tensors.block_table[sequence, cached // tensors.block_size].long(), cached % tensors.block_size
-    kept = [tensors.values_at(blocks, slots)[:, head, column].double()]
+    kept = [tensors.values_at(blocks, slots)[:, head, columns].double()]
     if tensors.new_values is not None:
-        kept.append(tensors.new_values[tokens, head, column].double())
-    sizes = torch.cat(kept).abs_()
+        kept.append(tensors.new_values[tokens, head, columns].double())
+    sizes = torch.cat(kept).abs_().amax(-1)
     index = torch.arange(len(sizes), device=sizes.device)
     spread = torch.zeros(len(sizes), tensors.num_kv_heads, tensors.output.shape[-1], dtype=torch.float64)
     spread = spread.to(sizes.device)
-    each = -(-len(sizes) // spread.shape[-1])
-    spread[index, :, index // each] = torch.where(index % 2 == 0, sizes, -sizes)[:, None]
+    places = key_columns(len(sizes), spread.shape[-1]).to(sizes.device)
+    spread[index, :, places] = torch.where(index % 2 == 0, sizes, -sizes)[:, None]
     tensors = values_changed(tensors, lambda numbers, _: torch.zeros_like(numbers))
     stored = bits_of(spread[: len(cached)].to(tensors.kv_dtype))
     bits_of(tensors.value_slots)[blocks, slots] = stored.view(len(cached), *tensors.value_slots.shape[2:])
     if tensors.new_values is not None and len(tokens):
         bits_of(tensors.new_values)[tokens] = bits_of(spread[len(cached) :].to(tensors.new_values.dtype))
     return tensors
+
+
+def key_columns(num_keys: int, num_columns: int) -> torch.Tensor:
+    """Return the column of each kept key: keys next to each other share one, and all have equally many of them."""
+    return torch.arange(num_keys) // -(-num_keys // num_columns)
 
 
 def coarse(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import arithmetic
 from fuzz_attn.oracle.exactness import exact_columns
-from fuzz_attn.oracle.logits import Logits, accumulation_unit, anchored
+from fuzz_attn.oracle.logits import NO_SINK, Logits, accumulation_unit, anchored
 from fuzz_attn.oracle.masks import every, maximum_of, minimum_of, places_of, some, some_between
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
@@ -199,7 +199,7 @@ def _exact_sums(
     model: RoundingModel,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return which sums are exact, and what flushed exponentials change of these; None if no row's weights are."""
-    if logits.equal_rows is None or value_unit(tensors, model) or not scales_exactly(tensors):
+    if logits.equal_rows is None or not counts_exactly(tensors, model):
         return None
     total = block.visible[:, None].double() @ block.value_sizes
     return logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
@@ -250,7 +250,7 @@ def _changed_terms(
     if logits.equal_rows is not None:
         units = torch.where(logits.equal_rows, rest, units)
     units = units.clamp_min_(UNIT)
-    small = _lost_by_small_weights(largest, rest, logits, tensors, model)
+    small = _lost_by_small_weights(largest, rest, weights, logits, tensors, model)
     if small is None:
         # The product with ``units`` leaves the flushed part: this saves a matrix product.
         largest.add_(flushed / units).masked_fill_(block.hidden, 0.0)
@@ -262,11 +262,17 @@ def _changed_terms(
 
 
 def _lost_by_small_weights(
-    largest: torch.Tensor, rest: torch.Tensor, logits: Logits, tensors: AttentionTensors, model: RoundingModel
+    largest: torch.Tensor,
+    rest: torch.Tensor,
+    weights: Weights,
+    logits: Logits,
+    tensors: AttentionTensors,
+    model: RoundingModel,
 ) -> torch.Tensor | None:
     """Return by how much half a denormal of P's type exceeds the relative error of its cast, for each key.
 
-    None if it does so nowhere, and exponentials are flushed only below the normal range of float32.
+    P is normalised before its cast, or divided by the denominator after it, which divides half a denormal too. None if
+    it exceeds it nowhere, and exponentials are flushed only below the normal range of float32.
     """
     cast, least = probability_unit(tensors, model), half_denormal(probability_dtype(tensors, model))
     rounded = cast > 0.0 and some_between(largest, 0.0, least / cast)
@@ -274,8 +280,23 @@ def _lost_by_small_weights(
         return None
     if not rounded:
         return torch.zeros_like(largest)
-    lost = (least - largest * cast).clamp_min_(0.0).mul_(1 + rest).masked_fill_(largest == 0.0, 0.0)
+    halves = least * _largest_share(largest, weights, logits) if model.normalises_last else least
+    lost = (halves - largest * cast).clamp_min_(0.0).mul_(1 + rest).masked_fill_(largest == 0.0, 0.0)
     return lost if logits.equal_rows is None else lost.masked_fill_(logits.equal_rows, 0.0)
+
+
+def _largest_share(largest: torch.Tensor, weights: Weights, logits: Logits) -> torch.Tensor:
+    """Return the most that a weight of 1 may be after the division, where P is at most 1: ``[..., 1]``.
+
+    A kernel computes ``exp(z_j - m)`` below a maximum ``m`` of logits and rescales by exponentials of at most 1. So
+    after the division, 1 is at most the weight of the largest logit, of a key or the sink, apart from errors of the
+    exponentials. The ``largest`` weights are those of the keys with their errors.
+    """
+    sink = (1.0 - weights.exact.sum(-1, keepdim=True)).clamp_min_(0.0).add_(weights.sink_drift)
+    share = torch.maximum(largest.amax(-1, keepdim=True), sink.mul_(weights.renormalised))
+    sink_error = logits.sink_error.masked_fill(logits.sink <= NO_SINK, 0.0)
+    errors = torch.maximum(logits.error.masked_fill(largest == 0.0, 0.0).amax(-1, keepdim=True), sink_error)
+    return share.mul_(errors.clamp_max(BEYOND).exp_()).clamp_max_(1.0)
 
 
 def _summed(weights: torch.Tensor, block: RowBlock) -> torch.Tensor:
@@ -356,6 +377,12 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
         unit += unit_roundoff(query)
     return unit
+
+
+def counts_exactly(tensors: AttentionTensors, model: RoundingModel) -> bool:
+    """Return whether rows of equal weights have exact sums where their values lie on a coarse grid."""
+    rounded = arithmetic.rounds_on_the_way(model) or value_unit(tensors, model)
+    return model.normalises_last and not rounded and scales_exactly(tensors)
 
 
 def scales_exactly(tensors: AttentionTensors) -> bool:

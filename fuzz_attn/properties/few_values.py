@@ -9,6 +9,9 @@ The first launch says which keys to keep: in rows of equal weights (:mod:`fuzz_a
 few keys share a column, and a lost key moves this column by its whole mark. That is a suspicion only: the roundings of
 a correct kernel may move it as far. The second launch decides it, within the bound of its own problem. So nothing has
 to be known of how the target normalises, and a target without the suspicion is not launched again.
+
+Where more keys share the column than one launch has room for, launches before it narrow them down: the keys are spread
+over all columns, and the column with the error has the lost key.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from typing import Final, NamedTuple
 import torch
 
 from fuzz_attn.inputs.equal_heads import equal_heads
-from fuzz_attn.inputs.transforms import only_values
-from fuzz_attn.oracle.reference import attend, output_factor
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.inputs.transforms import key_columns, only_values
+from fuzz_attn.oracle.error_bound import counts_exactly
+from fuzz_attn.oracle.reference import Reference, attend, output_factor
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.comparisons import WithinBound, compared
@@ -33,8 +38,9 @@ SUSPICIOUS: Final = 0.5
 KEPT: Final = 64
 """Keys in a column of the second launch. In the coarsest common type of P, bfloat16, their roundings are together at
 most about half of what one of them adds, with 131,072 keys too."""
-LAUNCHES: Final = 8
-"""The most launches for one suspicion. If most columns are suspicious, as where a target rounds much, it is one."""
+LAUNCHES: Final = 12
+"""The most launches for one suspicion: what 131,072 keys need that share one column, each launch halving them. If most
+columns are suspicious, as where a target rounds much, it is one."""
 FEW_COLUMNS: Final = 8
 """One suspicious column of fewer may be most of them by itself."""
 
@@ -42,15 +48,19 @@ FEW_COLUMNS: Final = 8
 class Suspicion(NamedTuple):
     """A row and a column whose error is as large as what a key adds, and the keys that may be the lost one.
 
-    The likeliest ``positions`` come first. ``wide`` says whether most columns of the row have such errors.
+    ``size`` is the error in multiples of what a key adds at least, ``added``. The row is that of a ``token`` and a
+    ``query_head``. The keys have their marks in the ``columns``: one, or all if most of them have such errors. Of all
+    keys, only the first and the last ones are ``positions``.
     """
 
     size: float
+    added: float
+    token: int
     sequence: int
+    query_head: int
     head: int
-    column: int
+    columns: slice
     positions: torch.Tensor
-    wide: bool
 
 
 def few_values(experiment: Experiment) -> Verdict:
@@ -65,21 +75,42 @@ def few_values(experiment: Experiment) -> Verdict:
 def comparisons(experiment: Experiment) -> Iterator[WithinBound]:
     """Yield the launches that decide the largest suspicion of a first launch that passes; none without one."""
     case, model = experiment.case, experiment.target.rounding_model
-    if model.normalises_last or not (case.key_marks and case.equal_heads):
+    if not (case.key_marks and case.equal_heads) or counts_exactly(experiment.first.tensors, model):
         return
     found = [each for block in experiment.blocks if (each := _suspicion(block, experiment)) is not None]
     if not found:
         return
     worst = max(found, key=lambda each: each.size)
-    room = KEPT * case.heads.head_size
-    for number, positions in enumerate(torch.split(worst.positions, room)):
-        if number == (1 if worst.wide else LAUNCHES):
-            return
-        tensors = only_values(experiment.fresh(), worst.sequence, positions.sort().values, worst.head, worst.column)
+    positions, room = worst.positions, KEPT * case.heads.head_size
+    for _ in range(LAUNCHES):
+        last = len(positions) <= room
+        kept = positions if last else _all_but_one_group(positions, case.heads.head_size)
+        tensors = only_values(experiment.fresh(), worst.sequence, kept, worst.head, worst.columns)
         other = experiment.launch_tensors(tensors)
         exact = attend(other.tensors, model)
-        change = f"a launch with all values 0 but those of {len(positions)} keys of sequence {worst.sequence}"
+        change = f"a launch with all values 0 but those of {len(kept)} keys of sequence {worst.sequence}"
         yield WithinBound(other, change, exact, own=exact)
+        if last:
+            return
+        positions = _narrowed(positions, kept, worst, other.tensors, exact)
+
+
+def _all_but_one_group(positions: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """Return the keys of a launch with a group of them in each column; the last group is left out."""
+    group = -(-len(positions) // (num_columns + 1))
+    return positions[: group * num_columns]
+
+
+def _narrowed(
+    positions: torch.Tensor, kept: torch.Tensor, worst: Suspicion, tensors: AttentionTensors, exact: Reference
+) -> torch.Tensor:
+    """Return the keys of the column with the largest error, or those that were left out if no error is suspicious."""
+    row = worst.token, worst.query_head
+    error = (tensors.output[row].double() - exact.expected[row]).abs_().nan_to_num_(0.0, 0.0, 0.0)
+    column = int(error.argmax())
+    if float(error[column]) < SUSPICIOUS * worst.added * abs(output_factor(tensors)):
+        return positions[len(kept) :]
+    return kept[key_columns(len(kept), len(error)) == column]
 
 
 @torch.inference_mode()
@@ -102,27 +133,30 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     if not ratio.numel() or not float(ratio.max()) >= SUSPICIOUS:
         return None
     place = torch.unravel_index(ratio.argmax(), ratio.shape)
-    span, head, row, _, marked = (int(each) for each in place)
-    column = 2 * marked + first
-    values = block.values[span, head, :, column]
-    seen = block.visible[span, row] & (values != 0.0)
-    opposite = seen & (values.sign() != float(error[place].sign()))
-    positions = torch.cat([_ends_first(block.key_position[span][each]) for each in (opposite, seen & ~opposite)])
+    span, head, row, group, marked = (int(each) for each in place)
+    columns, seen = slice(2 * marked + first, 2 * marked + first + 1), block.visible[span, row]
+    if ratio.shape[-1] >= FEW_COLUMNS and float((ratio[place[:-1]] >= SUSPICIOUS).double().mean()) > 0.5:
+        columns = slice(first, None, 2)
+        positions = _ends(block.key_position[span][seen], KEPT * experiment.case.heads.head_size)
+    else:
+        positions = block.key_position[span][seen & (block.values[span, head, :, columns.start] != 0.0)]
     token = int(block.tokens[span, row])
     return Suspicion(
         size=float(ratio.max()),
+        added=float(least.expand_as(ratio)[place] / block.num_visible[span, row]),
+        token=token,
+        query_head=head * ratio.shape[3] + group,
         sequence=_sequence_of(token, tensors.query_lens),
         head=head,
-        column=column,
+        columns=columns,
         positions=positions,
-        wide=ratio.shape[-1] >= FEW_COLUMNS and float((ratio[place[:-1]] >= SUSPICIOUS).double().mean()) > 0.5,
     )
 
 
-def _ends_first(positions: torch.Tensor) -> torch.Tensor:
-    """Return ascending positions in another order: the first, the last, and so on to the middle one."""
-    order = torch.arange(len(positions), device=positions.device)
-    return positions[torch.minimum(order, len(positions) - 1 - order).argsort(stable=True)]
+def _ends(positions: torch.Tensor, count: int) -> torch.Tensor:
+    """Return this many positions at most: the first and the last ones."""
+    half = count // 2
+    return positions if len(positions) <= count else torch.cat([positions[:half], positions[-half:]])
 
 
 def _sequence_of(token: int, query_lens: tuple[int, ...]) -> int:

@@ -1,7 +1,8 @@
 """What shows at which length: the faults that the oracle finds in cases of one sequence, beside two fixed tolerances.
 
-Run it with ``make bench``, or with the number of cases, the seed, whose rounding model holds and the lengths. The model
-is ``declared`` (that of our kernels), ``default``, or that of a target, read from its kernels.
+Run it with ``make bench``, or with the number of cases, the seed, whose rounding model holds and the lengths, and for
+some faults or types only with ``--faults`` and ``--types``. The model is ``declared`` (that of our kernels),
+``default``, or that of a target, read from its kernels.
 
 The cases are those that a campaign draws for sequences of this length: its strategy gets the sequence, and one to three
 query tokens at its end. All else is drawn, recipes, features and compile keys. A case with more numbers than a
@@ -10,7 +11,8 @@ campaign's budget allows is drawn again.
 The faults, each in every row and head of the output, which is exact apart from the fault and rounded to its type:
 
 - V with a wrong scale, wrong by each power of two. The table has the smallest one that is found in 95 of 100 cases.
-- One key lost, and one key counted twice. It is any key that some row sees, each as likely, also one of weight 0.
+- One key lost, and one key counted twice. Of the keys that some row sees, it is the first, the last, the middle one,
+  one at the edge of a page, or any, each as likely, also one of weight 0.
 - A window shorter by one key, in cases with a window that hides a key. (One that is longer reads poison.)
 
 A fault of keys is found by the oracle if the launch exceeds its bound, or else a launch of the property ``few_values``.
@@ -20,7 +22,7 @@ The rules of vLLM's and FlashAttention's tests are those of :mod:`fuzz_attn.muta
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -76,7 +78,9 @@ TYPES: Final = {
 QUERIES: Final = (1, 1, 1, 2, 3)
 ORACLE: Final = "oracle"
 JUDGES: Final = (ORACLE, *RULES)
-FAULTS: Final = ("lost key", "doubled key", "window")
+OF_KEYS: Final = ("lost key", "doubled key")
+FAULTS: Final = (*OF_KEYS, "window", "scale")
+PLACES: Final = ("first", "last", "middle", "page edge", "any")
 SMALLEST: Final = 24
 """The smallest wrong scale is 1 + 2**-24."""
 
@@ -158,25 +162,31 @@ def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, na
     tensors, model = materialise(case), target.rounding_model
     reference, parts = attend(tensors, model), parts_of(tensors, model)
     judges = judges_of(tensors, reference)
-    for name in names:
+    for name in (each for each in names if each != "scale"):
         chosen, change = _fault(name, case, parts, random)
         output = output_with(parts, chosen, change)
         row.cases[name] += 1
         row.found[name, ORACLE] += not Planted(case, target, chosen, change).passes()
         for judge_name in RULES:
             row.found[name, judge_name] += not judges[judge_name](output)
-    if "window" in names:
-        return
-    for judge_name, accepts in judges.items():
+    for judge_name, accepts in judges.items() if "scale" in names else ():
         row.scales[judge_name].append(_smallest_exponent(reference.expected, tensors, accepts))
 
 
 def _fault(name: str, case: AttentionCase, parts: Parts, random: Random) -> tuple[Chosen, float]:
     if name == "window":
         return oldest_key(case.window), LOST
-    positions = visible_positions(parts)
-    position = int(positions[int(random.random() * len(positions))])
+    position = _place(visible_positions(parts), case.pages.block_size, random)
     return one_key(position), LOST if name == "lost key" else DOUBLED
+
+
+def _place(positions: torch.Tensor, block_size: int, random: Random) -> int:
+    place = PLACES[int(random.random() * len(PLACES))]
+    if place in PLACES[:3]:
+        return int(positions[{"first": 0, "last": -1, "middle": len(positions) // 2}[place]])
+    edges = positions[(positions % block_size == 0) | (positions % block_size == block_size - 1)]
+    chosen = edges if place == "page edge" and len(edges) else positions
+    return int(chosen[int(random.random() * len(chosen))])
 
 
 def _smallest_exponent(expected: torch.Tensor, tensors: AttentionTensors, accepts: Accepts) -> int:
@@ -187,18 +197,21 @@ def _smallest_exponent(expected: torch.Tensor, tensors: AttentionTensors, accept
     return -1
 
 
-def measured(target: Target, dtypes: DTypes, num_keys: int, count: int, seed: int) -> Row:
+def measured(
+    target: Target, dtypes: DTypes, num_keys: int, count: int, seed: int, names: tuple[str, ...] = FAULTS
+) -> Row:
     """Return what is found in ``count`` cases of one type and length, and in as many with a window."""
     row, random = Row(), Random(f"{seed} {dtypes} {num_keys}")
+    usual = tuple(name for name in names if name != "window")
     for number, case in enumerate(drawn(target, dtypes, num_keys, random, False)):
-        if number == count:
+        if number == count or not usual:
             break
-        try_faults(row, case, target, random, FAULTS[:2])
+        try_faults(row, case, target, random, usual)
     for case in drawn(target, dtypes, num_keys, random, True):
-        if row.cases["window"] == count:
+        if row.cases["window"] == count or "window" not in names:
             break
         if 1 < case.window < num_keys:
-            try_faults(row, case, target, random, FAULTS[2:])
+            try_faults(row, case, target, random, ("window",))
     return row
 
 
@@ -216,31 +229,39 @@ def with_model(target: Target, whose: str, dtypes: DTypes) -> Target:
     return replace(target, rounding=read.rounding_model)
 
 
-def main(count: int, seed: int, whose: str, lengths: tuple[int, ...]) -> None:
+def main(options: argparse.Namespace) -> None:
     """Print the table: one line for each type and length, and for each fault the judges' columns."""
     torch.set_num_threads(1)
     built = built_in("unified")
     assert built is not None
-    print(f"rounding model: {whose}")
-    print(f"{count} cases of each type and length, and {count} with a window, seed {seed}: found, in percent")
+    count, faults = options.count, tuple(each for each in FAULTS if each in options.faults)
+    print(f"rounding model: {options.model}")
+    print(f"{count} cases of each type and length, and {count} with a window, seed {options.seed}: found, in percent")
     print("each cell: oracle / vLLM's tolerance / FlashAttention's rule; smallest scale of V found in 95 of 100 cases")
-    print(f"{'type':10} {'keys':>7}  " + "  ".join(f"{name:>14}" for name in FAULTS) + "  wrong scale")
-    for name, dtypes in TYPES.items():
-        for num_keys in lengths:
-            row = measured(with_model(built, whose, dtypes), dtypes, num_keys, count, seed)
-            cells = ("/".join(f"{_percent(row, fault, each):>4}" for each in JUDGES) for fault in FAULTS)
-            scales = " / ".join(row.smallest_scale(each) for each in JUDGES)
-            print(f"{name:10} {num_keys:7}  {'  '.join(cells)}  {scales}", flush=True)
+    print(f"{'type':10} {'keys':>7}  " + "  ".join(f"{name:>14}" for name in faults))
+    for name in options.types:
+        target = with_model(built, options.model, TYPES[name])
+        for num_keys in options.lengths:
+            row = measured(target, TYPES[name], num_keys, count, options.seed, faults)
+            print(f"{name:10} {num_keys:7}  {'  '.join(_cell(row, fault) for fault in faults)}", flush=True)
 
 
-def _percent(row: Row, fault: str, judge_name: str) -> str:
-    return f"{100 * row.found[fault, judge_name] / row.cases[fault]:.0f}"
+def _cell(row: Row, fault: str) -> str:
+    if fault == "scale":
+        return " / ".join(row.smallest_scale(each) for each in JUDGES)
+    return "/".join(f"{100 * row.found[fault, each] / row.cases[fault]:>4.0f}" for each in JUDGES)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Print which faults are found at which length.")
+    parser.add_argument("count", type=int, nargs="?", default=100)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("model", nargs="?", default="declared")
+    parser.add_argument("lengths", type=int, nargs="*", default=LENGTHS)
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--types", nargs="+", choices=tuple(TYPES), default=tuple(TYPES))
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main(
-        int(sys.argv[1]) if len(sys.argv) > 1 else 100,
-        int(sys.argv[2]) if len(sys.argv) > 2 else 1,
-        sys.argv[3] if len(sys.argv) > 3 else "declared",
-        tuple(map(int, sys.argv[4:])) or LENGTHS,
-    )
+    main(_options())

@@ -316,6 +316,18 @@ def test_command_writes_the_script(scripts: Path, kernels: Path) -> None:
     assert (scripts / "b.py").read_text().startswith('r"""A wrong result of last_row_unwritten of ')
 
 
+def test_a_failure_of_few_values_is_refused_in_one_line(scripts: Path) -> None:
+    """Which keys its second launch keeps follows from the output of the first: a script has no oracle to tell."""
+    save(scripts, "a", "unified", CASES["unified"], property_name="few_values")
+    command = ["export", str(scripts / "a.json"), "--script", str(scripts / "b.py"), "--trust"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "property='few_values' cannot be exported: " in result.stderr
+    assert result.stderr.endswith("; replay the counterexample instead\n")
+    assert result.stderr.count("\n") == 1
+    assert not (scripts / "b.py").exists()
+
+
 def test_file_that_is_missing_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["export", str(tmp_path / "gone.json"), "--script", str(tmp_path / "x.py")])
     assert result.exit_code == 2

@@ -37,6 +37,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle import error_bound, roundings
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import cast_unit
 
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
@@ -205,7 +206,7 @@ def ratios_of(mix: str, row_views: RowViews, writing: Writing, examples: int) ->
     def compare(case: AttentionCase, how: Formulation) -> None:
         tensors = materialise(case)
         written = writing(tensors, attend_rounded(tensors, row_views(tensors), how))
-        verdict = judge(written, attend(tensors))
+        verdict = judge(written, attend(tensors, RoundingModel(normalises_last=not how.normalise_first)))
         ratios.append(verdict.ratio if verdict.kind in ("ok", "mismatch") and verdict.ratio is not None else torch.inf)
 
     compare()

@@ -216,6 +216,12 @@ def denormals_dominate(by_hand: Builder) -> AttentionTensors:
     return by_hand([[1.0]], keys, [[0.0]] + [[1.0]] * 1000, torch.float16, output=torch.zeros(1, 1, 1))
 
 
+def divided_denormals_dominate(by_hand: Builder) -> AttentionTensors:
+    """Return as many weights of 1, with values of 0, as there are weights below the normal range of float16."""
+    keys = [[0.0]] * 1000 + [[-15.0]] * 1000
+    return by_hand([[1.0]], keys, [[0.0]] * 1000 + [[1.0]] * 1000, torch.float16, output=torch.zeros(1, 1, 1))
+
+
 def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     """Halve a constant of the bound, or the result of a function."""
     right = getattr(module, name)
@@ -223,6 +229,7 @@ def halve(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
 
 
 PLAIN, TF32_DOTS = RoundingModel(), RoundingModel(input_precision="tf32")
+DIVIDES_LAST = RoundingModel(normalises_last=True)
 Term = tuple[Callable[[Builder], AttentionTensors], RoundingModel, Any, str]
 TERMS: dict[str, Term] = {
     "dot": (dot_dominates, PLAIN, logits, "unit_roundoff"),
@@ -232,6 +239,7 @@ TERMS: dict[str, Term] = {
     "store in e4m3": (partial(store_dominates, dtype=torch.float8_e4m3fn), PLAIN, error_bound, "half_spacing"),
     "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, error_bound, "half_spacing"),
     "denormal weights": (denormals_dominate, PLAIN, error_bound, "half_denormal"),
+    "denormal weights divided last": (divided_denormals_dominate, DIVIDES_LAST, error_bound, "half_denormal"),
     "tf32 scores": (truncated_score_dominates, TF32_DOTS, arithmetic, "operand_unit"),
     "tf32 weights": (truncated_weights_dominate, TF32_DOTS, arithmetic, "operand_unit"),
 }
@@ -269,6 +277,22 @@ def worst_sum(products: np.ndarray[Any, Any], side: int) -> float:
         total += product
         total += side * U * abs(total)
     return total
+
+
+def test_tiles_do_not_shorten_the_way_of_a_key_through_a_sum(by_hand: Builder) -> None:
+    """A GPU adds the products of a float32 dot to its accumulator one by one, so that a key meets all later ones.
+
+    A bound for as many additions as a tile has keys, and one for each tile, would be a false alarm.
+    """
+    num_keys, tile = 4096, 64
+    values = np.full(num_keys, 0.98 * U, np.float32)
+    values[0] = 1.0
+    chained = np.cumsum(values, dtype=np.float32)[-1]
+    tensors = by_hand([[0.0]], [[0.0]] * num_keys, values[:, None].tolist(), output=torch.zeros(1, 1, 1))
+    reference = attend(tensors, DIVIDES_LAST)
+    error = abs(float(chained) / num_keys - float(reference.expected))
+    assert 0.3 < error / float(reference.bound) <= 1.0
+    assert error > 30 * (tile + num_keys / tile) * U * float(reference.expected)
 
 
 @pytest.mark.parametrize("positive", [0.5, 0.9, 0.0], ids=["both signs", "mostly positive", "negative"])

@@ -22,7 +22,7 @@ from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.row_blocks import row_blocks
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.few_values import LAUNCHES, few_values
+from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.launch_properties import oracle
 from fuzz_attn.targets.target import Target
 
@@ -46,6 +46,15 @@ def _samples() -> ModuleType:
 SAMPLES = _samples()
 
 
+def _upwards(scores: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return averages whose products are larger than the exact ones by half of what the cast of P may add."""
+    raised: torch.Tensor = SAMPLES.AVERAGES["last"](scores, values + values.abs() * (torch.finfo(dtype).eps / 4), dtype)
+    return raised
+
+
+AVERAGE_OF = {**SAMPLES.AVERAGES, "upwards": _upwards}
+
+
 def case_of(dtype: DTypeName, num_keys: int = NUM_KEYS, head_size: int = 32) -> AttentionCase:
     """Return a case of one long sequence with equal heads and marked keys."""
     return AttentionCase(
@@ -61,7 +70,7 @@ def case_of(dtype: DTypeName, num_keys: int = NUM_KEYS, head_size: int = 32) -> 
 
 def experiment_of(average: str, lost: int | None, case: AttentionCase) -> Experiment:
     """Return an experiment with a sample target, which declares nothing."""
-    return Experiment(case, Target("sample", SAMPLES.target(SAMPLES.AVERAGES[average], lost)), InterpreterBackend())
+    return Experiment(case, Target("sample", SAMPLES.target(AVERAGE_OF[average], lost)), InterpreterBackend())
 
 
 PLANTS = [(place, "last") for place in LOST] + [("random", average) for average in AVERAGES[1:]]
@@ -107,13 +116,46 @@ def test_a_target_that_is_exact_is_not_launched_again(monkeypatch: pytest.Monkey
     assert len(launches) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "model"),
+    [
+        ("float32", RoundingModel(normalises_last=True, input_precision="tf32")),
+        ("bfloat16", RoundingModel(normalises_last=True, scores="query")),
+    ],
+    ids=["operands that are cut", "rounded scores"],
+)
+def test_a_target_that_divides_last_but_rounds_much_is_not_exact(dtype: DTypeName, model: RoundingModel) -> None:
+    experiment = experiment_of("last", LOST["random"], case_of(dtype, num_keys=30_001))
+    experiment.target = replaced(experiment.target, rounding=model)
+    assert oracle(experiment).passed
+    assert not few_values(experiment).passed
+
+
+@pytest.mark.parametrize("place", LOST)
+@pytest.mark.parametrize("head_size", [1, 2, 3])
+def test_launches_narrow_down_which_of_many_keys_in_a_column_is_lost(head_size: int, place: str) -> None:
+    experiment = experiment_of("last", LOST[place], case_of("bfloat16", head_size=head_size))
+    assert oracle(experiment).passed
+    assert not few_values(experiment).passed
+
+
 def test_launches_of_one_suspicion_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With heads of 2, each launch has room for few keys, so that the middle ones are not tried."""
     launches = _counted(monkeypatch)
-    case = case_of("bfloat16", head_size=2)
-    assert few_values(experiment_of("last", LOST["middle"], case)).passed
-    assert len(launches) == 1 + LAUNCHES
-    assert not few_values(experiment_of("last", LOST["first"], case)).passed
+    monkeypatch.setattr("fuzz_attn.properties.few_values.LAUNCHES", 3)
+    assert few_values(experiment_of("last", LOST["middle"], case_of("bfloat16", head_size=1))).passed
+    assert len(launches) == 1 + 3
+
+
+@pytest.mark.parametrize("lost", [None, LOST["first"], LOST["last"]])
+def test_a_target_that_rounds_much_is_launched_once_more_with_the_first_and_the_last_keys(
+    lost: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that rounds each product away from 0 looks as if it lost keys in all columns."""
+    launches = _counted(monkeypatch)
+    experiment = experiment_of("upwards", lost, case_of("bfloat16", num_keys=20_000, head_size=16))
+    assert oracle(experiment).passed
+    assert few_values(experiment).passed == (lost is None)
+    assert len(launches) == 2
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -122,7 +164,7 @@ def test_only_the_chosen_values_are_left(packed: bool) -> None:
     if packed:
         case = replace(case, family="context")
     positions = torch.tensor([0, 5, 7, 50, 97, 98, 99])
-    before, tensors = materialise(case), only_values(materialise(case), 0, positions, 1, 3)
+    before, tensors = materialise(case), only_values(materialise(case), 0, positions, 1, slice(3, 4))
     (old,), (new,) = row_blocks(before), row_blocks(tensors)
     assert old.keys.equal(new.keys)
     expected = torch.zeros_like(new.values)
