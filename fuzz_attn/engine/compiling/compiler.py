@@ -44,7 +44,7 @@ NICE: Final = 5
 """While shards have rounds to begin, judging goes first, and before that the start of the workers."""
 FIRST_KERNELS, LATER_KERNELS = 3, 12
 """How many kernels of a round are compiled in the first visit of its key and in later ones, in which all keys have been
-visited once."""
+visited once. Of the rounds that all workers wait for at first, only those of one case: a kernel takes up to 10 s."""
 MOST_BEGUN: Final = 64
 """So many rounds are begun at once; the target may refuse nearly all of them, which costs nothing."""
 WAIT_SECONDS: Final = 0.1
@@ -160,10 +160,11 @@ class Compiler:
     def _compile(self, number: int) -> bytes:
         """Return the outcome of a round, in a fork; the usual variant is tried where the target refuses another."""
         started, shared = time.monotonic(), self._round(number)
-        done, known, some, narrow = self._compile_most(shared)
+        most = LATER_KERNELS if shared.turn else FIRST_KERNELS if number >= self._plan.cores else 1
+        done, known, some, narrow = self._compile_most(shared, most)
         usual = done.refused is not None and shared.form.variant != USUAL
         if usual:
-            done, known, some, narrow = self._compile_most(shared.usual())
+            done, known, some, narrow = self._compile_most(shared.usual(), most)
         counts = done.compiled, done.loaded, done.failed
         compiled = RoundCompiled(WHOLE_RUN, number, *counts, known, time.monotonic() - started)
         if self._plan.setup.strict:
@@ -172,8 +173,8 @@ class Compiler:
         refused = some if done.refused is None else (done.refused,)
         return msgspec.json.encode(Outcome(compiled, ready, tuple(done.accepted), refused))
 
-    def _compile_most(self, shared: SharedRound) -> tuple[Compiled, bool, tuple[Refused, ...], bool]:
-        """Compile the kernels that most cases of a round need.
+    def _compile_most(self, shared: SharedRound, most: int) -> tuple[Compiled, bool, tuple[Refused, ...], bool]:
+        """Compile up to ``most`` kernels of a round, those that most of its cases need.
 
         Return also whether the kernels are known, cases that host code refuses, and whether the round had to be
         narrowed, because its cases need more kernels than are compiled.
@@ -185,8 +186,8 @@ class Compiler:
             refused_among,
         )
 
-        rehearsed, most = self._rehearsal.cases_of(shared), LATER_KERNELS if shared.turn else FIRST_KERNELS
-        narrow = len(kernels_of(rehearsed)) > most
+        rehearsed = self._rehearsal.cases_of(shared)
+        narrow = len(kernels_of(rehearsed)) > max(most, FIRST_KERNELS)
         if narrow:
             rehearsed = self._rehearsal.cases_of(shared.narrow(self._domain))
         done = compile_most(rehearsed, most)
