@@ -34,8 +34,8 @@ HALF = DTypes("float16", "float16", "float16")
 SHORT, LONG = (AttentionCase(sequences=(Sequence(1, keys - 1),), dtypes=HALF) for keys in (4, 40))
 
 
-def spec_of(name: str) -> str:
-    return f"{ROOT / 'tests' / 'sample_targets' / 'on_gpu.py'}:{name}"
+def spec_of(name: str, file: str = "on_gpu.py") -> str:
+    return f"{ROOT / 'tests' / 'sample_targets' / file}:{name}"
 
 
 def drawn(domain: Domain, count: int, seed: int) -> list[Order]:
@@ -140,6 +140,13 @@ def test_guards_and_poison_reveal_defects(target: str, case: AttentionCase, expe
         verdict = worker.judge(Order(case)).verdict
         assert (verdict.property_name, verdict.kind) == expected
         assert worker.judge(Order(SHORT)).verdict.passed
+
+
+def test_a_missing_barrier_of_inline_assembly_is_a_wrong_output() -> None:
+    case = replace(LONG, sequences=(Sequence(16, 24),), heads=HeadLayout(2, 4, 32))
+    with IsolatedWorker(Setup(spec_of("lacks_a_barrier", "compiler_faults.py"), "unified", "cuda")) as worker:
+        verdict = worker.judge(Order(case)).verdict
+    assert (verdict.property_name, verdict.kind) == ("oracle", "mismatch")
 
 
 def test_a_counterexample_from_a_cpu_replays_on_a_gpu() -> None:
