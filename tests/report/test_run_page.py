@@ -200,6 +200,12 @@ def test_a_log_that_names_a_blank_line_shows_no_source(tmp_path: Path) -> None:
     assert not any("secret" in line.text for line in shown.lines)
 
 
+def test_a_log_that_names_line_0_has_a_page(tmp_path: Path) -> None:
+    nowhere = Mask(str(tmp_path / "gone.py"), 0, "kernel", "load", 0, "x = 1", True, ())
+    (shown,) = source_files([nowhere], "t")
+    assert [line.text for line in shown.lines] == ["x = 1"]
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_a_log_that_is_no_file_is_one_error(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / "events.jsonl")

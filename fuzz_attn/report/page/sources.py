@@ -125,7 +125,7 @@ def _lines(numbers: Sequence[int], text: Sequence[str], marked: dict[int, Source
             yield SourceLine(0, "")
         last = number
         known = marked.get(number)
-        shown = text[number - 1] if number <= len(text) else known.text if known else ""
+        shown = text[number - 1] if 0 < number <= len(text) else known.text if known else ""
         yield SourceLine(number, shown, *((known.masks, known.missing, known.explained) if known else ()))
 
 

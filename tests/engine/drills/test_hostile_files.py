@@ -107,7 +107,7 @@ OTHERS: Final[tuple[Any, ...]] = (None, True, [], {}, [[]], {"": ""}, [None], {"
 FREE: Final = (
     " target relation message property_name site hint explanation backend digest reference because path ratio wrong "
     "elements text reason error seconds time workers system operation file line kernel ordinal cases failed tries "
-    "outcomes number of max_time shard failure query_index location source combination "
+    "outcomes number of max_time shard failure query_index location source combination same which same_as "
 )
 """Fields that hold any text or number, in which most mutations are made: they are read, and must harm nobody."""
 MARK: Final = "@raw-"
@@ -197,8 +197,10 @@ def lines_of_everything(target: str) -> list[bytes]:
         events.CaseUnfinished(0, order, 1.0),
         events.RoundCompiled(-1, 0, 1, 2, 3, True, 4.0),
         events.FailureFound(0, 0, found, "../../precious.json", 1.0),
-        events.FailureSeenAgain(0, "../../precious.json", 3),
+        events.FailureSeenAgain(0, "../../precious.json", 3, (0, 0)),
         events.FailureChanged(0, 0, found, "../../precious.json", done=True),
+        events.FailureFound(0, 1, found, "c.json", 1.0),
+        events.FailureChanged(0, 1, found, "c.json", done=True, same_as="../../precious.json", same=(0, 0)),
         events.SavedPassed(0, found, "b.json"),
         events.WorkerLost(0, "died"),
         events.Note(0, "a note"),
