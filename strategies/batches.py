@@ -27,6 +27,7 @@ from fuzz_attn.strategies.sampling.budgets import (
 )
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladder, multiples
+from fuzz_attn.strategies.serving import may_serve, serving_batches
 
 Kind: TypeAlias = Literal[
     "prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "chunk", "vast", "endless", "flood"
@@ -78,6 +79,8 @@ _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
 _NEXT_IN_MANY = (_Step.STOP,) + (_Step.SEQUENCE,) * 220 + (_Step.EMPTY,) * 30
 _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {"crowd": _NEXT_IN_CROWD, "many": _NEXT_IN_MANY}
 _BOOLEANS = sampled_from((False, True))
+_SERVED = sampled_from((False, False, True, True, True))
+"""Whether a key of a served model gets a batch that schedulers make."""
 _STRADDLES = (2, 3, 5)
 """A context ends so many keys before an edge, so that the query tokens after it lie on both sides of the edge."""
 
@@ -95,7 +98,8 @@ def batches(
     Batches are prefill, decode, chunked prefill with a context, or all mixed, with empty sequences anywhere where the
     domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
     one query token each. All lengths up to 17 are likely; longer ones lie around multiples of the page, the tiles, the
-    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs.
+    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. Three in
+    five batches of the keys of served models are as schedulers make them (:mod:`fuzz_attn.strategies.serving`).
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
@@ -124,6 +128,9 @@ def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain
         step = draw(steps)
         if budget.spent or len(sequences) == most:
             break
+    # Last, so that shrinking can drop it: the choices before it are those of a batch without it.
+    if draw(_SERVED) and may_serve(key, num_kv_heads):
+        return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
     return tuple(sequences)
 
 

@@ -27,7 +27,7 @@ from fuzz_attn.strategies.features.scales import scales, softmax_scales
 from fuzz_attn.strategies.features.sinks import sinks
 from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import windows
-from fuzz_attn.strategies.heads import head_layouts
+from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts, with_row_length
@@ -119,7 +119,7 @@ def _cases(
     key = draw(keys)
     left = FeaturesLeft(domain, key.features)
     variant = (form.variant if form else _variant(draw, key, variants)).within(left.domain)
-    heads = draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
+    heads = draw(heads_of(key))
     heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
     drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
     sequences = draw(drawn) if batch is None else batch

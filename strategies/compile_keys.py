@@ -25,6 +25,7 @@ from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
+from fuzz_attn.strategies.serving import serving_keys
 
 Values: TypeAlias = dict[str, Any]
 ValueOfField: TypeAlias = tuple[str, Any]
@@ -41,6 +42,9 @@ MIXED_STEP = 13
 TILE_WEIGHTS = {16: 9, 128: 1}
 USUAL_TILE_WEIGHT = 3
 """The smallest tiles have most edges. A tile of 128 keys costs most, also where a sequence is short."""
+
+SERVED = 5
+"""Of so many keys, one more has the types and sizes of a served model."""
 
 MANY_SEGMENTS = 16
 
@@ -67,7 +71,8 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
 
     Every pair of values of two fields occurs in some key; the fields are dtypes, group, head size, block size, the
     compiled features, path with segments, and tile. The keys without fp8 cover all their pairs without the others, as
-    their error bounds are the tightest. A few more keys have mixed types. The pool depends only on the domain.
+    their error bounds are the tightest. A few more keys have mixed types, and every sixth has the types and sizes of a
+    served model (:mod:`fuzz_attn.case.serving`), as far as the domain has them. The pool depends only on the domain.
     """
     axes = _axes(domain)
     keys = {
@@ -81,6 +86,7 @@ def key_pool(domain: Domain) -> tuple[CompileKey, ...]:
         raise InvalidArgument(f"{domain} excludes all combinations of its types")
     mixed = _mixed(sorted(keys, key=lambda key: _complexity(key, axes)), domain)
     keys.update(each for key in mixed for each in supported_keys(key, domain))
+    keys.update(serving_keys(domain, len(keys) // SERVED))
     return tuple(sorted(keys, key=lambda key: _complexity(key, axes)))
 
 

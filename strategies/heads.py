@@ -7,9 +7,11 @@ from functools import lru_cache
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, sizes_of
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout
+from fuzz_attn.case.serving import serves
 from fuzz_attn.strategies.sampling.draws import sampled_from
 from fuzz_attn.strategies.sampling.lattices import lattice
 
@@ -31,6 +33,7 @@ SIMPLER_GROUP_SIZES = (1, 2, 3, 17)
 MAX_QUERY_HEADS = 64
 MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
+SERVED_KV_HEADS = (1, 1, 1, 1, 1, 1, 2, 2, 2, 4)
 MOST_KV_HEADS = 8
 RARITY = 4
 """How often the table repeats the usual numbers of KV heads; it has ``MOST_KV_HEADS`` once."""
@@ -63,13 +66,19 @@ def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.Sear
     """
     if num_queries_per_kv < 1 or head_size < 1:
         raise InvalidArgument(f"{num_queries_per_kv=} and {head_size=} must be at least 1")
-    return _head_layouts(num_queries_per_kv, head_size)
+    return _head_layouts(num_queries_per_kv, head_size, served=False)
+
+
+def heads_of(key: CompileKey) -> st.SearchStrategy[HeadLayout]:
+    """Return the strategy of head layouts of a compile key; most served models have one KV head or two."""
+    return _head_layouts(key.num_queries_per_kv, key.head_size, served=serves(key))
 
 
 @lru_cache(maxsize=4096)
-def _head_layouts(group: int, head_size: int) -> st.SearchStrategy[HeadLayout]:
+def _head_layouts(group: int, head_size: int, *, served: bool) -> st.SearchStrategy[HeadLayout]:
     most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
-    counts = [count for count in KV_HEADS if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
+    table = SERVED_KV_HEADS if served else KV_HEADS
+    counts = [count for count in table if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
     # Repeated for large groups too: an index must mean the same when shrinking simplifies the group.
     counts = sorted(counts * RARITY)
     if MOST_KV_HEADS * group <= MAX_QUERY_HEADS:

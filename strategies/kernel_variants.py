@@ -16,7 +16,7 @@ from fuzz_attn.case.parts import Sequence as QueriesAndKeys
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.strategies.features.windows import windows
-from fuzz_attn.strategies.heads import head_layouts
+from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 
 
@@ -115,6 +115,6 @@ def form_of(key: CompileKey, layouts: Sequence[Strides], seed: int) -> KernelFor
     Its parts are as frequent as in cases that are drawn one by one, and one in four has the usual variant.
     """
     sample = Sample(Random(f"{seed}/{key.number}/form"))  # noqa: S311 - nothing secret
-    heads = sample.draw(head_layouts(num_queries_per_kv=key.num_queries_per_kv, head_size=key.head_size))
+    heads = sample.draw(heads_of(key))
     strides = layouts[sample.index(len(layouts))] if sample.draw(_STRIDED) else _DENSE
     return KernelForm(variant_of(key, seed) if sample.draw(_UNUSUAL) else USUAL, heads.num_kv_heads, strides)

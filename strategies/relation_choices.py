@@ -15,8 +15,8 @@ NUM_CHOICES: Final = 2**12
 
 _ASKED = sampled_from((False, False, False, True, True))
 
-COSTLY_KEYS, COSTLY_TOKENS, SELDOM = 8_193, 500, 4
-"""Of cases with more keys or tokens, which take about a second, so many times fewer are asked for a relation."""
+COSTLY_KEYS, COSTLY_TOKENS, COSTLY_CACHE, SELDOM = 8_193, 500, 2**17, 4
+"""Of cases with more keys, tokens or elements of K so many times fewer are asked for a relation."""
 
 
 @composite
@@ -36,5 +36,6 @@ def with_choices(draw: st.DrawFn, cases: st.SearchStrategy[AttentionCase]) -> tu
     One in ten costly cases has a choice.
     """
     case, choice = draw(cases), draw(relation_choices())
-    costly = case.total_keys > COSTLY_KEYS or case.num_tokens > COSTLY_TOKENS
+    cached = case.total_keys * case.heads.num_kv_heads * case.heads.head_size
+    costly = case.total_keys > COSTLY_KEYS or case.num_tokens > COSTLY_TOKENS or cached > COSTLY_CACHE
     return case, None if costly and choice is not None and choice % SELDOM else choice

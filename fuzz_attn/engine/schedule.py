@@ -6,7 +6,7 @@ the domain and the seed, so other callers can go through the same cases as a cam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from random import Random
@@ -19,6 +19,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
+from fuzz_attn.case.serving import serves
 from fuzz_attn.engine.seeds import ALL_SHARDS, derived_seed
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
@@ -28,6 +29,7 @@ from fuzz_attn.strategies.kernel_variants import USUAL, KernelForm, form_of
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
 from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.serving import MODELS
 
 
 class RoundSize(NamedTuple):
@@ -75,6 +77,9 @@ DRAWN_TOGETHER: Final = 20
 
 ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 """Returns whether a campaign does not want any case of a compile key."""
+
+SERVED: Final = 5
+"""Of so many keys of a round, one has the types and sizes of a served model, where the target has such keys."""
 
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
@@ -228,7 +233,8 @@ def keys_of_round(
     """Return the compile keys of one round: a seeded sample of the pool that always has the simplest key.
 
     A round draws several cases for each key, because lowering or compiling a new key costs as much as many cases. Keys
-    whose numbers are ``covered`` are only taken where there are too few others.
+    whose numbers are ``covered`` are only taken where there are too few others. One in ``SERVED`` is a key of a served
+    model, each of another model as long as there are some, those that most people serve among them.
     """
     pool = key_pool(domain)
     if excludes is not None:
@@ -236,7 +242,18 @@ def keys_of_round(
     order: list[int] = Stream(round_seed, _KEYS).permutation(len(pool)).tolist()
     if covered:
         order.sort(key=lambda index: pool[index].number in covered)
-    return tuple(pool[index] for index in sorted({0, *order[:count]}))
+    served = _each_model_first([index for index in order if serves(pool[index])], pool)
+    chosen = served[: count // SERVED]
+    others = [*(index for index in order if index not in set(served)), *served[len(chosen) :]]
+    return tuple(pool[index] for index in sorted({0, *chosen, *others[: count - len(chosen)]}))
+
+
+def _each_model_first(places: Sequence[int], pool: Sequence[CompileKey]) -> list[int]:
+    """Return places of a pool in their order, but the first one of each model before all others, known models first."""
+    models = {(pool[place].head_size, pool[place].num_queries_per_kv): place for place in reversed(places)}
+    known = {place for model, place in models.items() if model in MODELS}
+    first = set(models.values())
+    return sorted(places, key=lambda place: (place not in known, place not in first))
 
 
 def uncovered(domain: Domain, covered: Collection[int]) -> tuple[int, int]:

@@ -53,6 +53,12 @@ def features_line(statistics: Statistics) -> str:
     return ", ".join(f"{name} {number / max(1, statistics.cases):.0%}" for name, number in most_first)
 
 
+def served_line(statistics: Statistics) -> str:
+    """Return how many cases have the sizes of a served model and a batch that a scheduler makes."""
+    share = statistics.served / max(1, statistics.cases)
+    return f"{count(statistics.served, 'case')} ({share:.0%}), in the sizes of the model and in the batch"
+
+
 def failures_table(report: RunReport) -> RenderableType:
     """Return a row for each failure: the failure in words, cases that showed it, smallest case, first seen, status.
 
@@ -235,6 +241,7 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
         return
     ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in sorted(statistics.ratios.items()))
     yield "features", features_line(statistics)
+    yield "like serving", served_line(statistics)
     if statistics.not_drawn:
         yield "not drawn", "\n".join(not_drawn.sentences(statistics.not_drawn))
     if statistics.relations:

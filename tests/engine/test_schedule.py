@@ -48,7 +48,9 @@ def test_a_round_on_a_gpu_has_few_keys_and_layouts() -> None:
     assert len(keys) <= ON_GPU.keys + 1
     # A few cases leave the pool, so that shrinking can too.
     assert sum(case.compile_key in keys for case in cases) > 0.8 * len(cases)
-    assert sum(case.strides in layouts for case in cases) > 0.9 * len(cases)
+    near = [case.strides for case in cases if not case.strides.far]
+    assert len(near) > 0.8 * len(cases)
+    assert sum(strides in layouts for strides in near) > 0.9 * len(near)
     assert Counter(case.strides for case in cases).keys() >= layouts
 
 

@@ -308,4 +308,9 @@ def test_few_cases_have_large_offsets(drawn_cases: list[AttentionCase]) -> None:
     reaches = [case.pages.first_block * case.cache_layout.page_strides[1] for case in offset]
     assert any(2**31 <= reach < 2**32 for reach in reaches)
     assert any(reach >= 2**32 for reach in reaches)
-    assert {case.strides.cache for case in offset} == {"separate", "blocks_first", "heads_first"}
+    assert "kv_first" not in {case.strides.cache for case in offset}
+
+
+@pytest.mark.parametrize("cache", ["separate", "blocks_first", "heads_first"])
+def test_caches_of_each_order_reach_large_offsets(find_any: Any, cache: str) -> None:
+    assert find_any(cases(FULL), lambda case: case.pages.first_block and case.strides.cache == cache)

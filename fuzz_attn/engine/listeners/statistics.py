@@ -15,6 +15,7 @@ from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.features import features_of
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
+from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.coverage.mask_coverage import Mask, TargetCoverage
 from fuzz_attn.engine.events import (
@@ -48,6 +49,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
+    - ``served`` cases look like serving (:func:`fuzz_attn.case.serving.looks_like_serving`).
     - ``not_drawn`` says why no case had a feature of the family.
     - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
       run to its number of cases; they are among ``cases`` where another backend judged them.
@@ -76,6 +78,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     shards: Whole = 1
     seconds: Seconds = 0.0
     cases: Whole = 0
+    served: Whole = 0
     shrinking: Whole = 0
     deaths: Whole = 0
     unfinished: Whole = 0
@@ -137,6 +140,7 @@ class Tally:
     shards: int = 1
     seconds: float = 0.0
     cases: int = 0
+    served: int = 0
     shrinking: int = 0
     deaths: int = 0
     unfinished: int = 0
@@ -235,6 +239,7 @@ class Tally:
 
     def _add_drawn(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
         self.cases += 1
+        self.served += looks_like_serving(case)
         self.compile_keys[case.compile_key.number] += 1
         self.features.update(features_of(case) or (PLAIN,))
         if relation:
@@ -287,6 +292,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         shards=sum(shard.shards for shard in shards),
         seconds=max(shard.seconds for shard in shards),
         cases=sum(shard.cases for shard in shards),
+        served=sum(shard.served for shard in shards),
         shrinking=sum(shard.shrinking for shard in shards),
         deaths=sum(shard.deaths for shard in shards),
         unfinished=sum(shard.unfinished for shard in shards),
