@@ -60,9 +60,8 @@ ENDLESS_KEYS = sorted((10_000, 2**14, 20_000, *around(2**15), *(50_000, *around(
 FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11), 3_000, 2**12 - 1, 2**12) * 6))
 """Keys, and query tokens, of very rare batches. The longest are repeated, because few cases can afford them."""
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
-COMMON, RARE = 60, 5
-"""The weight of a usual kind counts so many times, and that of a rare kind. That of a very rare kind is 1: such a case
-may take as long as 50 others."""
+RARE = 5
+"""The weight of a rare kind. That of a very rare kind is 1: such a case may take as long as 50 others."""
 
 
 class _Step(Enum):
@@ -79,6 +78,9 @@ _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
 _NEXT_IN_MANY = (_Step.STOP,) + (_Step.SEQUENCE,) * 220 + (_Step.EMPTY,) * 30
 _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {"crowd": _NEXT_IN_CROWD, "many": _NEXT_IN_MANY}
 _BOOLEANS = sampled_from((False, True))
+_RARELY = sampled_from((False,) * 94 + (True,))
+"""Whether the kind of a batch is a rare one. One table of all kinds would have a thousand entries, and Hypothesis
+shrinks an index by 1 at a time where a later choice can take what it loses, and gives up after 500 steps."""
 _SERVED = sampled_from((False, False, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make."""
 _STRADDLES = (2, 3, 5)
@@ -109,7 +111,8 @@ def batches(
 @composite
 def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
     single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
-    kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single))
+    usual, rare = _kinds(key.qq_bias, key.window, key.launch.path == "3d", single)
+    kind = draw(rare if draw(_RARELY) else usual)
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast"))
     times, tokens = _TIMES.get(kind, 1), _TOKENS.get(kind, MAX_TOKENS)
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=times, tokens=tokens)
@@ -128,8 +131,9 @@ def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain
         step = draw(steps)
         if budget.spent or len(sequences) == most:
             break
-    # Last, so that shrinking can drop it: the choices before it are those of a batch without it.
-    if draw(_SERVED) and may_serve(key, num_kv_heads):
+    # Last, so that shrinking can drop it: the choices before it are those of a batch without it. That batch has more
+    # than a key, so that it may show the same failure.
+    if draw(_SERVED) and may_serve(key, num_kv_heads) and any(sequence.seq_len > 1 for sequence in sequences):
         return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
     return tuple(sequences)
 
@@ -155,7 +159,10 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.SearchStrategy[Kind]:
+def _kinds(
+    qq_bias: bool, window: bool, segments: bool, single: bool
+) -> tuple[st.SearchStrategy[Kind], st.SearchStrategy[Kind]]:
+    """Return strategies of the usual kinds and of the rare ones."""
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
@@ -169,7 +176,7 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.Sear
     if single:
         weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
         rare = (*("many", "vast") * RARE, "endless")
-    return sampled_from([*(kind for kind, weight in weights.items() for _ in range(COMMON * weight)), *rare])
+    return sampled_from([kind for kind, weight in weights.items() for _ in range(weight)]), sampled_from(rare)
 
 
 @lru_cache(maxsize=4)
