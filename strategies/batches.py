@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from enum import Enum
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
@@ -15,13 +15,19 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.strategies.sampling.budgets import (
+    CHUNK_TIMES,
+    CROWD_TOKENS,
+    LONG_CACHE_ELEMENTS,
     MAX_TIMES,
     MAX_TOKENS,
+    MOST_CACHE_ELEMENTS,
+    MOST_PRODUCTS,
     MOST_TIMES,
     MOST_TOKENS,
-    RARE_TIMES,
     RARE_TOKENS,
+    SURGE_PRODUCTS,
     Budget,
+    affords_surge,
     budget_for,
     smallest_block_q,
 )
@@ -30,39 +36,64 @@ from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladde
 from fuzz_attn.strategies.serving import may_serve, serving_batches
 
 Kind: TypeAlias = Literal[
-    "prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "chunk", "vast", "endless", "flood"
-]
+    "prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "horde", "chunk", "surge", "vast", "convoy",
+    "endless", "flood",
+]  # fmt: skip
 """Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
-a prompt of several tiles, each fully visible to some rows and invisible to others. Three kinds are rare: hundreds of
-sequences, a chunk of hundreds of tokens, thousands of keys. Two are very rare, as they take long: up to 131,072
-keys (2,048 tiles), and thousands of query tokens."""
+a prompt of several tiles, each fully visible to some rows and invisible to others. Six kinds are rare: hundreds of
+sequences, of one token or of several; a chunk of hundreds of tokens, some of them on a long context; more than a
+thousand tokens of one sequence; thousands of keys; the same among tiny sequences. Two are very rare, as they take long:
+up to 131,072 keys (2,048 tiles), and thousands of query tokens in many heads."""
 
-_TIMES: Final[dict[Kind, int]] = {
-    "crowd": 2,
-    "long": 2,
-    "prompt": MAX_TIMES,
-    "many": RARE_TIMES,
-    "chunk": RARE_TIMES,
-    "vast": RARE_TIMES,
-    "endless": MOST_TIMES,
-    "flood": MOST_TIMES,
+
+class _Size(NamedTuple):
+    """What a batch of a kind may have, in the words of :func:`budget_for`."""
+
+    times: int = 1
+    tokens: int = MAX_TOKENS
+    cached: int = MOST_CACHE_ELEMENTS
+    products: int = MOST_PRODUCTS
+
+
+_SIZES: Final[dict[Kind, _Size]] = {
+    "crowd": _Size(2),
+    "long": _Size(2),
+    "prompt": _Size(MAX_TIMES),
+    "many": _Size(MOST_TIMES, CROWD_TOKENS, LONG_CACHE_ELEMENTS, SURGE_PRODUCTS),
+    "horde": _Size(MOST_TIMES, CROWD_TOKENS, LONG_CACHE_ELEMENTS, SURGE_PRODUCTS),
+    "chunk": _Size(CHUNK_TIMES, RARE_TOKENS),
+    "surge": _Size(MOST_TIMES, MOST_TOKENS, products=SURGE_PRODUCTS),
+    "vast": _Size(MOST_TIMES, cached=LONG_CACHE_ELEMENTS),
+    "convoy": _Size(MOST_TIMES, cached=LONG_CACHE_ELEMENTS),
+    "endless": _Size(MOST_TIMES),
+    "flood": _Size(MOST_TIMES, MOST_TOKENS),
 }
-_TOKENS: Final[dict[Kind, int]] = {"many": RARE_TOKENS, "chunk": RARE_TOKENS, "flood": MOST_TOKENS}
-MAX_CROWD, MAX_MANY = 40, 300
-_MOST: Final[dict[Kind, int]] = {"crowd": MAX_CROWD, "many": MAX_MANY}
-"""The most sequences of a batch, where this is not ``MAX_SEQUENCES``."""
+MAX_CROWD, MAX_HORDE, MAX_MANY = 40, 200, 1100
+_COUNTS = sorted({64, 300, 400, 700, *around(100, 128, 256, 512, 1000, 1024), MAX_MANY})
+_MANY = sampled_from(_COUNTS)
+_MOST: Final[dict[Kind, int]] = {"crowd": MAX_CROWD, "convoy": MAX_CROWD, "horde": MAX_HORDE, "many": 300}
+"""The most sequences of a batch, where this is not ``MAX_SEQUENCES``; of many in a campaign it is drawn."""
 
 MAX_SEQUENCES = 6
 TYPICAL_KEYS = 130
 LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
-VAST_KEYS = (2047, 2048, 2049, 3000, 4095, 4096, 4097, 6000, 8191, 8192, 8193)
+LONGEST = (*around(2**13), 10_000, 12_000, *around(2**14), 20_000, 26_000, *around(2**15))
+VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LONGEST * 3))
+"""The longest are repeated, because few cases can afford them."""
+PAGES_OF_VAST = (1024, 4096)
+"""Pages of a sequence around which vast batches have lengths too."""
 ENDLESS_KEYS = sorted((10_000, 2**14, 20_000, *around(2**15), *(50_000, *around(2**16), 100_000, 2**17 - 1, 2**17) * 4))
 FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11), 3_000, 2**12 - 1, 2**12) * 6))
-"""Keys, and query tokens, of very rare batches. The longest are repeated, because few cases can afford them."""
+"""Keys, and query tokens, of very rare batches."""
+SURGES = sorted(
+    (400, 511, 512, 513, 600, 700, 850, 1_000, *(*around(2**10), 1_030, 1_100) * 3, 1_300, 1_700, *around(2**11))
+)
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
-COMMON, RARE = 60, 5
-"""The weight of a usual kind counts so many times, and that of a rare kind. That of a very rare kind is 1: such a case
-may take as long as 50 others."""
+COMMON = 60
+"""The weight of a usual kind counts so many times. That of a very rare kind is 1: such a case may take as long as 50
+others."""
+RARE: Final[dict[Kind, int]] = {"many": 10, "horde": 8, "chunk": 10, "surge": 40, "vast": 18, "convoy": 6}
+"""The weights of rare kinds; few cases can afford more than a thousand tokens."""
 
 
 class _Step(Enum):
@@ -76,11 +107,17 @@ class _Step(Enum):
 _OPENING = (_Step.SEQUENCE,) * 56 + (_Step.EMPTY,) * 7 + (_Step.STOP,)
 _NEXT = (_Step.STOP,) * 9 + (_Step.SEQUENCE,) * 15 + (_Step.EMPTY,) * 2
 _NEXT_IN_CROWD = (_Step.STOP,) + (_Step.SEQUENCE,) * 26 + (_Step.EMPTY,) * 3
-_NEXT_IN_MANY = (_Step.STOP,) + (_Step.SEQUENCE,) * 220 + (_Step.EMPTY,) * 30
-_NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {"crowd": _NEXT_IN_CROWD, "many": _NEXT_IN_MANY}
+_NEXT_IN_MANY = (_Step.STOP,) + (_Step.SEQUENCE,) * 880 + (_Step.EMPTY,) * 120
+_NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
+    "crowd": _NEXT_IN_CROWD,
+    "convoy": _NEXT_IN_CROWD,
+    "many": _NEXT_IN_MANY,
+    "horde": _NEXT_IN_MANY,
+}
 _BOOLEANS = sampled_from((False, True))
 _SERVED = sampled_from((False, False, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make."""
+_PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)
 """A context ends so many keys before an edge, so that the query tokens after it lie on both sides of the edge."""
 
@@ -92,34 +129,42 @@ def batches(
     key: CompileKey = CompileKey(),  # noqa: B008 (frozen)
     num_kv_heads: int = 1,
     domain: Domain = Domain(),  # noqa: B008 (frozen)
+    campaign: bool = False,
 ) -> st.SearchStrategy[tuple[Sequence, ...]]:
     """Return a strategy of batches; shrinks towards one sequence of one token without a context.
 
     Batches are prefill, decode, chunked prefill with a context, or all mixed, with empty sequences anywhere where the
     domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
     one query token each. All lengths up to 17 are likely; longer ones lie around multiples of the page, the tiles, the
-    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. Three in
-    five batches of the keys of served models are as schedulers make them (:mod:`fuzz_attn.strategies.serving`).
+    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a
+    ``campaign``, which shrinks cases as data, three in five batches of the keys of served models are as schedulers make
+    them (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would give up on them.
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
-    return _batches(key, num_kv_heads, domain)
+    return _batches(key, num_kv_heads, domain, campaign)
 
 
 @composite
-def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain) -> tuple[Sequence, ...]:
+def _batches(
+    draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain, campaign: bool
+) -> tuple[Sequence, ...]:
+    if campaign and may_serve(key, num_kv_heads) and draw(_SERVED):
+        return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
     single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
-    kind = draw(_kinds(key.qq_bias, key.window, key.launch.path == "3d", single))
-    merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast"))
-    times, tokens = _TIMES.get(kind, 1), _TOKENS.get(kind, MAX_TOKENS)
-    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, times=times, tokens=tokens)
-    queries, contexts = _lengths(key, single, domain.tile_sizes, kind)
+    surge = affords_surge(key, num_kv_heads)
+    rarely, usual, rare = _kinds(key.qq_bias, key.window, key.launch.path == "3d", single, surge, campaign)
+    kind = draw(rare if draw(rarely) else usual)
+    merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast", "convoy"))
+    size = _SIZES.get(kind, _Size())
+    budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, **size._asdict())
+    queries, contexts = _lengths(key, single, domain.tile_sizes, "vast" if kind == "convoy" else kind)
     total = draw(_BOOLEANS)
     empty = domain.allows("empty_sequences") and not single
     steps = _steps(kind, empty)
     sequences: list[Sequence] = []
     step = draw(_opening(empty))
-    most = _MOST.get(kind, MAX_SEQUENCES)
+    most = draw(_MANY) if kind == "many" and campaign else _MOST.get(kind, MAX_SEQUENCES)
     while step != _Step.STOP:
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
         sequences.append(sequence)
@@ -128,9 +173,11 @@ def _batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain
         step = draw(steps)
         if budget.spent or len(sequences) == most:
             break
-    # Last, so that shrinking can drop it: the choices before it are those of a batch without it.
-    if draw(_SERVED) and may_serve(key, num_kv_heads):
-        return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
+        if kind == "convoy":
+            queries, contexts = _lengths(key, single, domain.tile_sizes, "crowd")
+    if kind == "convoy":
+        place = draw(_PLACES) % max(1, len(sequences))
+        sequences = [*sequences[1 : place + 1], *sequences[:1], *sequences[place + 1 :]]
     return tuple(sequences)
 
 
@@ -155,7 +202,14 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.SearchStrategy[Kind]:
+def _kinds(
+    qq_bias: bool, window: bool, segments: bool, single: bool, surge: bool, campaign: bool
+) -> tuple[st.SearchStrategy[bool], st.SearchStrategy[Kind], st.SearchStrategy[Kind]]:
+    """Return strategies of whether a kind is a rare one, of the usual kinds and of the rare ones.
+
+    One table of all kinds would have a thousand entries. Hypothesis shrinks an index by 1 at a time where a later choice
+    can take what it loses, and gives up after 500 steps.
+    """
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
@@ -163,13 +217,20 @@ def _kinds(qq_bias: bool, window: bool, segments: bool, single: bool) -> st.Sear
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
         weights |= {"decode": 2, "prefill": 7, "mixed": 12, "prompt": 4}
-    rare: tuple[Kind, ...] = (*("many", "chunk", "vast") * RARE, "endless", "flood")
+    extreme: tuple[Kind, ...] = ("endless", "flood")
     if qq_bias:  # a matrix of thousands of rows would be larger than the caches
-        rare = tuple("endless" if kind == "flood" else kind for kind in rare)
+        extreme = ("endless", "endless")
     if single:
         weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
-        rare = (*("many", "vast") * RARE, "endless")
-    return sampled_from([*(kind for kind, weight in weights.items() for _ in range(COMMON * weight)), *rare])
+        extreme = ("endless",)
+    several: tuple[Kind, ...] = ("horde", "chunk", "surge")
+    left_out = {*several} if single else {"surge"} if qq_bias or not surge else set()
+    left_out |= set() if campaign else {"horde"}
+    rare = [kind for kind, weight in RARE.items() if kind not in left_out for _ in range(weight)]
+    rare += extreme
+    usual = [kind for kind, weight in weights.items() for _ in range(weight)]
+    rarely = (*(False,) * round(COMMON * len(usual) / len(rare)), True)
+    return sampled_from(rarely), sampled_from(usual), sampled_from(rare)
 
 
 @lru_cache(maxsize=4)
@@ -191,16 +252,20 @@ def _lengths(
     tiles = (key.launch.tile_size,) if key.launch.tile_size else tile_sizes
     edges = multiples(key.block_size, *tiles, times=(1, 2, 3, 4))
     if kind in _NEXT_OF:
-        return ((1,) if single else _QUERIES_OF_CROWD), (*range(4), *sorted(around(key.block_size)))
+        tiny = {"horde": (1, *range(4, DENSE))}.get(kind, _QUERIES_OF_CROWD)
+        return ((1,) if single else tiny), (*range(4), *sorted(around(key.block_size)))
     if kind == "prefill":
         return _queries(key, edges), (0,)
-    if kind in ("prompt", "chunk", "flood"):
+    if kind in ("prompt", "chunk", "surge", "flood"):
         several = [length for length in _queries(key, edges) if length > DENSE]
-        return (1, *{"prompt": several, "chunk": CHUNKS, "flood": FLOODS}[kind]), (0, 0, 0, 1, *tiles)
+        before = sorted((0, 0, 0, 1, *tiles, *(VAST_KEYS[:9] if kind == "chunk" else ())))
+        return (1, *{"prompt": several, "chunk": CHUNKS, "surge": SURGES, "flood": FLOODS}[kind]), tuple(before)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
     if kind in ("long", "vast", "endless"):
-        lengths = {"long": (*(edges | set(LONG_KEYS)),), "vast": VAST_KEYS, "endless": ENDLESS_KEYS}[kind]
+        pages = around(*(number * key.block_size for number in PAGES_OF_VAST))
+        vast = [*VAST_KEYS, *(length for length in pages if VAST_KEYS[0] <= length <= VAST_KEYS[-1])]
+        lengths = {"long": [*(edges | set(LONG_KEYS))], "vast": vast, "endless": ENDLESS_KEYS}[kind]
         return ((1,) if single else (1, 2, 3)), (0, *sorted(lengths))
     straddled = {edge - step for edge in edges for step in _STRADDLES}
     return _queries(key, edges), _contexts(key, edges | straddled, tiles)

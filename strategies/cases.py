@@ -90,7 +90,8 @@ def cases(
     given. A few cases have simpler keys and layouts, so that shrinking can drop features. ``variants`` is a seed for
     campaigns, which spend most of their time on new kernels: all cases of a key have the variant that it chooses, and
     no key or layout is simplified, because campaigns shrink cases as data. With a ``form`` all cases have it, and
-    nothing is simplified either. Raises InvalidArgument for keys outside of the domain.
+    nothing is simplified either. Only with one of these there are batches as schedulers make them. Raises
+    InvalidArgument for keys outside of the domain.
     """
     inner, simpler = domain.allows("inner_strides"), variants is None and form is None
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner, simpler=simpler)
@@ -116,12 +117,12 @@ def _cases(
     variants: int | None,
     form: KernelForm | None,
 ) -> AttentionCase:
-    key = draw(keys)
+    key, campaign = draw(keys), variants is not None or form is not None
     left = FeaturesLeft(domain, key.features)
     variant = (form.variant if form else _variant(draw, key, variants)).within(left.domain)
     heads = draw(heads_of(key))
     heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
-    drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain)
+    drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain, campaign=campaign)
     sequences = draw(drawn) if batch is None else batch
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.

@@ -33,7 +33,7 @@ ValueOfField: TypeAlias = tuple[str, Any]
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
 
-MIXED_KEYS = 4
+MIXED_KEYS = 5
 """Keys of each mixed combination of types: few, because there are many combinations."""
 
 MIXED_STEP = 13
@@ -141,7 +141,7 @@ def compile_keys(
 
 def check_key(key: CompileKey, *, domain: Domain) -> None:
     """Raise InvalidArgument unless a compile key lies within a domain."""
-    launch = LaunchHints(path=key.launch.path, num_segments=key.launch.num_segments)
+    segments = within(key.launch.num_segments, domain.segments) if key.launch.path == "3d" else True
     known = {
         "dtypes": key.dtypes in (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain)),
         "num_queries_per_kv": within(key.num_queries_per_kv, domain.group_sizes),
@@ -149,7 +149,8 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         "head_size": within(key.head_size, domain.head_sizes)
         and head_allowed(key.head_size, dtypes=key.dtypes, domain=domain),
         "block_size": within(key.block_size, domain.block_sizes),
-        "launch": launch in launch_paths(domain=domain)
+        "launch": key.launch.path in domain.paths
+        and segments
         and key.launch.tile_size in tile_sizes(domain=domain)
         and key.launch.num_warps in warp_counts(domain=domain)
         and key.launch.num_stages in stage_counts(domain=domain)

@@ -6,14 +6,15 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
+from msgspec.structs import replace
 
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, sizes_of
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout
 from fuzz_attn.case.serving import serves
-from fuzz_attn.strategies.sampling.draws import sampled_from
-from fuzz_attn.strategies.sampling.lattices import lattice
+from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.lattices import indices, lattice
 
 HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 112, 120, 128, 160, 192, 256)
 """The sizes that models use, the powers of two that a kernel pads to, and their neighbours."""
@@ -33,8 +34,14 @@ SIMPLER_GROUP_SIZES = (1, 2, 3, 17)
 MAX_QUERY_HEADS = 64
 MAX_ROW_ELEMENTS = 1024
 KV_HEADS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 8)
-SERVED_KV_HEADS = (1, 1, 1, 1, 1, 1, 2, 2, 2, 4)
+SERVED_KV_HEADS = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4)
 MOST_KV_HEADS = 8
+MANY_KV_HEADS = (
+    *(*range(5, 21), 23, 24, 25, 28, 31, 32, 33, 36, 40, 48, 56, 63, 64, 65, 72, 80, 96, 112, 127, 128, 129, 160, 200),
+    *(255, 256, 257, 320, 400, 511, 512),
+)
+MOST_QUERY_HEADS, MOST_ROW_ELEMENTS = 1024, 2**13
+"""Bounds of a few cases with more heads: query heads, and their elements of one token."""
 RARITY = 4
 """How often the table repeats the usual numbers of KV heads; it has ``MOST_KV_HEADS`` once."""
 
@@ -57,12 +64,16 @@ def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 
     return lattice(GROUP_SIZES, bounds=domain.group_sizes, simplest=1)
 
 
+_RARELY = sampled_from((0,) * 23 + (1,))
+_PLACES = indices(len(MANY_KV_HEADS))
+
+
 def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.SearchStrategy[HeadLayout]:
     """Return a strategy of layouts with the given group and head size; shrinks towards one KV head.
 
     There are up to 8 KV heads, and nearly always fewer where more than 16 query heads or rows of more than 1024
     elements would make the case slow. Up to 64 query heads there may be two KV heads, since a single one cannot show
-    which one was read.
+    which one was read. One in 24 cases has more, up to 512 KV heads and 1,024 query heads.
     """
     if num_queries_per_kv < 1 or head_size < 1:
         raise InvalidArgument(f"{num_queries_per_kv=} and {head_size=} must be at least 1")
@@ -76,13 +87,22 @@ def heads_of(key: CompileKey) -> st.SearchStrategy[HeadLayout]:
 
 @lru_cache(maxsize=4096)
 def _head_layouts(group: int, head_size: int, *, served: bool) -> st.SearchStrategy[HeadLayout]:
-    most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
     table = SERVED_KV_HEADS if served else KV_HEADS
+    most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
     counts = [count for count in table if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
+    largest = min(MOST_QUERY_HEADS // group, MOST_ROW_ELEMENTS // (group * head_size))
+    many = [count for count in MANY_KV_HEADS if counts[-1] < count <= largest]
     # Repeated for large groups too: an index must mean the same when shrinking simplifies the group.
     counts = sorted(counts * RARITY)
     if MOST_KV_HEADS * group <= MAX_QUERY_HEADS:
         counts.append(MOST_KV_HEADS)
-    return sampled_from(
-        [HeadLayout(num_kv_heads=count, num_queries_per_kv=group, head_size=head_size) for count in counts]
-    )
+    usual = [HeadLayout(num_kv_heads=count, num_queries_per_kv=group, head_size=head_size) for count in counts]
+    rare = [replace(usual[0], num_kv_heads=count) for count in many] or usual[:1]
+    return _usual_or_rare(sampled_from(usual), tuple(rare))
+
+
+@composite
+def _usual_or_rare(draw: st.DrawFn, usual: st.SearchStrategy[HeadLayout], rare: tuple[HeadLayout, ...]) -> HeadLayout:
+    """Return a usual layout, or in one of 24 draws a rare one; always three choices, which shrinking needs."""
+    layouts = draw(usual), rare[draw(_PLACES) * len(rare) // len(MANY_KV_HEADS)]
+    return layouts[draw(_RARELY)]

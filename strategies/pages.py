@@ -53,7 +53,7 @@ def with_row_length(pages: PageLayout, columns: int, *, divisible: bool) -> Page
     ``columns`` are those beside the spare ones. A row that is not ``divisible`` does not have 1 column either.
     """
     length = columns + pages.extra_columns
-    more = -length % 16 if divisible else int(length % 16 == 0 or length == 1)
+    more = -length % 16 if divisible else int(length % 16 == 0 or length == 1) + (length == 0)
     return replace(pages, extra_columns=pages.extra_columns + more)
 
 

@@ -182,7 +182,7 @@ def may_serve(key: CompileKey, num_kv_heads: int) -> bool:
     if not serving.serves(key) or _most_tokens(key, num_kv_heads) < FEWEST_NEW_TOKENS:
         return False
     only_decodes = FAMILIES[key.family].one_token_each
-    return not only_decodes or _least("decodes", _price(key, num_kv_heads)) <= 2 * FEWEST_MS
+    return not only_decodes or _least("decodes", _price(key, num_kv_heads)) <= 1.5 * FEWEST_MS
 
 
 def _most_tokens(key: CompileKey, num_kv_heads: int) -> int:

@@ -25,6 +25,7 @@ from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first
+from fuzz_attn.strategies.free_sizes import with_free_sizes
 from fuzz_attn.strategies.kernel_variants import USUAL, KernelForm, form_of
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
@@ -81,6 +82,9 @@ ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 SERVED: Final = 5
 """Of so many keys of a round, one has the types and sizes of a served model, where the target has such keys."""
 
+FREED: Final = 5
+"""Of so many other keys of a round, one has any sizes of the domain, each time others."""
+
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
 _RELATIONS: Final = 33
@@ -118,6 +122,8 @@ def shared_round(domain: Domain, campaign: int, number: int, covered: Collection
     turn, place = divmod(number, len(key_pool(domain)))
     key = _order(domain, derived_seed(campaign, ALL_SHARDS, -1 - turn), frozenset(covered if turn == 0 else ()))[place]
     seed, compiling = derived_seed(key.number, ALL_SHARDS, turn), _compiling_relations()
+    if turn and key.number % FREED == 0 and not serves(key):
+        key = with_free_sizes(key, domain, Sample(Random(seed)))  # noqa: S311 - nothing secret
     form = form_of(key, layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides")), seed)
     relations = frozenset(RELATIONS).difference(compiling)
     if turn:
@@ -234,7 +240,8 @@ def keys_of_round(
 
     A round draws several cases for each key, because lowering or compiling a new key costs as much as many cases. Keys
     whose numbers are ``covered`` are only taken where there are too few others. One in ``SERVED`` is a key of a served
-    model, each of another model as long as there are some, those that most people serve among them.
+    model, each of another model as long as there are some, those that most people serve among them. One in ``FREED`` of
+    the others has sizes that stand in no table.
     """
     pool = key_pool(domain)
     if excludes is not None:
@@ -245,7 +252,17 @@ def keys_of_round(
     served = _each_model_first([index for index in order if serves(pool[index])], pool)
     chosen = served[: count // SERVED]
     others = [*(index for index in order if index not in set(served)), *served[len(chosen) :]]
-    return tuple(pool[index] for index in sorted({0, *chosen, *others[: count - len(chosen)]}))
+    others = others[: count - len(chosen)]
+    freed = others[FREED - 1 :: FREED]
+    kept = [pool[index] for index in sorted({0, *chosen, *others} - {*freed})]
+    random = Random(round_seed)  # noqa: S311 - nothing secret
+    return (*kept, *dict.fromkeys(_freed(pool[index], domain, random, excludes) for index in freed))
+
+
+def _freed(key: CompileKey, domain: Domain, random: Random, excludes: ExcludesKey | None) -> CompileKey:
+    """Return the key with any sizes of the domain, or itself where a campaign does not want these."""
+    free = with_free_sizes(key, domain, Sample(random))
+    return key if excludes is not None and excludes(free) else free
 
 
 def _each_model_first(places: Sequence[int], pool: Sequence[CompileKey]) -> list[int]:

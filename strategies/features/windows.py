@@ -14,6 +14,8 @@ from fuzz_attn.strategies.sampling.lattices import around
 
 HUGE = 2**20
 TINY = (1, 2, 3)
+LONG = 1024
+"""In longer sequences, windows end beside powers of two from here on too."""
 
 
 def windows(
@@ -39,8 +41,10 @@ def windows(
 def _windows(ends: Iterable[Sequence], block_size: int, tile_sizes: tuple[int, ...]) -> st.SearchStrategy[int]:
     longest = max((end.seq_len for end in ends), default=0)
     own = {edge for end in ends for edge in around(end.context_len, end.seq_len, end.query_len, end.seq_len // 2)}
-    edges = {*TINY, *around(block_size, *tile_sizes), *own} - {0}
+    powers = around(*(1 << place for place in range(LONG.bit_length() - 1, longest.bit_length()) if longest > LONG))
+    edges = {*TINY, *around(block_size, *tile_sizes), *own, *powers} - {0}
     inside = sorted(edge for edge in edges if edge < longest or not longest)
+    inside += [edge for edge in inside if edge >= LONG] * 8
     crossing = sorted({window for end in ends for tile in tile_sizes for window in _crossing(end, tile)})
     outside = (longest, longest + 1, HUGE) if longest else TINY
     repeated = crossing * (2 * len(inside) // max(1, len(crossing)) + 1)

@@ -21,8 +21,8 @@ MAX_MS = 420
 MAX_TIMES = 4
 """How many times as much a rare case may take."""
 
-RARE_TIMES = 12
-"""The same for very rare cases."""
+RARE_TIMES, CHUNK_TIMES = 12, 30
+"""The same for very rare cases, and for chunks of hundreds of tokens on a long context."""
 
 MOST_TIMES = 2000
 """The same for extreme cases. They take up to a second in the simulator, where a tile of many programs costs less."""
@@ -32,8 +32,14 @@ MAX_SHARE = 0.6
 
 MAX_TOKENS = 72
 RARE_TOKENS = 320
+CROWD_TOKENS = 1_400
+"""The most tokens of hundreds of sequences, each of a few keys."""
 MOST_TOKENS = 4096
 MAX_QUERY_ELEMENTS = 2**17
+LONG_CACHE_ELEMENTS = 2**19
+"""Elements of K of one in a hundred cases: 32,768 keys of one small head, or 4,096 of a large one."""
+SURGE_TOKENS, SURGE_PRODUCTS = 1025, 2**26
+"""Products of a prompt of 1,024 tokens and more; only cases of few small heads can afford it."""
 MOST_QUERY_ELEMENTS = 2**19
 MAX_CACHE_ELEMENTS = 2**18
 MOST_CACHE_ELEMENTS = 2**22
@@ -41,6 +47,8 @@ MOST_ROW_SCORES = 2**20
 MOST_SCORES = 2**24
 """Extreme cases may have caches so large, so many scores of one query token in all heads, and so many in all. The
 oracle's float64 copies of them then take half a gigabyte."""
+
+MOST_PRODUCTS = 2**30
 
 MOST_TILES = 2**11
 """The most tiles of an extreme case, whose loop takes half a second in the simulator: 131,072 keys in tiles of 64."""
@@ -116,20 +124,39 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
     return max(16, rows) // num_queries_per_kv
 
 
-def budget_for(key: CompileKey, *, num_kv_heads: int, merges: bool, times: int = 1, tokens: int = MAX_TOKENS) -> Budget:
+def affords_surge(key: CompileKey, num_kv_heads: int) -> bool:
+    """Return whether a prompt of more than 1,024 tokens has at most ``SURGE_PRODUCTS``."""
+    return SURGE_TOKENS**2 * num_kv_heads * key.num_queries_per_kv * key.head_size <= SURGE_PRODUCTS
+
+
+def budget_for(
+    key: CompileKey,
+    *,
+    num_kv_heads: int,
+    merges: bool,
+    times: int = 1,
+    tokens: int = MAX_TOKENS,
+    cached: int = MOST_CACHE_ELEMENTS,
+    products: int = MOST_PRODUCTS,
+) -> Budget:
     """Return the budget of a case.
 
     ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all,
-    and with ``MOST_TIMES`` it may have more keys. ``tokens`` is the largest number of query tokens.
+    and with ``MOST_TIMES`` it may have more keys. ``tokens`` is the largest number of query tokens. ``cached`` are
+    elements of K that an extreme case may have, and ``products``
+    those of a prompt: its scores of all heads, times the elements of a head. The segments' partial outputs may have an
+    eighth of that.
     """
     row, num_heads = num_kv_heads * key.head_size, num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)
     extreme = times == MOST_TIMES
-    most = min(MOST_CACHE_ELEMENTS, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
+    most = min(cached, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
     queries = (MOST_QUERY_ELEMENTS if extreme else MAX_QUERY_ELEMENTS) // (row * key.num_queries_per_kv)
     partial = num_heads * key.launch.num_segments << (key.head_size - 1).bit_length()
-    merged = MAX_TOTAL_ELEMENTS // partial - MOST_PADDED_TOKENS if partial else tokens
-    tokens = min(tokens, queries, isqrt(MOST_SCORES // num_heads), merged)
+    merged = min(MAX_TOTAL_ELEMENTS, products // 8) // partial - MOST_PADDED_TOKENS if partial else tokens
+    tokens = min(
+        tokens, queries, isqrt(MOST_SCORES // num_heads), isqrt(products // (num_heads * key.head_size)), merged
+    )
     tile = key.launch.tile_size or TYPICAL_TILE
     most = min(most, MOST_TILES * tile * row) if extreme else most
     return Budget(

@@ -14,7 +14,7 @@ from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureFo
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
-from fuzz_attn.engine.schedule import ON_CPU, keys_of_round, play_round, uncovered
+from fuzz_attn.engine.schedule import FREED, ON_CPU, SERVED, keys_of_round, play_round, uncovered
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.strategies.compile_keys import key_pool
 
@@ -26,9 +26,11 @@ def test_uncovered_keys_are_drawn_first() -> None:
     first = keys_of_round(SMALL, 1, 40)
     assert keys_of_round(SMALL, 1, 40, covered=()) == first
     covered = {key.number for key in first}
+    own = set(first) & set(pool)
+    assert len(first) - len(own) == (40 - 40 // SERVED) // FREED, "those have sizes that stand in no table"
     second = keys_of_round(SMALL, 1, 40, covered=covered)
     assert {key.number for key in second} & covered == {pool[0].number}, "a round always has the simplest key"
-    assert uncovered(SMALL, covered) == (len(pool) - len(first), len(pool))
+    assert uncovered(SMALL, covered) == (len(pool) - len(own), len(pool))
 
 
 def test_covered_keys_fill_up_a_round() -> None:
@@ -45,7 +47,7 @@ def test_the_keys_of_cases_have_the_numbers_of_the_pool() -> None:
     numbers = {key.number for key in key_pool(SMALL)}
     drawn: list[int] = []
     play_round(SMALL, 3, 60, lambda case, relation: drawn.append(case.compile_key.number), ON_CPU)
-    assert sum(number in numbers for number in drawn) >= 0.9 * len(drawn)
+    assert sum(number in numbers for number in drawn) >= 0.7 * len(drawn), "a sixth of the keys have other sizes"
 
 
 def test_the_keys_of_earlier_runs_are_found(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from fuzz_attn.strategies.features.scales import scales, softmax_scales
 from fuzz_attn.strategies.features.sinks import sinks
 from fuzz_attn.strategies.features.soft_caps import soft_caps
 from fuzz_attn.strategies.features.windows import HUGE, windows
-from fuzz_attn.strategies.heads import head_layouts, head_sizes
+from fuzz_attn.strategies.heads import MOST_QUERY_HEADS, MOST_ROW_ELEMENTS, head_layouts, head_sizes
 from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
 from fuzz_attn.strategies.poisons import poisons
@@ -130,8 +130,8 @@ def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: 
         (score_recipes(), lambda recipe: getattr(recipe, "place", "") != "outside_left"),
         (scales(dtypes=FP8, fp8_q_scales=False), lambda values: values == Scales()),
         (scales(dtypes=DTypes(out="float8_e4m3fn")), lambda values: values.q == values.k == values.v == 1),
-        (head_layouts(num_queries_per_kv=64), lambda heads: heads.num_kv_heads == 1),
-        (head_layouts(num_queries_per_kv=3), lambda heads: heads.num_query_heads <= 16 or heads.num_kv_heads == 8),
+        (head_layouts(num_queries_per_kv=64), lambda heads: heads.num_query_heads <= MOST_QUERY_HEADS),
+        (head_layouts(head_size=256), lambda heads: heads.num_kv_heads * 256 <= MOST_ROW_ELEMENTS),
         (overrides(), lambda chosen: chosen == ()),
         (windows(sequences=BATCH), lambda window: window >= 1),
         (dtypes(domain=Domain(features=frozenset())), lambda types: types.q == types.kv == types.out),
@@ -139,6 +139,14 @@ def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: 
 )
 def test_always(sample: Any, strategy: st.SearchStrategy[object], condition: Any) -> None:
     assert all(condition(value) for value in sample(strategy, 300))
+
+
+@pytest.mark.parametrize("group", [1, 3, 17, 64])
+def test_few_cases_have_many_heads(sample: Any, group: int) -> None:
+    drawn = sample(head_layouts(num_queries_per_kv=group), 2000)
+    usual = [heads for heads in drawn if heads.num_query_heads <= max(16, group) or heads.num_kv_heads in (2, 8)]
+    assert 0.02 < 1 - len(usual) / len(drawn) < 0.07
+    assert max(heads.num_query_heads for heads in drawn) > 256
 
 
 def test_two_in_five_choices_are_relations_and_evenly_spread(sample: Any) -> None:

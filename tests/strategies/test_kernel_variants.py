@@ -20,7 +20,7 @@ from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.targets.loading import load_target
 
 RICH = CompileKey(alibi=True, qq_bias=True, sinks=True)
-PAGED = CompileKey(family="paged", alibi=True, sinks=True, head_size=32)
+PAGED = CompileKey(family="paged", alibi=True, sinks=True, head_size=120)  # which pieces of all sizes divide
 
 
 def seen_in(case: AttentionCase) -> KernelVariant:
@@ -77,7 +77,7 @@ def test_forms_are_as_cases_that_are_drawn_one_by_one() -> None:
     forms = [form_of(PAGED, layouts, seed) for seed in range(400)]
     assert 0.3 < sum(form.strides != Strides() for form in forms) / 400 < 0.5
     assert 0.25 < sum(form.variant == USUAL for form in forms) / 400 < 0.6, "a quarter, and what is so by chance"
-    assert {form.num_kv_heads for form in forms} == {1, 2, 3, 4, 8}
+    assert {form.num_kv_heads for form in forms} > {1, 2, 3, 4, 8}
     assert {form.strides for form in forms} > {Strides()}
 
 

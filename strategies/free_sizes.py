@@ -1,0 +1,49 @@
+"""Free sizes: sizes of compile keys that stand in no table, so that no size of a domain is left out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.domain import Domain, sizes_of
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.strategies.sampling.draws import Sample, sampled_from
+
+_CHANGED: Final = sampled_from((False, True, True))
+_EVENLY: Final = sampled_from((False, True, True))
+STEPS: Final = 2**12
+
+
+def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileKey:
+    """Return the key with a page, a head, a group and segments of any size of the domain; a third of each stay.
+
+    Two in three new sizes are as likely in each octave, as small sizes have most thresholds. The others are as likely
+    anywhere in the domain.
+    """
+    piece = FAMILIES[key.family].cache.piece(key.dtypes.kv)
+    sizes: dict[str, Any] = {
+        "block_size": _size(domain.block_sizes, 1, sample),
+        "head_size": _size(domain.head_sizes, piece, sample),
+        "num_queries_per_kv": _size(domain.group_sizes, 1, sample),
+    }
+    chosen = {name: size for name, size in sizes.items() if sample.draw(_CHANGED) and size}
+    if key.launch.num_segments:
+        chosen["launch"] = replace(key.launch, num_segments=_size(domain.segments, 1, sample))
+    return replace(key, **chosen)
+
+
+def _size(bounds: tuple[int, ...], step: int, sample: Sample) -> int:
+    """Return a multiple of a step within the bounds of a domain; 0 where there is none."""
+    sizes = sizes_of(bounds)
+    if not isinstance(sizes, range):
+        listed = [size for size in sizes if size % step == 0]
+        return listed[sample.index(len(listed))] if listed else 0
+    first, last = -(-sizes[0] // step), sizes[-1] // step
+    if first > last:
+        return 0
+    place = sample.index(STEPS) / STEPS
+    if sample.draw(_EVENLY):
+        return min(last, int(first * ((last + 1) / first) ** place)) * step
+    return (first + int((last + 1 - first) * place)) * step
