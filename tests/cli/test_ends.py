@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -214,6 +215,27 @@ def test_what_cannot_be_imported_is_one_line_and_not_status_1(
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([SCRIPT, "--help"], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", line)
+
+
+SIGNAL_AT_THE_END = """
+import os, sys, {when}
+from fuzz_attn.cli import main, start
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid()):
+        kill(process, {number})
+late = Late()
+main.main = lambda: sys.exit(1)
+atexit.register(os.kill, os.getpid(), {number}) if {when!r} == "atexit" else None
+start.start()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["atexit", "gc"])
+def test_a_signal_while_python_ends_does_not_change_the_status(when: str, number: signal.Signals) -> None:
+    script = SIGNAL_AT_THE_END.format(when=when, number=int(number))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_show_needs_no_numpy(file: str) -> None:

@@ -103,7 +103,7 @@ def run_campaigns(request: Request, shards: Callable[[RunPlan], Shards | None] =
         if len(request.targets) > 1:
             show(printer, whole(f"Run folder  {shlex.quote(os.path.relpath(folder))}"))
         status = finish(reports, request.documents)
-    prune(folder.parent)
+        prune(folder.parent)
     return INTERRUPTED + came[0] if came and status not in (FAILED, BROKEN) else status
 
 
