@@ -207,8 +207,8 @@ def _kinds(
 ) -> tuple[st.SearchStrategy[bool], st.SearchStrategy[Kind], st.SearchStrategy[Kind]]:
     """Return strategies of whether a kind is a rare one, of the usual kinds and of the rare ones.
 
-    One table of all kinds would have a thousand entries. Hypothesis shrinks an index by 1 at a time where a later choice
-    can take what it loses, and gives up after 500 steps.
+    One table of all kinds would have a thousand entries. Hypothesis shrinks an index by 1 at a time where a later
+    choice can take what it loses, and gives up after 500 steps.
     """
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
