@@ -16,7 +16,7 @@ from triton.runtime import Autotuner, JITFunction
 PROGRAM = Path(__file__).with_name("compiling_program.py")
 
 
-@pytest.mark.parametrize(("family", "number"), [("unified", 1), ("paged", 1)])
+@pytest.mark.parametrize(("family", "number"), [("unified", 5), ("paged", 1)])
 def test_launches_find_what_was_compiled_ahead(family: str, number: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, "-P", str(PROGRAM), family, str(number)]

@@ -26,8 +26,8 @@ from fuzz_attn.mutation.survivors import (
 from fuzz_attn.report.plain_text import text_of
 
 REASONS = own_reasons()
-SURVEY_CASES = 60
-"""More than the 35 first cases that launch every kernel of which a reason names a change."""
+SURVEY_CASES = 360
+"""More than the 300 first cases that launch every kernel of which a reason names a change."""
 CHECKED_CASES: dict[Family, int] = {"unified": 12, "paged": 6, "context": 6}
 """Few cases that refute as many of 30 false claims of a family as 12 cases do: 30, 29 and 30."""
 KERNELS: dict[Family, tuple[str, ...]] = {
