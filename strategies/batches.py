@@ -80,6 +80,8 @@ LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
 LONGEST = (*around(2**13), 10_000, 12_000, *around(2**14), 20_000, 26_000, *around(2**15))
 VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LONGEST * 3))
 """The longest are repeated, because few cases can afford them."""
+DEEP = (1_000, 1_024, 1_100, 1_500, *VAST_KEYS[:9])
+"""Contexts of chunks of a prompt, beside short ones."""
 PAGES_OF_VAST = (1024, 4096)
 """Pages of a sequence around which vast batches have lengths too."""
 ENDLESS_KEYS = sorted((10_000, 2**14, 20_000, *around(2**15), *(50_000, *around(2**16), 100_000, 2**17 - 1, 2**17) * 4))
@@ -92,7 +94,7 @@ CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
 COMMON = 60
 """The weight of a usual kind counts so many times. That of a very rare kind is 1: such a case may take as long as 50
 others."""
-RARE: Final[dict[Kind, int]] = {"many": 10, "horde": 8, "chunk": 10, "surge": 40, "vast": 18, "convoy": 6}
+RARE: Final[dict[Kind, int]] = {"many": 14, "horde": 8, "chunk": 14, "surge": 30, "vast": 10, "convoy": 5}
 """The weights of rare kinds; few cases can afford more than a thousand tokens."""
 
 
@@ -116,7 +118,8 @@ _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
 }
 _BOOLEANS = sampled_from((False, True))
 _SERVED = sampled_from((False, False, True, True, True))
-"""Whether a key of a served model gets a batch that schedulers make."""
+_DECODED = sampled_from((False, True, True, True))
+"""Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)
 """A context ends so many keys before an edge, so that the query tokens after it lie on both sides of the edge."""
@@ -149,9 +152,9 @@ def batches(
 def _batches(
     draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain, campaign: bool
 ) -> tuple[Sequence, ...]:
-    if campaign and may_serve(key, num_kv_heads) and draw(_SERVED):
-        return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
     single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
+    if campaign and may_serve(key, num_kv_heads) and draw(_DECODED if single else _SERVED):
+        return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
     surge = affords_surge(key, num_kv_heads)
     rarely, usual, rare = _kinds(key.qq_bias, key.window, key.launch.path == "3d", single, surge, campaign)
     kind = draw(rare if draw(rarely) else usual)
@@ -226,7 +229,8 @@ def _kinds(
     several: tuple[Kind, ...] = ("horde", "chunk", "surge")
     left_out = {*several} if single else {"surge"} if qq_bias or not surge else set()
     left_out |= set() if campaign else {"horde"}
-    rare = [kind for kind, weight in RARE.items() if kind not in left_out for _ in range(weight)]
+    divisor = 2 if single else 1  # there are fewer usual kinds
+    rare = [kind for kind, weight in RARE.items() if kind not in left_out for _ in range(weight // divisor)]
     rare += extreme
     usual = [kind for kind, weight in weights.items() for _ in range(weight)]
     rarely = (*(False,) * round(COMMON * len(usual) / len(rare)), True)
@@ -258,7 +262,7 @@ def _lengths(
         return _queries(key, edges), (0,)
     if kind in ("prompt", "chunk", "surge", "flood"):
         several = [length for length in _queries(key, edges) if length > DENSE]
-        before = sorted((0, 0, 0, 1, *tiles, *(VAST_KEYS[:9] if kind == "chunk" else ())))
+        before = sorted((0, 0, 0, 1, *tiles, *(DEEP * (kind == "chunk"))))
         return (1, *{"prompt": several, "chunk": CHUNKS, "surge": SURGES, "flood": FLOODS}[kind]), tuple(before)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)

@@ -42,6 +42,8 @@ MANY_KV_HEADS = (
 )
 MOST_QUERY_HEADS, MOST_ROW_ELEMENTS = 1024, 2**13
 """Bounds of a few cases with more heads: query heads, and their elements of one token."""
+MOST_PAGE_ELEMENTS = 2**17
+"""The same for the elements of a page."""
 RARITY = 4
 """How often the table repeats the usual numbers of KV heads; it has ``MOST_KV_HEADS`` once."""
 
@@ -77,20 +79,21 @@ def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.Sear
     """
     if num_queries_per_kv < 1 or head_size < 1:
         raise InvalidArgument(f"{num_queries_per_kv=} and {head_size=} must be at least 1")
-    return _head_layouts(num_queries_per_kv, head_size, served=False)
+    return _head_layouts(num_queries_per_kv, head_size, MOST_ROW_ELEMENTS, served=False)
 
 
 def heads_of(key: CompileKey) -> st.SearchStrategy[HeadLayout]:
     """Return the strategy of head layouts of a compile key; most served models have one KV head or two."""
-    return _head_layouts(key.num_queries_per_kv, key.head_size, served=serves(key))
+    longest = MOST_PAGE_ELEMENTS // key.block_size
+    return _head_layouts(key.num_queries_per_kv, key.head_size, longest, served=serves(key))
 
 
 @lru_cache(maxsize=4096)
-def _head_layouts(group: int, head_size: int, *, served: bool) -> st.SearchStrategy[HeadLayout]:
+def _head_layouts(group: int, head_size: int, longest: int, *, served: bool) -> st.SearchStrategy[HeadLayout]:
     table = SERVED_KV_HEADS if served else KV_HEADS
     most = max(16, min(2 * group, MAX_QUERY_HEADS)) // group
     counts = [count for count in table if count <= min(most, max(2, MAX_ROW_ELEMENTS // head_size))] or [1]
-    largest = min(MOST_QUERY_HEADS // group, MOST_ROW_ELEMENTS // (group * head_size))
+    largest = min(MOST_QUERY_HEADS // group, MOST_ROW_ELEMENTS // (group * head_size), longest // head_size)
     many = [count for count in MANY_KV_HEADS if counts[-1] < count <= largest]
     # Repeated for large groups too: an index must mean the same when shrinking simplifies the group.
     counts = sorted(counts * RARITY)

@@ -131,10 +131,12 @@ Kind: TypeAlias = Literal["decodes", "mixed", "chunk", "speculative"]
 
 KEY_MS, PAIR_MS = 5e-5, 8e-7
 """About what the tensors and the oracle take for an element of a key, and for one of a pair of row and key."""
-BUDGETS_MS = (16.0,) * 120 + (48.0,) * 7 + (300.0,)
+BUDGETS_MS = (10.0,) * 123 + (40.0,) * 4 + (200.0,)
 """What a batch may take by that."""
-FEWEST_MS = 36.0
+FEWEST_MS = 30.0
 """What the smallest batch of a kind may take."""
+UNEVEN = 1.12
+"""How much more than the smallest batch of decodes a larger one may take at least, so that their lengths differ."""
 MOST_PARTIAL = 2**25
 """Elements of the segments' partial outputs."""
 
@@ -182,7 +184,7 @@ def may_serve(key: CompileKey, num_kv_heads: int) -> bool:
     if not serving.serves(key) or _most_tokens(key, num_kv_heads) < FEWEST_NEW_TOKENS:
         return False
     only_decodes = FAMILIES[key.family].one_token_each
-    return not only_decodes or _least("decodes", _price(key, num_kv_heads)) <= 1.5 * FEWEST_MS
+    return not only_decodes or _least("decodes", _price(key, num_kv_heads)) <= FEWEST_MS
 
 
 def _most_tokens(key: CompileKey, num_kv_heads: int) -> int:
@@ -194,7 +196,7 @@ def _most_tokens(key: CompileKey, num_kv_heads: int) -> int:
 def serving_batches(*, key: CompileKey, num_kv_heads: int = 1) -> st.SearchStrategy[tuple[Sequence, ...]]:
     """Return a strategy of batches as schedulers make them; shrinks towards a small one.
 
-    One in sixteen is several times as large.
+    One in 25 is several times as large.
     """
     return _serving_batches(key, num_kv_heads)
 
@@ -208,7 +210,8 @@ def _serving_batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int) -> tup
         query_len = draw(_at_most(_NEW_TOKENS, min(most, price.tokens(ms, _CONTEXTS[0]))))
         return (Sequence(query_len, draw(_at_most(_CONTEXTS, price.keys(ms, query_len) - query_len))),)
     if kind == "decodes":
-        return _shared_out(draw, 1, _BATCHES, _LENGTHS, price.keys(ms, 1))
+        most = price.keys(max(ms, UNEVEN * _least("decodes", price)), 1)
+        return _shared_out(draw, 1, _BATCHES, _LENGTHS, most)
     if kind == "speculative":
         query_len = draw(_SPECULATIVE)
         return _shared_out(draw, query_len, _SPECULATING, _LENGTHS, price.keys(ms, query_len))
@@ -243,8 +246,8 @@ def _kinds(key: CompileKey, decodes: bool, chunk: bool) -> st.SearchStrategy[Kin
     if FAMILIES[key.family].one_token_each:
         return sampled_from(("decodes", "mixed") if key.filter_by_query_len else ("decodes",))
     kinds: list[Kind] = ["speculative", "speculative", "speculative", "mixed", "mixed", "mixed"]
-    kinds += ["decodes"] * (4 * (decodes and not key.filter_by_query_len))
-    kinds += ["chunk"] * (4 * chunk)
+    kinds += ["decodes"] * (3 * (decodes and not key.filter_by_query_len))
+    kinds += ["chunk"] * (3 * chunk)
     return sampled_from(kinds)
 
 

@@ -43,6 +43,8 @@ SURGE_TOKENS, SURGE_PRODUCTS = 1025, 2**26
 MOST_QUERY_ELEMENTS = 2**19
 MAX_CACHE_ELEMENTS = 2**18
 MOST_CACHE_ELEMENTS = 2**22
+GROUP_OF_USUAL_COST = 4
+"""In larger groups, the scores cost more than the caches."""
 MOST_ROW_SCORES = 2**20
 MOST_SCORES = 2**24
 """Extreme cases may have caches so large, so many scores of one query token in all heads, and so many in all. The
@@ -150,6 +152,7 @@ def budget_for(
     row, num_heads = num_kv_heads * key.head_size, num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)
     extreme = times == MOST_TIMES
+    cached //= max(1, key.num_queries_per_kv // GROUP_OF_USUAL_COST)
     most = min(cached, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
     queries = (MOST_QUERY_ELEMENTS if extreme else MAX_QUERY_ELEMENTS) // (row * key.num_queries_per_kv)
     partial = num_heads * key.launch.num_segments << (key.head_size - 1).bit_length()

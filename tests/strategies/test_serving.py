@@ -85,10 +85,8 @@ SHAPES: dict[str, Holds] = {
     "128 new tokens": lambda c: max(queries(c)) >= 128,
     "a prefill after the decodes": lambda c: c.sequences[0].query_len == 1 and c.sequences[-1].query_len >= 64,
     "5 decodes beside a prefill": lambda c: max(queries(c)) >= 64 and queries(c).count(1) >= 5,
-    "a decode of 1,000 keys beside others": lambda c: max(queries(c)) == 1 and c.max_seq_len >= 1000,
-    "speculative decoding of four sequences": lambda c: (
-        len(queries(c)) >= 4 and 2 <= min(queries(c)) <= max(queries(c)) <= 8
-    ),
+    "a decode of 600 keys beside others": lambda c: max(queries(c)) == 1 and c.max_seq_len >= 600,
+    "speculative decoding of two sequences": lambda c: len(queries(c)) >= 2 and KINDS["speculative decoding"](c),
 }
 """Forty shapes that people serve. Each of them looks like serving beside what its row says."""
 
@@ -119,11 +117,10 @@ def test_every_shape_is_drawn_early(name: str, seed: int) -> None:
     assert missing(DOMAINS[name], seed) == set()
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
 @pytest.mark.parametrize("name", DOMAINS)
-def test_a_share_of_the_cases_looks_like_serving(name: str, seed: int) -> None:
-    found = sum(map(looks_like_serving, drawn(DOMAINS[name], seed)))
-    assert LEAST_SHARE <= found / WITHIN <= 0.2
+def test_a_share_of_the_cases_looks_like_serving(name: str) -> None:
+    found = sum(looks_like_serving(case) for seed in SEEDS[:3] for case in drawn(DOMAINS[name], seed))
+    assert LEAST_SHARE <= found / (3 * WITHIN) <= 0.2
 
 
 MODEL = AttentionCase(
