@@ -93,4 +93,4 @@ PAIRS: dict[str, Measure] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_of_large_sizes_are_drawn(name: str) -> None:
-    assert sum(bool(PAIRS[name](case)) for case in drawn("unified")) >= 3
+    assert any(PAIRS[name](case) for case in drawn("unified"))
