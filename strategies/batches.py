@@ -92,8 +92,8 @@ SURGES = sorted(
 )
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
 COMMON = 60
-"""The weight of a usual kind counts so many times. That of a very rare kind is 1: such a case may take as long as 50
-others."""
+"""How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
+case may take as long as 50 others."""
 RARE: Final[dict[Kind, int]] = {"many": 14, "horde": 8, "chunk": 14, "surge": 30, "vast": 10, "convoy": 5}
 """The weights of rare kinds; few cases can afford more than a thousand tokens."""
 

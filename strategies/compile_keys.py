@@ -44,7 +44,7 @@ USUAL_TILE_WEIGHT = 3
 """The smallest tiles have most edges. A tile of 128 keys costs most, also where a sequence is short."""
 
 SERVED = 5
-"""Of so many keys, one more has the types and sizes of a served model."""
+"""For this many keys of the pool, there is one more with the types and sizes of a served model."""
 
 MANY_SEGMENTS = 16
 

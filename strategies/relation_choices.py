@@ -16,7 +16,7 @@ NUM_CHOICES: Final = 2**12
 _ASKED = sampled_from((False, False, False, True, True))
 
 COSTLY_KEYS, COSTLY_TOKENS, COSTLY_CACHE, SELDOM = 8_193, 500, 2**17, 4
-"""Of cases with more keys, tokens or elements of K so many times fewer are asked for a relation."""
+"""Cases with more keys, tokens or elements of K are asked for a relation ``SELDOM`` times less often."""
 
 
 @composite

@@ -55,7 +55,7 @@ class _Choices:
 
 
 def serving_keys(domain: Domain, count: int) -> tuple[CompileKey, ...]:
-    """Return at most so many compile keys of served models that lie in a domain; none where it has no such sizes."""
+    """Return compile keys of served models within a domain, at most ``count``; none where it has no such sizes."""
     found: dict[CompileKey, None] = {}
     keys = _keys(domain)
     for _ in range(4 * count):
@@ -161,7 +161,7 @@ class _Price(NamedTuple):
     pair: float
 
     def keys(self, ms: float, query_len: int) -> int:
-        """Return how many keys are affordable with so many query tokens each."""
+        """Return how many keys are affordable in sequences of ``query_len`` new tokens."""
         return int(ms / (self.key + query_len * self.pair))
 
     def tokens(self, ms: float, context_len: int) -> int:
@@ -223,7 +223,7 @@ def _serving_batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int) -> tup
 def _shared_out(
     draw: st.DrawFn, query_len: int, counts: tuple[int, ...], table: tuple[int, ...], most: int
 ) -> tuple[Sequence, ...]:
-    """Return sequences with lengths of a table that have together at most so many keys, or as few as possible."""
+    """Return sequences with lengths of a table that have at most ``most`` keys together, or as few as possible."""
     count = draw(_at_most(counts, most // table[0]))
     left, found = most, []
     for others in reversed(range(count)):

@@ -15,9 +15,9 @@ BLOCK_SIZES: Final = (16, 32, 64, 128)
 HALF_TYPES: Final = ("float16", "bfloat16")
 
 FEWEST_NEW_TOKENS: Final = 64
-"""A chunk of a prompt has at least so many new tokens."""
+"""New tokens of a chunk of a prompt, at least."""
 LEAST_CONTEXT: Final = 256
-"""And so many keys before them. A prefill that stands beside decodes may have fewer."""
+"""Keys before the new tokens of a chunk, at least. A prefill beside decodes may have fewer."""
 FEWEST_SEQUENCES: Final = 8
 """Sequences of a batch of decodes."""
 LEAST_KEYS: Final = 512

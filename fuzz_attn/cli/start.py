@@ -17,7 +17,7 @@ ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 def start() -> None:
     """Run the command line; exits with one line on standard error if its modules cannot be imported.
 
-    Once the exit status is known, a signal does not change it: whoever interrupts twice may do so while Python ends.
+    Once the exit status is known, a signal no longer changes it: a second interrupt may come while Python ends.
     """
     try:
         from fuzz_attn.cli.main import main  # noqa: PLC0415 - what this module is for

@@ -191,7 +191,7 @@ class SavedPassed(Plain, frozen=True, tag_field="event", tag="saved_passed"):
 
 
 class FailureSeenAgain(Plain, frozen=True, tag_field="event", tag="failure_seen_again"):
-    """Another case, or in a merged log so many, showed a failure.
+    """Another case showed a failure; in a merged log, several ``cases`` at once.
 
     ``path`` is its name (:func:`name_of`) when it was learnt, and ``which`` says which one it is.
     """

@@ -80,10 +80,10 @@ ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 """Returns whether a campaign does not want any case of a compile key."""
 
 SERVED: Final = 5
-"""Of so many keys of a round, one has the types and sizes of a served model, where the target has such keys."""
+"""One key of this many in a round has the types and sizes of a served model, where the target has such keys."""
 
 FREED: Final = 5
-"""Of so many other keys of a round, one has any sizes of the domain, each time others."""
+"""One key of this many others in a round has sizes from anywhere in the domain; they differ from round to round."""
 
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
@@ -107,7 +107,7 @@ class SharedRound(NamedTuple):
         return self._replace(form=self.form._replace(variant=USUAL))
 
     def narrow(self, domain: Domain) -> SharedRound:
-        """Return the round with few windows and widths of block tables, for a target compiled anew for each."""
+        """Return the round with few windows and widths of block tables, for a target that is compiled for each."""
         return self._replace(form=self.form.narrow(self.key, domain, self.sample))
 
 
@@ -251,8 +251,7 @@ def keys_of_round(
         order.sort(key=lambda index: pool[index].number in covered)
     served = _each_model_first([index for index in order if serves(pool[index])], pool)
     chosen = served[: count // SERVED]
-    others = [*(index for index in order if index not in set(served)), *served[len(chosen) :]]
-    others = others[: count - len(chosen)]
+    others = [*(index for index in order if not serves(pool[index])), *served[len(chosen) :]][: count - len(chosen)]
     freed = others[FREED - 1 :: FREED]
     kept = [pool[index] for index in sorted({0, *chosen, *others} - {*freed})]
     random = Random(round_seed)  # noqa: S311 - nothing secret

@@ -144,10 +144,9 @@ def budget_for(
     """Return the budget of a case.
 
     ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all,
-    and with ``MOST_TIMES`` it may have more keys. ``tokens`` is the largest number of query tokens. ``cached`` are
-    elements of K that an extreme case may have, and ``products``
-    those of a prompt: its scores of all heads, times the elements of a head. The segments' partial outputs may have an
-    eighth of that.
+    and with ``MOST_TIMES`` it may have more keys. ``tokens`` is the largest number of query tokens. An extreme case has
+    at most ``cached`` elements of K. A prompt has at most ``products``: its scores of all heads, times the elements of
+    a head; the segments' partial outputs have an eighth of that.
     """
     row, num_heads = num_kv_heads * key.head_size, num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)

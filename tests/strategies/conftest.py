@@ -23,17 +23,17 @@ FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 SAMPLE = 1000
 
 
-def _find(strategy: st.SearchStrategy[Any], condition: Condition, phases: tuple[Phase, ...], seed: int = 0) -> Any:
+def _find(strategy: st.SearchStrategy[Any], condition: Condition, phases: tuple[Phase, ...]) -> Any:
     found = settings(max_examples=20_000, database=None, phases=phases)
-    return find(strategy, lambda value: bool(condition(value)), settings=found, random=Random(seed))
+    return find(strategy, lambda value: bool(condition(value)), settings=found, random=Random(0))
 
 
 @pytest.fixture(scope="session")
 def minimal() -> Finder:
     """The simplest value of a strategy for which a condition holds."""
 
-    def minimal(strategy: st.SearchStrategy[Any], condition: Condition = lambda _: True, seed: int = 0) -> object:
-        return _find(strategy, condition, (Phase.generate, Phase.shrink), seed)
+    def minimal(strategy: st.SearchStrategy[Any], condition: Condition = lambda _: True) -> object:
+        return _find(strategy, condition, (Phase.generate, Phase.shrink))
 
     return minimal
 

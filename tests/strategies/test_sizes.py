@@ -48,7 +48,7 @@ Head, page, group and segments have bounds in a domain, which are reached. All o
 STEPS = {"head size": 4, "page size": 3, "query heads for each KV head": 3}
 """A step that is no gap: 10,000 cases have some 250 of these sizes, and the next 10,000 have others."""
 LARGEST_PIECE = 16
-"""Split caches of one-byte types divide heads into pieces of so many elements."""
+"""Elements of the pieces into which split caches of one-byte types divide a head."""
 NONE: dict[Family, set[str]] = {
     "unified": {"elements of a piece of a key"},
     "paged": {"segments", "tokens", "query tokens of a sequence"},

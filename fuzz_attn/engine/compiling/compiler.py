@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -65,6 +65,18 @@ class Outcome(Plain, frozen=True):
     def is_refused(self) -> bool:
         """Whether the target refuses all cases of the round."""
         return not self.ready.cases and bool(self.refused)
+
+
+class _Tried(NamedTuple):
+    """What compiling a round has come to: whether its kernels are ``known``, and cases that host code refuses.
+
+    ``narrow`` says whether the round is narrowed.
+    """
+
+    done: Compiled
+    known: bool
+    refused: tuple[Refused, ...]
+    narrow: bool
 
 
 def forks_wanted(waiting: int, cores: int) -> int:
@@ -161,23 +173,24 @@ class Compiler:
         """Return the outcome of a round, in a fork; the usual variant is tried where the target refuses another."""
         started, shared = time.monotonic(), self._round(number)
         most = LATER_KERNELS if shared.turn else FIRST_KERNELS if number >= self._plan.cores else 1
-        done, known, some, narrow = self._compile_most(shared, most)
-        usual = done.refused is not None and shared.form.variant != USUAL
+        tried = self._compile_most(shared, most)
+        usual = tried.done.refused is not None and shared.form.variant != USUAL
         if usual:
-            done, known, some, narrow = self._compile_most(shared.usual(), most)
+            tried = self._compile_most(shared.usual(), most)
+        done = tried.done
         counts = done.compiled, done.loaded, done.failed
-        compiled = RoundCompiled(WHOLE_RUN, number, *counts, known, time.monotonic() - started)
-        if self._plan.setup.strict:
-            return msgspec.json.encode(Outcome(compiled, ReadyRound(number, known, usual, narrow=narrow)))
-        ready = ReadyRound(number, known, usual, 0 if done.refused else CASES, narrow)
-        refused = some if done.refused is None else (done.refused,)
+        compiled = RoundCompiled(WHOLE_RUN, number, *counts, tried.known, time.monotonic() - started)
+        strict = self._plan.setup.strict
+        ready = ReadyRound(number, tried.known, usual, 0 if done.refused and not strict else CASES, tried.narrow)
+        if strict:
+            return msgspec.json.encode(Outcome(compiled, ready))
+        refused = tried.refused if done.refused is None else (done.refused,)
         return msgspec.json.encode(Outcome(compiled, ready, tuple(done.accepted), refused))
 
-    def _compile_most(self, shared: SharedRound, most: int) -> tuple[Compiled, bool, tuple[Refused, ...], bool]:
+    def _compile_most(self, shared: SharedRound, most: int) -> _Tried:
         """Compile up to ``most`` kernels of a round, those that most of its cases need.
 
-        Return also whether the kernels are known, cases that host code refuses, and whether the round had to be
-        narrowed, because its cases need more kernels than are compiled.
+        A round whose cases need many kernels is narrowed, if that saves some.
         """
         from fuzz_attn.engine.compiling.rehearsal import (  # noqa: PLC0415 - imports torch
             compile_most,
@@ -186,12 +199,14 @@ class Compiler:
             refused_among,
         )
 
-        rehearsed = self._rehearsal.cases_of(shared)
-        narrow = len(kernels_of(rehearsed)) > max(most, FIRST_KERNELS)
-        if narrow:
-            rehearsed = self._rehearsal.cases_of(shared.narrow(self._domain))
+        rehearsed, narrow = self._rehearsal.cases_of(shared), False
+        needed = len(kernels_of(rehearsed))
+        if needed > max(most, FIRST_KERNELS):
+            narrowed = self._rehearsal.cases_of(shared.narrow(self._domain))
+            if narrow := len(kernels_of(narrowed)) < needed:
+                rehearsed = narrowed
         done = compile_most(rehearsed, most)
-        return done, done.playable and known_kernels(rehearsed), refused_among(rehearsed), narrow
+        return _Tried(done, done.playable and known_kernels(rehearsed), refused_among(rehearsed), narrow)
 
 
 def _outcome(number: int, result: bytes) -> Outcome:

@@ -25,7 +25,7 @@ from fuzz_attn.properties.relations import RELATIONS
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
 MOST_REPLAYED: Final = 8
-"""So many cases at most that show a failure of the finding backend only are replayed on the one that explains."""
+"""The most cases that are replayed on the backend that explains, of those that show a failure of the other only."""
 UNWRITTEN: Final = "unwritten"
 HANG: Final = "timeout"
 _OUTPUT_KINDS: Final = frozenset(("mismatch", "nan", "inf", "nondeterministic", "poison_dependent", "different_bits"))

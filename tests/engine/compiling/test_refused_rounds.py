@@ -185,8 +185,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         *,
         strict: bool = False,
         cores: int = 0,
+        rehearsal: type[FakeRehearsal] = FakeRehearsal,
     ) -> tuple[list[StageEvent], list[ReadyRound]]:
-        monkeypatch.setattr(compiler, "rehearsal_of", lambda setup, workers: FakeRehearsal(refuses, probes))
+        monkeypatch.setattr(compiler, "rehearsal_of", lambda setup, workers: rehearsal(refuses, probes))
         plan = StagePlan(Setup("unified", strict=strict), 1, str(tmp_path), cores=cores or rounds)
         Rounds(tmp_path).make()
         stage, events = Compiler(plan, Workers((9, 0, 132), Domain(), None)), list[StageEvent]()
@@ -219,19 +220,25 @@ def test_the_usual_variant_is_tried_where_another_is_refused(played: Played) -> 
 
 
 class CompiledForEachWindow(FakeRehearsal):
-    """A target whose kernels are compiled for each window, those of some rounds for nothing else."""
+    """A target that is compiled for each window; one with sinks needs as many kernels whatever the windows are."""
 
     def cases_of(self, shared: SharedRound, count: int = 4) -> list[Rehearsed]:
-        return Names().sample(*("abcd" if shared.key.window and not shared.form.windows else "a"))
+        many = shared.key.sinks or (shared.key.window and not shared.form.windows)
+        return Names().sample(*("abcd" if many else "ab"))
 
 
-def test_a_round_that_needs_many_kernels_gets_few_windows(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "FakeRehearsal", CompiledForEachWindow)
-    events, rounds = played(lambda shared: None, 8)
-    domain = Domain()
-    assert {ready.narrow for ready in rounds} == {True, False}
-    assert all(ready.narrow == shared_round(domain, 1, ready.number).key.window for ready in rounds)
-    assert {event.compiled for event in events if isinstance(event, RoundCompiled)} == {1}
+def test_a_round_that_needs_many_kernels_gets_few_windows_if_that_helps(played: Played) -> None:
+    _, rounds = played(lambda shared: None, 16, rehearsal=CompiledForEachWindow)
+    keys = {ready.number: shared_round(Domain(), 1, ready.number).key for ready in rounds}
+    assert {(key.window, key.sinks) for key in keys.values()} == {(a, b) for a in (True, False) for b in (True, False)}
+    assert all(ready.narrow == (keys[ready.number].window and not keys[ready.number].sinks) for ready in rounds)
+
+
+def test_the_rounds_that_all_wait_for_have_the_kernels_of_one_case(played: Played) -> None:
+    events, _ = played(lambda shared: None, 8, cores=3, rehearsal=CompiledForEachWindow)
+    compiled = {event.round: event.compiled for event in events if isinstance(event, RoundCompiled)}
+    assert {count for number, count in compiled.items() if number < 3} == {1}
+    assert {count for number, count in compiled.items() if number >= 3} <= {2, 3}
 
 
 def test_a_strict_run_plays_what_is_refused(played: Played) -> None:
