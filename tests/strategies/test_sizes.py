@@ -27,17 +27,17 @@ def pages(case: AttentionCase) -> int:
 
 
 SIZES: dict[str, tuple[Measure, int, float]] = {
-    "head size": (lambda c: c.heads.head_size, 256, 1.2),
-    "page size": (lambda c: c.pages.block_size, 784, 1.25),
-    "query heads for each KV head": (lambda c: c.heads.num_queries_per_kv, 64, 1.25),
-    "KV heads": (lambda c: c.heads.num_kv_heads, 200, 1.6),
+    "head size": (lambda c: c.heads.head_size, 256, 1.3),
+    "page size": (lambda c: c.pages.block_size, 784, 1.35),
+    "query heads for each KV head": (lambda c: c.heads.num_queries_per_kv, 64, 1.35),
+    "KV heads": (lambda c: c.heads.num_kv_heads, 200, 1.8),
     "query heads": (lambda c: c.heads.num_query_heads, 512, 1.3),
-    "sequences": (lambda c: len(c.sequences), 512, 1.6),
+    "sequences": (lambda c: len(c.sequences), 257, 1.9),
     "tokens": (lambda c: c.num_tokens, 1_100, 1.6),
-    "query tokens of a sequence": (lambda c: c.max_query_len, 1_024, 2.2),
+    "query tokens of a sequence": (lambda c: c.max_query_len, 1_024, 3.0),
     "keys of a sequence": (lambda c: c.max_seq_len, 20_000, 1.7),
     "pages of a sequence": (pages, 4_097, 2.1),
-    "window that hides a key": (tail, 8_193, 2.1),
+    "window that hides a key": (tail, 8_193, 3.0),
     "segments": (lambda c: c.launch.num_segments, 128, 1.3),
     "elements of a piece of a key": (lambda c: c.strides.key_piece, 12, 2.1),
 }
@@ -78,13 +78,13 @@ def test_a_size_has_no_ceiling_and_no_gap(family: Family, name: str) -> None:
 
 PAIRS: dict[str, Measure] = {
     "a long sequence in a batch": lambda c: c.max_seq_len >= 2048 and len(c.sequences) >= 8,
-    "a chunk on a long context": lambda c: any(s.query_len >= 64 and s.context_len >= 1024 for s in c.sequences),
+    "a chunk on a long context": lambda c: any(s.query_len >= 64 and s.context_len >= 1000 for s in c.sequences),
     "a long sequence in segments": lambda c: c.launch.num_segments > 1 and c.max_seq_len >= 2048,
     "a batch in segments": lambda c: c.launch.num_segments > 1 and len(c.sequences) > 64,
     "a chunk in segments": lambda c: c.launch.num_segments > 1 and c.max_query_len >= 128,
     "many pages in segments": lambda c: c.launch.num_segments > 1 and pages(c) >= 1024,
-    "a long sequence of large pages": lambda c: c.max_seq_len >= 4096 and c.pages.block_size >= 128,
-    "a long sequence of large heads": lambda c: c.max_seq_len >= 4096 and c.heads.head_size >= 128,
+    "a long sequence of large pages": lambda c: c.max_seq_len >= 2048 and c.pages.block_size >= 128,
+    "a long sequence of large heads": lambda c: c.max_seq_len >= 2048 and c.heads.head_size >= 128,
     "a chunk in a batch": lambda c: c.max_query_len >= 64 and len(c.sequences) >= 5,
     "many heads in a batch": lambda c: c.heads.num_kv_heads > 8 and len(c.sequences) >= 4,
 }
