@@ -78,9 +78,9 @@ MAX_SEQUENCES = 6
 TYPICAL_KEYS = 130
 LONG_KEYS = (257, 384, 511, 512, 513, 700, 1000, 1023, 1024, 1025, 1500, 2000)
 LONGEST = (*around(2**13), 10_000, 12_000, *around(2**14), 20_000, 26_000, *around(2**15))
-VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LONGEST * 3))
+VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LONGEST * 6))
 """The longest are repeated, because few cases can afford them."""
-DEEP = (1_000, 1_024, 1_100, 1_500, *VAST_KEYS[:9])
+DEEP = (1_000, 1_024, 1_100, 1_500, 2_047, 2_048, 2_049, 3_000, 4_096, 6_000)
 """Contexts of chunks of a prompt, beside short ones."""
 PAGES_OF_VAST = (1024, 4096)
 """Pages of a sequence around which vast batches have lengths too."""
@@ -94,7 +94,7 @@ CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
 COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
-RARE: Final[dict[Kind, int]] = {"many": 14, "horde": 8, "chunk": 14, "surge": 30, "vast": 10, "convoy": 5}
+RARE: Final[dict[Kind, int]] = {"many": 16, "horde": 6, "chunk": 14, "surge": 40, "vast": 14, "convoy": 5}
 """The weights of rare kinds; few cases can afford more than a thousand tokens."""
 
 
@@ -117,8 +117,8 @@ _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
     "horde": _NEXT_IN_MANY,
 }
 _BOOLEANS = sampled_from((False, True))
-_SERVED = sampled_from((False, False, True, True, True))
-_DECODED = sampled_from((False, True, True, True))
+_SERVED = sampled_from((False,) * 9 + (True,) * 11)
+_DECODED = sampled_from((False, True, True, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)
@@ -140,8 +140,9 @@ def batches(
     domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
     one query token each. All lengths up to 17 are likely; longer ones lie around multiples of the page, the tiles, the
     q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a
-    ``campaign``, which shrinks cases as data, three in five batches of the keys of served models are as schedulers make
-    them (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would give up on them.
+    ``campaign``, which shrinks cases as data, more than half of the batches of the keys of served models are as
+    schedulers make them (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would
+    give up on them.
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
@@ -229,8 +230,10 @@ def _kinds(
     several: tuple[Kind, ...] = ("horde", "chunk", "surge")
     left_out = {*several} if single else {"surge"} if qq_bias or not surge else set()
     left_out |= set() if campaign else {"horde"}
-    divisor = 2 if single else 1  # there are fewer usual kinds
-    rare = [kind for kind, weight in RARE.items() if kind not in left_out for _ in range(weight // divisor)]
+    # Of decodes there are fewer usual kinds. Windows must hide something of long sequences.
+    amounts = {kind: weight // 2 if single else weight for kind, weight in RARE.items() if kind not in left_out}
+    amounts["vast"] = RARE["vast"] * (2 if window else 1) // (2 if single and not window else 1)
+    rare = [kind for kind, amount in amounts.items() for _ in range(amount)]
     rare += extreme
     usual = [kind for kind, weight in weights.items() for _ in range(weight)]
     rarely = (*(False,) * round(COMMON * len(usual) / len(rare)), True)

@@ -7,6 +7,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index
 
@@ -16,7 +17,8 @@ NUM_CHOICES: Final = 2**12
 _ASKED = sampled_from((False, False, False, True, True))
 
 COSTLY_KEYS, COSTLY_TOKENS, COSTLY_CACHE, SELDOM = 8_193, 500, 2**17, 4
-"""Cases with more keys, tokens or elements of K are asked for a relation ``SELDOM`` times less often."""
+"""Cases with more keys, tokens or elements of K, or such as people serve, are asked for a relation ``SELDOM`` times
+less often."""
 
 
 @composite
@@ -37,5 +39,6 @@ def with_choices(draw: st.DrawFn, cases: st.SearchStrategy[AttentionCase]) -> tu
     """
     case, choice = draw(cases), draw(relation_choices())
     cached = case.total_keys * case.heads.num_kv_heads * case.heads.head_size
-    costly = case.total_keys > COSTLY_KEYS or case.num_tokens > COSTLY_TOKENS or cached > COSTLY_CACHE
+    large = case.total_keys > COSTLY_KEYS or case.num_tokens > COSTLY_TOKENS or cached > COSTLY_CACHE
+    costly = large or looks_like_serving(case)
     return case, None if costly and choice is not None and choice % SELDOM else choice

@@ -131,7 +131,7 @@ Kind: TypeAlias = Literal["decodes", "mixed", "chunk", "speculative"]
 
 KEY_MS, PAIR_MS = 5e-5, 8e-7
 """About what the tensors and the oracle take for an element of a key, and for one of a pair of row and key."""
-BUDGETS_MS = (10.0,) * 123 + (40.0,) * 4 + (200.0,)
+BUDGETS_MS = (8.0,) * 251 + (40.0,) * 4 + (200.0,)
 """What a batch may take by that."""
 FEWEST_MS = 30.0
 """What the smallest batch of a kind may take."""
@@ -196,7 +196,7 @@ def _most_tokens(key: CompileKey, num_kv_heads: int) -> int:
 def serving_batches(*, key: CompileKey, num_kv_heads: int = 1) -> st.SearchStrategy[tuple[Sequence, ...]]:
     """Return a strategy of batches as schedulers make them; shrinks towards a small one.
 
-    One in 25 is several times as large.
+    One in 50 is several times as large.
     """
     return _serving_batches(key, num_kv_heads)
 

@@ -44,7 +44,8 @@ def _windows(ends: Iterable[Sequence], block_size: int, tile_sizes: tuple[int, .
     powers = around(*(1 << place for place in range(LONG.bit_length() - 1, longest.bit_length()) if longest > LONG))
     edges = {*TINY, *around(block_size, *tile_sizes), *own, *powers} - {0}
     inside = sorted(edge for edge in edges if edge < longest or not longest)
-    inside += [edge for edge in inside if edge >= LONG] * 8
+    long = [edge for edge in inside if edge >= LONG]
+    inside += [*long, *(edge for edge in long if 2 * edge > longest)] * 6
     crossing = sorted({window for end in ends for tile in tile_sizes for window in _crossing(end, tile)})
     outside = (longest, longest + 1, HUGE) if longest else TINY
     repeated = crossing * (2 * len(inside) // max(1, len(crossing)) + 1)

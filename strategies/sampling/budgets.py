@@ -38,11 +38,13 @@ MOST_TOKENS = 4096
 MAX_QUERY_ELEMENTS = 2**17
 LONG_CACHE_ELEMENTS = 2**19
 """Elements of K of one in a hundred cases: 32,768 keys of one small head, or 4,096 of a large one."""
-SURGE_TOKENS, SURGE_PRODUCTS = 1025, 2**26
+SURGE_TOKENS, SURGE_PRODUCTS = 1025, 2**27
 """Products of a prompt of 1,024 tokens and more; only cases of few small heads can afford it."""
 MOST_QUERY_ELEMENTS = 2**19
 MAX_CACHE_ELEMENTS = 2**18
 MOST_CACHE_ELEMENTS = 2**22
+SCORE = 48
+"""Products that cost as much as a score."""
 GROUP_OF_USUAL_COST = 4
 """In larger groups, the scores cost more than the caches."""
 MOST_ROW_SCORES = 2**20
@@ -128,7 +130,7 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
 
 def affords_surge(key: CompileKey, num_kv_heads: int) -> bool:
     """Return whether a prompt of more than 1,024 tokens has at most ``SURGE_PRODUCTS``."""
-    return SURGE_TOKENS**2 * num_kv_heads * key.num_queries_per_kv * key.head_size <= SURGE_PRODUCTS
+    return SURGE_TOKENS**2 * num_kv_heads * key.num_queries_per_kv * (key.head_size + SCORE) <= SURGE_PRODUCTS
 
 
 def budget_for(
@@ -146,18 +148,23 @@ def budget_for(
     ``merges`` counts the merging of segments. ``times`` multiplies the milliseconds; above 1 one sequence may take all,
     and with ``MOST_TIMES`` it may have more keys. ``tokens`` is the largest number of query tokens. An extreme case has
     at most ``cached`` elements of K. A prompt has at most ``products``: its scores of all heads, times the elements of
-    a head; the segments' partial outputs have an eighth of that.
+    a head and ``SCORE``; the segments' partial outputs have a thirty-second of that.
     """
     row, num_heads = num_kv_heads * key.head_size, num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)
     extreme = times == MOST_TIMES
     cached //= max(1, key.num_queries_per_kv // GROUP_OF_USUAL_COST)
     most = min(cached, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
-    queries = (MOST_QUERY_ELEMENTS if extreme else MAX_QUERY_ELEMENTS) // (row * key.num_queries_per_kv)
+    elements = MOST_QUERY_ELEMENTS if extreme and products == MOST_PRODUCTS else MAX_QUERY_ELEMENTS
+    queries = elements // (row * key.num_queries_per_kv)
     partial = num_heads * key.launch.num_segments << (key.head_size - 1).bit_length()
-    merged = min(MAX_TOTAL_ELEMENTS, products // 8) // partial - MOST_PADDED_TOKENS if partial else tokens
+    merged = min(MAX_TOTAL_ELEMENTS, products // 32) // partial - MOST_PADDED_TOKENS if partial else tokens
     tokens = min(
-        tokens, queries, isqrt(MOST_SCORES // num_heads), isqrt(products // (num_heads * key.head_size)), merged
+        tokens,
+        queries,
+        isqrt(MOST_SCORES // num_heads),
+        isqrt(products // (num_heads * (key.head_size + SCORE))),
+        merged,
     )
     tile = key.launch.tile_size or TYPICAL_TILE
     most = min(most, MOST_TILES * tile * row) if extreme else most

@@ -34,7 +34,7 @@ SIZES: dict[str, tuple[Measure, int, float]] = {
     "query heads": (lambda c: c.heads.num_query_heads, 512, 1.3),
     "sequences": (lambda c: len(c.sequences), 512, 1.6),
     "tokens": (lambda c: c.num_tokens, 1_100, 1.6),
-    "query tokens of a sequence": (lambda c: c.max_query_len, 1_024, 2.2),
+    "query tokens of a sequence": (lambda c: c.max_query_len, 1_024, 3.0),
     "keys of a sequence": (lambda c: c.max_seq_len, 20_000, 1.7),
     "pages of a sequence": (pages, 4_097, 2.1),
     "window that hides a key": (tail, 8_193, 2.1),
