@@ -52,6 +52,11 @@ def control_of(environment: Mapping[str, str]) -> Control:
     return Control(_own_pipes(environment))
 
 
+def broken_mark(environment: Mapping[str, str]) -> Path:
+    """Return the file whose time says when the GPU of a process with this environment was last broken for all."""
+    return Path(environment[FOLDER]) / f"broken-{','.join(visible_gpus(environment)[:1]).replace('/', '-')}"
+
+
 def _own_pipes(environment: Mapping[str, str]) -> Path | None:
     """Return the pipes of the daemon that was started for the first visible GPU; None if there is none."""
     gpus = visible_gpus(environment)

@@ -5,6 +5,9 @@ whose it was. So the fork after a lost device runs apart from the service, where
 the order passes there, it was another worker's fault, and the forks after that one share the GPU again. If the device
 is lost there too, it is the order's own fault. The next ones then run apart for a while, because shrinking repeats the
 fault, and each time it would take all other workers along. A launch that does not end is treated alike.
+
+After a fault the service takes no new client until all clients have ended. A fork that waits for an order does not see
+the fault, so the first worker that does leaves a mark, and forks that are older than the mark end.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Final
 
-from fuzz_attn.backends.mps.sharing import APART, FOLDER, variables
+from fuzz_attn.backends.mps.sharing import APART, FOLDER, broken_mark, variables
 from fuzz_attn.engine.messages import DEVICE_LOST, HARNESS_FAILED, SHARES_AGAIN, DeviceStarted
 
 CANNOT_START: Final = 112
@@ -39,6 +43,9 @@ class Sharing:
         self._tries = 0
         self._turned = False
         """Whether the device did not start in the other way."""
+        self._begun = time.time()
+        """When the next fork was begun; in a fork, when itself was."""
+        self._mark = broken_mark(os.environ) if self.active else None
 
     @property
     def shared(self) -> bool:
@@ -48,6 +55,7 @@ class Sharing:
     def enter(self) -> None:
         """Choose in a fork, before CUDA starts, how it uses the GPU."""
         if self.active:
+            self._begun = time.time()
             os.environ.update(variables(os.environ, shared=self.shared))
 
     def started(self) -> DeviceStarted:
@@ -57,6 +65,15 @@ class Sharing:
     def failure(self, error: Exception) -> int:
         """Return the exit status of a fork that cannot start the device."""
         return NOT_READY if self.shared and "MPS" in str(error) else CANNOT_START
+
+    def is_broken(self) -> bool:
+        """Return whether another worker has broken the GPU for this fork, which shares it."""
+        return self.shared and self._broken_at() > self._begun
+
+    def _broken_at(self) -> float:
+        with suppress(OSError):
+            return self._mark.stat().st_mtime if self._mark is not None else 0.0
+        return 0.0
 
     def count_order(self) -> None:
         """Count an order that a fork has answered; the last one apart from the service ends it."""
@@ -70,6 +87,9 @@ class Sharing:
         if not self.active:
             return
         self._tries, self._turned = 0, False
+        if code == DEVICE_LOST and self.shared and self._broken_at() < self._begun:
+            self._mark_as_broken()
+        self._begun = time.time()
         if code == DEVICE_LOST:
             self._orders = 1 if self.shared else ORDERS_APART
         elif code == -signal.SIGKILL and not self.shared:
@@ -79,10 +99,17 @@ class Sharing:
         elif code == SHARES_AGAIN:
             self._orders = 0
 
+    def _mark_as_broken(self) -> None:
+        """Let the forks of all workers that share the GPU and wait for an order end, which takes them a moment."""
+        assert self._mark is not None
+        with suppress(OSError):  # the folder goes with the service
+            self._mark.touch()
+
     def another_way(self, code: int) -> bool:
         """Decide how the next fork starts the device, where one could not; return False if there is no way left."""
         if not self.active:
             return False
+        self._begun = time.time()
         if code == NOT_READY and self._tries < TRIES:
             self._tries += 1
             time.sleep(PAUSE_SECONDS)

@@ -20,7 +20,7 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from fuzz_attn.engine.child.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
-from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, Sharing
+from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, PAUSE_SECONDS, Sharing
 from fuzz_attn.engine.messages import (
     CONNECTION_LOST,
     DEVICE_LOST,
@@ -37,6 +37,8 @@ from fuzz_attn.engine.messages import (
 )
 from fuzz_attn.errors import DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
 
+NICE: Final = 5
+"""Processes that judge on a device let others go first: those that compile what they judge next."""
 _RENEW: Final = msgspec.json.encode(Renew())
 
 Send: TypeAlias = Callable[[msgspec.Struct], None]
@@ -119,6 +121,13 @@ class _Server:
         except (EOFError, ConnectionResetError):
             return None
 
+    def _next(self) -> bytes | None:
+        """Return the next message; a fork that shares a GPU which another worker has broken ends while it waits."""
+        while self._sharing.shared and not self._connection.poll(PAUSE_SECONDS):
+            if self._sharing.is_broken():
+                os._exit(SHARES_AGAIN)
+        return self._receive()
+
     def _send(self, message: msgspec.Struct) -> None:
         """Send a message, unless the target has forked or has closed or replaced the file of the connection."""
         if os.getpid() != self._process:
@@ -188,6 +197,7 @@ class _Server:
             if not isinstance(error, FuzzAttnError) and not self._sharing.shared:
                 raise
             os._exit(self._sharing.failure(error))
+        os.nice(NICE)
         if self._sharing.active:
             self._send(self._sharing.started())
 
@@ -207,7 +217,7 @@ class _Server:
 
     def _answer(self, service: Service) -> None:
         self._process = os.getpid()
-        while (message := self._receive()) is not None:
+        while (message := self._next()) is not None:
             if message == _RENEW:
                 os._exit(RENEWED)
             try:

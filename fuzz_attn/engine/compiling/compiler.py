@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
 AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
-NICE: Final = 5
-"""While shards have rounds to begin, judging goes first, and before that the start of the workers."""
+START_NICE: Final = 5
+"""As long as no worker is ready, their start goes first. Then compiling goes before judging, which gives way by itself
+(:data:`fuzz_attn.engine.child.worker.NICE`), until there is a round for each core that no shard has begun."""
+REST_NICE: Final = 10
 FIRST_KERNELS, LATER_KERNELS = 3, 12
 """How many kernels of a round are compiled in the first visit of its key and in later ones, in which all keys have been
 visited once. Of the rounds that all workers wait for at first, only those of one case: a kernel takes up to 10 s."""
@@ -95,7 +97,7 @@ class Compiler:
         self._rehearsal.cases_of(self._round(0), 1)  # so that each fork finds what this computes
         self.urgent = False
         """Whether a worker is ready, so that shards may wait for a round."""
-        self._forks = Forks()
+        self._forks = Forks(most_aside=plan.cores)
         self._next = 0
         self._sites: set[Site] = set()
         """Where the target refuses, as a worker has seen or will see."""
@@ -109,9 +111,9 @@ class Compiler:
     def step(self) -> Iterator[StageEvent]:
         """Start the forks that are wanted, wait a moment, and yield what became of those that have ended."""
         waiting = self._rounds.waiting()
-        nice = 0 if self.urgent and not waiting else NICE
+        nice = (0 if waiting < self._plan.cores else REST_NICE) if self.urgent else START_NICE
         for _ in range(MOST_BEGUN):
-            if len(self._forks) >= forks_wanted(waiting, self._plan.cores):
+            if self._forks.at_work >= forks_wanted(waiting, self._plan.cores):
                 break
             self._begin(nice)
         for number, result in self._forks.ended(WAIT_SECONDS):

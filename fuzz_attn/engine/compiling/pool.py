@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from fuzz_attn.engine.child.descendants import children_of
 from fuzz_attn.engine.child.fork import die_with_parent
 
-STUCK_SECONDS: Final = 120.0
+SLOW_SECONDS: Final = 10.0
+"""A fork that takes longer is set aside: it goes on with what is left of the processor, and others take its place."""
+SLOW_NICE: Final = 19
+STUCK_SECONDS: Final = 600.0
 """After so long a fork is killed; its work has no result then."""
 _PIPE_BYTES: Final = 65536
 
@@ -24,19 +28,22 @@ class _Fork:
     process: int
     number: int
     started: float
+    aside: bool = False
     received: bytes = b""
 
 
 class Forks:
     """Forks that each do one piece of work, known by its number, and send its result as bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_aside: int) -> None:
+        self._most_aside = most_aside
         self._forks: dict[int, _Fork] = {}
         """The forks by the pipe that their results come through."""
 
-    def __len__(self) -> int:
-        """Return how many forks work."""
-        return len(self._forks)
+    @property
+    def at_work(self) -> int:
+        """The number of forks that are not set aside."""
+        return sum(not fork.aside for fork in self._forks.values())
 
     def start(self, number: int, work: Callable[[], bytes], nice: int = 0) -> None:
         """Do a piece of work in a fork."""
@@ -50,6 +57,7 @@ class Forks:
     def ended(self, seconds: float) -> Iterator[tuple[int, bytes]]:
         """Wait up to some seconds for forks that end, and yield their numbers and results; empty for one that died."""
         self._kill_stuck()
+        self._set_slow_aside()
         for source in select.select(list(self._forks), [], [], seconds)[0]:
             received = os.read(source, _PIPE_BYTES)
             self._forks[source].received += received
@@ -73,6 +81,17 @@ class Forks:
         for fork in self._forks.values():
             if time.monotonic() - fork.started > STUCK_SECONDS:
                 os.kill(fork.process, signal.SIGKILL)
+
+    def _set_slow_aside(self) -> None:
+        """Let slow forks go on at the lowest priority, with the compilers that they have started."""
+        forks = sorted(self._forks.values(), key=lambda fork: fork.started)
+        room = self._most_aside - sum(fork.aside for fork in forks)
+        slow = [fork for fork in forks if not fork.aside and time.monotonic() - fork.started > SLOW_SECONDS]
+        for fork in slow[: max(0, room)]:
+            fork.aside = True
+            for process in (fork.process, *children_of(fork.process)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, process, SLOW_NICE)
 
 
 def _work(work: Callable[[], bytes], sink: int, nice: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fuzz_attn.backends.mps.service import multi_process_service
-from fuzz_attn.backends.mps.sharing import FOLDER, pipes_of
+from fuzz_attn.backends.mps.sharing import FOLDER, broken_mark, pipes_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker
@@ -184,6 +185,21 @@ def test_a_slow_case_is_judged_again_apart_and_blamed_on_nobody(
     assert starts(events) == "aa"
 
 
+def test_a_worker_without_an_order_makes_room_where_another_has_broken_the_device(
+    worker: IsolatedWorker, events: Path
+) -> None:
+    """The service takes no client until all that it had have ended, and this one would not see the fault."""
+    assert worker.judge(Order(SHORT)).verdict.passed
+    limit = time.monotonic() + A_HANG
+    broken_mark(os.environ).touch()
+    while not starts(events) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert starts(events) == "s"
+    answer = worker.judge(Order(SHORT))
+    assert (answer.verdict.passed, answer.notes, worker.deaths) == (True, (), 0)
+    assert starts(events) == "s", "once for each mark"
+
+
 @pytest.fixture
 def way(service: None) -> Sharing:
     """Return how the next fork of a worker starts the device."""
@@ -214,6 +230,22 @@ def test_forks_share_again_when_enough_orders_passed_apart(way: Sharing, monkeyp
     assert ended == [SHARES_AGAIN], "there is no limit of orders in the service"
     way.after(HARNESS_FAILED)
     assert not way.shared
+
+
+def test_the_first_worker_that_loses_the_device_tells_the_others(way: Sharing) -> None:
+    mark = broken_mark(os.environ)
+    mark.touch()
+    os.utime(mark, (0.0, 0.0))
+    assert not way.is_broken()
+    other = Sharing()
+    way.after(DEVICE_LOST)
+    told = mark.stat().st_mtime
+    assert told > 0.0
+    assert not way.is_broken(), "its next fork is apart from the service"
+    os.utime(mark, (told + 1.0, told + 1.0))
+    assert other.is_broken()
+    other.after(DEVICE_LOST)
+    assert mark.stat().st_mtime == told + 1.0, "those that have started since are not broken"
 
 
 def test_a_device_that_starts_neither_way_is_given_up(way: Sharing, monkeypatch: pytest.MonkeyPatch) -> None:
