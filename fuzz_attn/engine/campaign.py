@@ -479,11 +479,23 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
+            self._reduce_refusal(order, refusal)
+
+    def _reduce_refusal(self, order: Order, refusal: Refusal) -> None:
+        """Find out what else is refused for a reason, unless another process does; that takes hundreds of probes."""
+        if self._rounds is not None and not self._rounds.claim(refusal.site):
+            return
+        try:
+            if self._rounds is not None:
+                self._learn_refusals()
             probe = partial(self._probe, host_only=refusal.stage == "host")
             for rule in self._refusals.refused(order.case, refusal, probe):
                 self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
                 if self._rounds is not None:
                     self._rounds.tell(*told(rule))
+        finally:
+            if self._rounds is not None:
+                self._rounds.release(refusal.site)
 
     def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""

@@ -179,6 +179,25 @@ def test_module_that_fails_to_import_is_a_stub_that_says_why(load: Callable[[str
     assert "a_package_that_is_not_installed" in str(sys.modules["sample_project.config"].__doc__)
 
 
+@pytest.mark.parametrize(
+    ("init", "runs"),
+    [
+        ("import sys; sys.sample_runs += 1", 0),
+        ("import sys; sys.sample_runs += 1; from sample_project.helpers import twice as helpers", 1),
+    ],
+    ids=["does not name it", "gives the name to a function"],
+)
+def test_a_submodule_needs_no_package_that_does_not_name_it(
+    init: str, runs: int, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "sample_runs", 0, raising=False)
+    (checkout / "sample_project/__init__.py").write_text(init)
+    (checkout / "sample_project/ops/attention.py").write_text("from sample_project import helpers\n")
+    module = import_published(Folder(checkout), MODULE, answers_of("sample_project"))
+    assert sys.sample_runs == runs  # type: ignore[attr-defined] # set above
+    assert isinstance(module.helpers, ModuleType) == (not runs), "what the package says is believed"
+
+
 def test_imported_package_is_not_replaced(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sample_project", ModuleType("sample_project"))
     with pytest.raises(TargetError, match="already imported"):

@@ -26,8 +26,8 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import Forks
-from fuzz_attn.engine.compiling.reductions import Reductions, Site
-from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
+from fuzz_attn.engine.compiling.reductions import Reductions
+from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, Site, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
 from fuzz_attn.engine.messages import Order, Ready, Setup

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling.rounds import Rounds
+from fuzz_attn.engine.compiling.rounds import Rounds, Site
 from fuzz_attn.engine.events import WHOLE_RUN, RefusalReduced
 from fuzz_attn.engine.refusals.reduction import Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, MOST_REDUCTIONS, Refusals
@@ -23,9 +23,6 @@ from fuzz_attn.engine.refusals.telling import rule_of, told
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Refused
-
-Site: TypeAlias = tuple[str, str, str]
-"""Where a target refuses: what :attr:`fuzz_attn.properties.refusal.Refusal.site` returns."""
 
 
 class Reductions:
@@ -54,7 +51,7 @@ class Reductions:
     def wanted(self, refused: Iterable[Refused]) -> list[tuple[int, Refused]]:
         """Return the refused cases that no rule explains, each with the number of its reduction.
 
-        No place is reduced twice at the same time, because both would find the same rule.
+        No place is reduced twice at the same time, by the stage or a shard, because both would find the same rule.
         """
         return [
             (self._start(refusal.site), (order, refusal))
@@ -64,7 +61,8 @@ class Reductions:
 
     def _is_new(self, case: AttentionCase, site: Site) -> bool:
         busy = site in self._under_way.values() or self._begun[site] >= MOST_REDUCTIONS
-        return not busy and not any(rule.matches(case) for rule in self._refusals.rules)
+        known = busy or any(rule.matches(case) for rule in self._refusals.rules)
+        return not known and self._rounds.claim(site)
 
     def _start(self, site: Site) -> int:
         """Return the number of a new reduction, below those of rounds."""
@@ -85,10 +83,12 @@ class Reductions:
 
     def ended(self, number: int, result: bytes) -> list[RefusalReduced]:
         """Take what a reduction has found, and tell the shards; a fork that died has found nothing."""
-        del self._under_way[number]
+        site = self._under_way.pop(number)
         found = msgspec.json.decode(result, type=list[bytes]) if result else []
         rules = [rule for each in found if (rule := rule_of(each, self._refusals.full)) is not None]
-        return [self._learned(rule) for rule in rules if self._learn(rule)]
+        learned = [self._learned(rule) for rule in rules if self._learn(rule)]
+        self._rounds.release(site)  # not before the shards can learn the rules
+        return learned
 
     def _learn(self, rule: Rule) -> bool:
         self._refusals.learn([rule])

@@ -6,12 +6,14 @@ finds none that no other has begun plays any of the others, with cases of its ow
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -26,9 +28,15 @@ FRUITLESS: Final = 40
 They are enough for each head size, since new pairs of values come first; a target may accept only one.
 """
 POLL_SECONDS: Final = 0.02
+CLAIM_SECONDS: Final = 60.0
+"""A place that was claimed so long ago is free again: who claimed it may have died."""
 
 _ENDED: Final = "ended"
 _READY, _BEGUN, _TOLD = "ready-", "begun-", "told-"
+_CLAIMED: Final = "claimed-"
+
+Site: TypeAlias = tuple[str, str, str]
+"""Where a target refuses: what :attr:`fuzz_attn.properties.refusal.Refusal.site` returns."""
 
 
 class StagePlan(Plain, frozen=True):
@@ -126,6 +134,26 @@ class Rounds:
         new = sorted({name.removeprefix(_TOLD) for name in names} - self._known)
         self._known.update(new)
         return [(self._folder / f"{_TOLD}{name}").read_bytes() for name in new]
+
+    def claim(self, site: Site) -> bool:
+        """Return whether this process is the one that may reduce what is refused in a place; others go on meanwhile."""
+        path = self._claim_of(site)
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > CLAIM_SECONDS:
+                path.unlink()
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def release(self, site: Site) -> None:
+        """Let any process reduce what else is refused in a place."""
+        self._claim_of(site).unlink(missing_ok=True)
+
+    def _claim_of(self, site: Site) -> Path:
+        name = hashlib.blake2b(msgspec.json.encode(site), digest_size=8).hexdigest()
+        return self._folder / f"{_CLAIMED}{name}"
 
     def _free(self) -> list[int]:
         """Return the numbers of the rounds that no shard is seen to have begun."""

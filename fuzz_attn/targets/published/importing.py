@@ -1,8 +1,8 @@
 """Importing: makes the modules of a package that is not installed importable, with stubs for what is not there.
 
 Importing a launcher of a large project imports much of the project: its configuration, its logger, its compiled
-extension. So an ``__init__.py`` runs only when one of its names is asked for, a module that fails to import becomes a
-stub, and so does one that the package lacks.
+extension. So an ``__init__.py`` runs only when one of its names is asked for, and not for a submodule that it does not
+name; a module that fails to import becomes a stub, and so does one that the package lacks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -50,18 +51,24 @@ class Folder:
 
 
 class LazyPackage(ModuleType):
-    """A package whose ``__init__.py`` runs when one of its names is asked for; a name that it lacks is a stub."""
+    """A package whose ``__init__.py`` runs when one of its names is asked for; a name that it lacks is a stub.
 
-    def __init__(self, name: str, file: Path | None, answers: Answers) -> None:
+    ``has_module`` says whether the tree has a module of a full name.
+    """
+
+    def __init__(self, name: str, file: Path | None, answers: Answers, has_module: Callable[[str], bool]) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
         self.__file__ = str(file) if file else None
         self._source = file
         self._answers = answers
+        self._has_module = has_module
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__") and attribute.endswith("__"):
             raise AttributeError(f"package {self.__name__} has no {attribute}")
+        if self._source is not None and self._is_only_submodule(attribute, self._source):
+            return importlib.import_module(f"{self.__name__}.{attribute}")
         source, self._source = self._source, None
         if source is not None:
             _execute(self, source)
@@ -71,6 +78,14 @@ class LazyPackage(ModuleType):
         if own is not None:
             return own(attribute)
         return answer(f"{self.__name__}.{attribute}", self._answers)
+
+    def _is_only_submodule(self, name: str, source: Path) -> bool:
+        """Return whether a name is a module and nothing that the ``__init__.py`` may define.
+
+        That of vLLM imports torch's compiler, which takes three seconds in each worker.
+        """
+        named = re.search(rf"\b{re.escape(name)}\b", source.read_text(errors="replace"))
+        return named is None and self._has_module(f"{self.__name__}.{name}")
 
 
 def _execute(package: LazyPackage, source: Path) -> None:
@@ -112,7 +127,7 @@ class Finder(MetaPathFinder, Loader):
             return None
         file = self._file(spec.name, package=True)
         if file is not None or self._is_folder(spec.name):
-            return LazyPackage(spec.name, file, self._answers)
+            return LazyPackage(spec.name, file, self._answers, self._has_module)
         if spec.name == self._required:
             raise ModuleNotFoundError(f"no module named {spec.name!r}", name=spec.name)
         return StubModule(spec.name, self._answers, "the package has no such Python module")
@@ -132,6 +147,9 @@ class Finder(MetaPathFinder, Loader):
             if name == self._required:
                 raise
             sys.modules[name] = StubModule(name, self._answers, f"it raised {type(error).__name__}: {error}")
+
+    def _has_module(self, name: str) -> bool:
+        return any(self._file(name, package=package) is not None for package in (False, True))
 
     def _is_stubbed(self, name: str) -> bool:
         return name in self._answers.modules and name != self._required

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from random import Random
 
 import pytest
 
-from fuzz_attn.engine.compiling.rounds import FRUITLESS, ReadyRound, Rounds
+from fuzz_attn.engine.compiling.rounds import CLAIM_SECONDS, FRUITLESS, ReadyRound, Rounds
 
 
 def always() -> bool:
@@ -61,6 +62,24 @@ def test_a_round_whose_cases_are_all_refused_is_not_played(stage: Rounds, tmp_pa
     assert shard.next(random, never) is None, "and not a second time"
     stage.set_ready(ready(2))
     assert {shard.next(random, never) for _ in range(20)} == {ready(2)}
+
+
+def test_what_a_place_refuses_is_reduced_by_one_process_at_a_time(stage: Rounds, tmp_path: Path) -> None:
+    site, other, shard = (
+        ("host", "ValueError", "launcher.py:7"),
+        ("host", "ValueError", "launcher.py:8"),
+        Rounds(tmp_path),
+    )
+    assert stage.claim(site)
+    assert not shard.claim(site)
+    assert shard.claim(other)
+    stage.release(site)
+    assert shard.claim(site)
+    long_ago = time.time() - CLAIM_SECONDS - 1.0
+    for claim in tmp_path.glob("claimed-*"):
+        os.utime(claim, (long_ago, long_ago))
+    assert stage.claim(site), "the other process may have died"
+    stage.release(("host", "ValueError", "launcher.py:9"))  # which nobody has claimed
 
 
 def test_where_all_rounds_are_refused_there_is_none(stage: Rounds, tmp_path: Path) -> None:

@@ -140,6 +140,17 @@ def test_what_host_code_refuses_is_found_out_by_one_shard(played: Played, stage:
     assert sum(len(order.case.sequences) > 1 for order in second) <= CASES // JUDGED_FOR_ONE + 1
 
 
+def test_while_another_process_finds_out_what_is_refused_cases_are_drawn(played: Played, stage: Rounds) -> None:
+    stage.set_ready(ready(0))
+    assert stage.claim(REFUSAL.site)
+    _, orders = played(one_sequence_only)
+    assert not any(order.probes for order in orders)
+    assert len(orders) >= CASES
+    stage.release(REFUSAL.site)
+    _, orders = played(one_sequence_only)
+    assert any(order.probes for order in orders)
+
+
 class Clock:
     """A clock that only launches move."""
 
