@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 import torch
+import triton
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
@@ -147,6 +148,13 @@ def test_a_missing_barrier_of_inline_assembly_is_a_wrong_output() -> None:
     with IsolatedWorker(Setup(spec_of("lacks_a_barrier", "compiler_faults.py"), "unified", "cuda")) as worker:
         verdict = worker.judge(Order(case)).verdict
     assert (verdict.property_name, verdict.kind) == ("oracle", "mismatch")
+
+
+@pytest.mark.skipif(not triton.__version__.startswith(("3.5", "3.6")), reason="Triton 3.5 and 3.6 compile it wrongly")
+def test_what_triton_compiles_wrongly_is_a_wrong_output() -> None:
+    case = replace(LONG, sequences=(Sequence(16, 24),), heads=HeadLayout(2, 4, 32))
+    with IsolatedWorker(Setup(spec_of("merges_in_two_warps", "compiler_faults.py"), "unified", "cuda")) as worker:
+        assert not worker.judge(Order(case)).verdict.passed
 
 
 def test_a_counterexample_from_a_cpu_replays_on_a_gpu() -> None:

@@ -21,37 +21,46 @@ from fuzz_attn.kernels.unified_attention import unified_attention
 
 PARTS: Final = 128
 """Partial results of a row. One of them is the row, and all others are empty, so that merging them is exact."""
+COLUMNS: Final = 128
+"""Columns that one program merges. Rows are cut into so many and padded: with fewer no result is wrong."""
 LANES: Final = 512
 """Elements that the threads of one program exchange. The partner of each, counted from the end, is in another warp."""
 
 
 @triton.jit
 def merge_kernel(
-    parts_ptr,  # [num_tokens, num_heads, PARTS, head_size + 2], float32: the values, the maximum, the sum of each part
-    out_ptr,  # [num_tokens, num_heads, head_size], float32
+    parts_ptr,  # [num_tokens, num_heads, PARTS, COLUMNS + 2], float32: the values, the maximum, the sum of each part
+    out_ptr,  # [num_tokens, num_heads, COLUMNS], float32
+    part_stride,
     token_stride,
     head_stride,
-    part_stride,
-    num_heads,
-    HEAD_SIZE: tl.constexpr,
+    out_token_stride,
+    out_head_stride,
     PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
     COMPARES_BROADCAST: tl.constexpr,
 ):
-    """Merge the parts of one row. The row's start is a part of each element's offset, which Triton 3.6 gets wrong."""
-    token, head = tl.program_id(0), tl.program_id(1)
-    start = token * token_stride + head * head_stride
+    """Merge the parts of one row, whose maxima and sums are to the base 2.
+
+    Each of 64 threads holds 256 values. With the loads in this order, and masked, half of the results are wrong.
+    """
+    token, head = tl.program_id(1), tl.program_id(0)
     parts = tl.arange(0, PARTS)
-    lanes = tl.arange(0, BLOCK)
-    states = start + parts * part_stride + HEAD_SIZE  # [PARTS]
-    maxima = tl.load(parts_ptr + states)
-    sums = tl.load(parts_ptr + states + 1)
-    is_live = maxima[:, None] > -float("inf") if COMPARES_BROADCAST else (maxima > -float("inf"))[:, None]
-    offsets = start + parts[:, None] * part_stride + lanes[None, :]  # [PARTS, BLOCK]
-    values = tl.load(parts_ptr + offsets, mask=(lanes < HEAD_SIZE)[None, :] & is_live, other=0.0)
-    weights = tl.exp(maxima - tl.max(maxima, 0))
-    merged = tl.sum(values * weights[:, None], 0) / tl.sum(sums * weights, 0)
-    tl.store(out_ptr + (token * num_heads + head) * HEAD_SIZE + lanes, merged, mask=lanes < HEAD_SIZE)
+    columns = tl.arange(0, COLUMNS)
+    in_row = columns < COLUMNS
+    values_at = token * token_stride + head * head_stride + parts[:, None] * part_stride + columns[None, :]
+    states_at = token * token_stride + head * head_stride + part_stride * parts + COLUMNS  # [PARTS]
+    maxima = tl.load(parts_ptr + states_at)
+    sums = tl.load(parts_ptr + states_at + 1)
+    is_live = maxima > -float("inf")
+    mask = in_row[None, :] & (maxima[:, None] > -float("inf") if COMPARES_BROADCAST else is_live[:, None])
+    values = tl.load(parts_ptr + values_at, mask=mask, other=0.0)  # [PARTS, COLUMNS]
+    highest = tl.max(maxima, 0)
+    weights = tl.exp2(maxima - highest)
+    values = values * weights[:, None]
+    sums = sums * weights
+    merged = tl.sum(values, 0) / tl.sum(sums, 0)
+    tl.store(out_ptr + token * out_token_stride + head * out_head_stride + columns, merged, mask=in_row)
 
 
 @triton.jit
@@ -101,19 +110,18 @@ def _rewritten(rewrite: Callable[[torch.Tensor], torch.Tensor]) -> Callable[...,
 def _merged(values: torch.Tensor, *, compares_broadcast: bool) -> torch.Tensor:
     """Return rows that were partial results, merged by two warps."""
     tokens, heads, head_size = values.shape
-    block = triton.next_power_of_2(head_size)
-    if block > PARTS:
-        return values
-    parts = torch.zeros(tokens, heads, PARTS, head_size + 2, device=values.device)
-    parts[..., head_size] = -torch.inf
-    parts[:, :, PARTS // 3, :head_size] = values
-    parts[:, :, PARTS // 3, head_size] = 0.0
-    parts[:, :, PARTS // 3, head_size + 1] = 1.0
     merged = torch.empty_like(values, memory_format=torch.contiguous_format)
-    strides = parts.stride()[:3]
-    merge_kernel[tokens, heads](
-        parts, merged, *strides, heads, head_size, PARTS, block, compares_broadcast, num_warps=2
-    )
+    for first in range(0, head_size, COLUMNS):
+        columns = values[..., first : first + COLUMNS]
+        parts = torch.zeros(tokens, heads, PARTS, COLUMNS + 2, device=values.device)
+        parts[..., COLUMNS] = -torch.inf
+        parts[:, :, PARTS // 3, : columns.shape[-1]] = columns
+        parts[:, :, PARTS // 3, COLUMNS] = 0.0
+        parts[:, :, PARTS // 3, COLUMNS + 1] = 1.0
+        out = torch.empty(tokens, heads, COLUMNS, device=values.device)
+        strides = parts.stride(2), parts.stride(0), parts.stride(1), out.stride(0), out.stride(1)
+        merge_kernel[heads, tokens](parts, out, *strides, PARTS, COLUMNS, compares_broadcast, num_warps=2)
+        merged[..., first : first + COLUMNS] = out[..., : columns.shape[-1]]
     return merged
 
 
@@ -127,7 +135,7 @@ def _exchanged(values: torch.Tensor) -> torch.Tensor:
 
 
 merges_in_two_warps = _rewritten(lambda values: _merged(values, compares_broadcast=False))
-"""Merges a tile of 128 parts and up to 128 elements in two warps, wrong in Triton 3.5 and 3.6 (lmdeploy#4920)."""
+"""Merges a tile of 128 parts and 128 columns in two warps, wrong in Triton 3.5 and 3.6 (lmdeploy#4920)."""
 compares_after_broadcasting = _rewritten(lambda values: _merged(values, compares_broadcast=True))
 """The same with a mask that is compared after broadcasting, wrong in Triton 3.5 (lmdeploy#4696)."""
 lacks_a_barrier = _rewritten(_exchanged)
