@@ -23,7 +23,7 @@ from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.cache_memory import cache_memory
-from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of, is_fp8_dtype
 from fuzz_attn.inputs.far_axes import far_axis, pieces_of, spread, stride_of
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
@@ -257,7 +257,7 @@ def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor
     if tensor.is_cpu:
         bits = bits_of(tensor).numpy()
         return torch.from_numpy(bits[tuple(each.numpy() for each in index)]).view(tensor.dtype)
-    if tensor.dtype.itemsize == 1:
+    if is_fp8_dtype(tensor.dtype):
         return tensor.view(torch.uint8)[index].view(tensor.dtype)
     return tensor[index]
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.inputs.dtypes import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.masks import maximum_of, some
 from fuzz_attn.oracle.reference import Reference
@@ -36,7 +37,7 @@ def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
     if worst <= 1.0:
         return Verdict("oracle", ratio=worst, elements=expected.numel())
     unwritten = is_unwritten(actual, tensors.output_poison)
-    if actual.dtype.itemsize == 1:  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
+    if is_fp8_dtype(actual.dtype):  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
         unwritten &= bound.isfinite()
     if answered is not None:
         unwritten &= answered[:, None, None]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.inputs.dtypes import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors, taken
 
 Array: TypeAlias = np.typing.NDArray[Any]
@@ -208,7 +209,7 @@ def _put_new(cached: torch.Tensor, places: tuple[torch.Tensor, ...], dense: torc
 
 def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """Return float64 values: fp8 times its scale, rounded to the type of q; fp8 as stored if q is fp8 too."""
-    if stored.dtype.itemsize > 1 or dtype.itemsize == 1:
+    if not is_fp8_dtype(stored.dtype) or is_fp8_dtype(dtype):
         return stored.double()
     scaled = stored.float()
     if scale is not None:

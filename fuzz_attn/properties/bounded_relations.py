@@ -14,6 +14,7 @@ import torch
 
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.translation import translated
+from fuzz_attn.inputs.dtypes import is_fp8_dtype
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
@@ -106,7 +107,7 @@ def value_scale(experiment: Experiment) -> Comparison:
     exact = attend(tensors, experiment.target.rounding_model)
     other = experiment.launch_tensors(values_changed(tensors, lambda numbers, _: numbers * SCALE))
     expected = exact.expected * SCALE
-    if tensors.output.dtype.itemsize == 1:
+    if is_fp8_dtype(tensors.output.dtype):
         limit = torch.finfo(tensors.output.dtype).max
         expected = expected.clamp(-limit, limit)
     exact = dataclasses.replace(exact, expected=expected)
