@@ -21,6 +21,7 @@ from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
+from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.cache_memory import cache_memory
 from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of, is_fp8_dtype
@@ -100,6 +101,11 @@ class AttentionTensors:
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
     first_block: int = 0
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
+
+    @property
+    def visibility(self) -> Visibility:
+        """Which keys the query tokens see, biases of minus infinity apart."""
+        return Visibility(self.window)
 
     @property
     def max_query_len(self) -> int:

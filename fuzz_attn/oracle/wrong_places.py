@@ -25,7 +25,7 @@ def where_wrong(wrong: torch.Tensor, tensors: AttentionTensors) -> Where:
     narrow: list[tuple[Where, bool]] = [
         ("padded_head", first_padded < head_size and not bool(columns[:first_padded].any())),
         ("tail_rows", _confined(tokens, rows == query_lens[sequences] - 1)),
-        ("window_rows", tensors.window > 0 and _confined(tokens, position >= tensors.window)),
+        ("window_rows", tensors.window > 0 and _confined(tokens, tensors.visibility.cuts(position))),
         ("one_sequence", _confined(tokens, sequences == sequences[tokens][0])),
         ("some_heads", not bool(heads.all())),
         ("some_columns", not bool(columns.all())),
