@@ -32,7 +32,7 @@ from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.targets.built_in import built_in
-from fuzz_attn.targets.target import Target
+from fuzz_attn.targets.target import Called, Target
 
 TENSORS: dict[FarAxis, tuple[str, ...]] = {
     "q_token": ("query",),
@@ -197,7 +197,7 @@ def test_changed_memory_around_far_elements_is_found(
     assert target is not None
     changed: list[AttentionTensors] = []
 
-    def runs(target: Target, tensors: AttentionTensors) -> tuple[str, ...]:
+    def runs(target: Target, tensors: AttentionTensors) -> Called:
         found = run(target, tensors)
         written(tensors, name, place)
         changed.append(tensors)
