@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from fuzz_attn.errors import SimulatorError
-from fuzz_attn.simulator.frontend.binding import Bound
-from fuzz_attn.simulator.frontend.lowering import SCALAR_TYPES, TORCH_TYPES
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.sanitizers.layout import Layout
 from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
-from fuzz_attn.simulator.triton_compat import reinterpreted_type
+from fuzz_attn.ttir.argument_types import Bound
+from fuzz_attn.ttir.lowering import SCALAR_TYPES, TORCH_TYPES
+from fuzz_attn.ttir.triton_compat import reinterpreted_type
 
 _VIEWED: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Types that numpy does not know, and as what it sees their elements."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fuzz_attn.simulator.runtime.heap import keep_freed_memory
 from fuzz_attn.simulator.session import Session
 from fuzz_attn.simulator.simulator import Simulator
-from fuzz_attn.simulator.triton_compat import launches_replaced
+from fuzz_attn.ttir.triton_compat import launches_replaced
 
 
 @contextlib.contextmanager

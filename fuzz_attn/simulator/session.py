@@ -11,11 +11,8 @@ import torch
 from fuzz_attn.denormals import kept_denormals
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
 from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.findings import Finding
-from fuzz_attn.simulator.frontend.binding import Bound, grid_of
-from fuzz_attn.simulator.frontend.ir import Function
 from fuzz_attn.simulator.probes import probe, snapshot
 from fuzz_attn.simulator.run import Run
 from fuzz_attn.simulator.runtime.memory import Memory
@@ -25,6 +22,9 @@ from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
 from fuzz_attn.simulator.shared_memory import require_shared_memory
 from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
+from fuzz_attn.ttir.argument_types import Bound, grid_of
+from fuzz_attn.ttir.ir import Function
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 
 @dataclass(slots=True)

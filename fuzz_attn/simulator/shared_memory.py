@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fuzz_attn.errors import LoweringError
-from fuzz_attn.simulator.findings import Location
+from fuzz_attn.ttir.ir import Location
 
 LIMIT: Final = 227 * 1024
 """The bytes that a block may have on an H100, the device that kernels are lowered for."""

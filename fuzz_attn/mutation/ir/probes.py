@@ -16,7 +16,7 @@ from fuzz_attn.simulator.codegen.emitter import Emitter
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.codegen.tree.expressions import call
 from fuzz_attn.simulator.codegen.tree.statements import Do
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 _BUILTIN = "audit_probe"
 

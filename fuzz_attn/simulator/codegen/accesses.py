@@ -25,8 +25,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.codegen.tree.statements import Do, If
 from fuzz_attn.simulator.codegen.tree.value_ranges import high_of, low_of, taints_of
-from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
+from fuzz_attn.ttir.ir import Operation
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from fuzz_attn.simulator.codegen.terms import Term
 from fuzz_attn.simulator.codegen.tree.expressions import Group, ListOf, Name, call, method
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement
 from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
-from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Block, Operation, Value
 
 
 def emit_blocks(emitter: Emitter, blocks: list[Block]) -> list[Statement]:

@@ -22,8 +22,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign
 from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
-from fuzz_attn.simulator.frontend.ir import Value
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Value
 
 
 @dataclass(frozen=True, slots=True)

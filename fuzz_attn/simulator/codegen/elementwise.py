@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuzz_attn.simulator.codegen.emitter import Emitter
 from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
 from fuzz_attn.simulator.codegen.tree.expressions import Builder, call
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 
 def rounded(build: Builder, element: str) -> Builder:

@@ -47,10 +47,9 @@ from fuzz_attn.simulator.codegen.tree.value_ranges import (
     range_call,
     test_of_32_bits,
 )
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
+from fuzz_attn.ttir.ir import Location, Operation, Value
 
 Handler = Callable[["Emitter", Operation], None]
 

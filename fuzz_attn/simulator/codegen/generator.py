@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fuzz_attn.simulator.codegen.blocks import emit_blocks
-from fuzz_attn.simulator.codegen.dot_operands import largest_operand
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.kernel_arithmetic import arithmetic_of
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
-from fuzz_attn.simulator.codegen.ordering import exchanges_of
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.terms import Term
-from fuzz_attn.simulator.codegen.tracking import tracked_values, walk
 from fuzz_attn.simulator.codegen.tree.expressions import RUN, Group, Name, method
 from fuzz_attn.simulator.codegen.tree.pruning import Pruner
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Define, Return, Statement, printed
-from fuzz_attn.simulator.frontend.ir import Function, Operation, Value
+from fuzz_attn.ttir.barriers import exchanges_of
+from fuzz_attn.ttir.ir import Function, Operation, Value
+from fuzz_attn.ttir.kernel_arithmetic import arithmetic_of, largest_operand
+from fuzz_attn.ttir.value_graph import tracked_values, walk
 
 _STORES: Final = frozenset({"tt.store", "tt.atomic_rmw", "tt.atomic_cas"})
 _LOADS: Final = frozenset({"tt.load", "tt.atomic_rmw", "tt.atomic_cas"})

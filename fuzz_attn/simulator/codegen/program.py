@@ -12,12 +12,11 @@ from types import CodeType
 from typing import Any, Final
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.namespace import NAMESPACE
 from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Origin
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Type
 from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.ttir.ir import Location, Type
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 
 @dataclass(slots=True)

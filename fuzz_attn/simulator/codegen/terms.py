@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fuzz_attn.simulator.codegen.regions import Region
 from fuzz_attn.simulator.codegen.tree.expressions import Expression, Literal, Name
 from fuzz_attn.simulator.codegen.tree.value_ranges import ValueRange
-from fuzz_attn.simulator.frontend.ir import Type
+from fuzz_attn.ttir.ir import Type
 
 
 @dataclass(slots=True, eq=False)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final, TypeAlias
 
-from fuzz_attn.simulator.findings import Location
 from fuzz_attn.simulator.recording.launches import Site
+from fuzz_attn.ttir.ir import Location
 
 _NAMES: Final = re.compile(r"%[\w#:]+")
 Signature: TypeAlias = Callable[[Site], Hashable]

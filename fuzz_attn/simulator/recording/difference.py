@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.recording.alignment import Alignment, aligned
 from fuzz_attn.simulator.recording.launches import Array, Launch, Site
 from fuzz_attn.simulator.recording.recorder import Place, Recorder
+from fuzz_attn.ttir.ir import Operation, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
-from fuzz_attn.simulator.frontend.binding import Bound
-from fuzz_attn.simulator.frontend.ir import Operation, Value
+from fuzz_attn.ttir.argument_types import Bound
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location, Operation, Value
 
 Array = npt.NDArray[Any]
 

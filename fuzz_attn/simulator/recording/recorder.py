@@ -23,9 +23,6 @@ from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.terms import Term, Val
 from fuzz_attn.simulator.codegen.tree.expressions import Name, call, constant
 from fuzz_attn.simulator.codegen.tree.statements import Do
-from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
-from fuzz_attn.simulator.frontend.binding import Bound
-from fuzz_attn.simulator.frontend.ir import Operation, Type, Value
 from fuzz_attn.simulator.recording.launches import (
     MOST_DIGESTS,
     Array,
@@ -37,6 +34,8 @@ from fuzz_attn.simulator.recording.launches import (
 )
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.simulator.simulator import Simulator
+from fuzz_attn.ttir.argument_types import Bound
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location, Operation, Type, Value
 
 _BUILTIN: Final = "record_value"
 _USED: Final[dict[str, tuple[str, ...]]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz_attn.simulator.findings import Finding, FindingKind, Location
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.ttir.ir import Location
 
 LIMITS: Final = {"x": 2**31 - 1, "y": 65535, "z": 65535}
 """The most programs along each axis, on NVIDIA GPUs of any age that Triton supports."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.findings import Location
+from fuzz_attn.ttir.ir import Location
 
 Array = npt.NDArray[Any]
 

@@ -37,10 +37,9 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 from fuzz_attn.simulator.codegen.tree.pruning import Pruner
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement, printed
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, known
-from fuzz_attn.simulator.frontend.interpreted import Translations
-from fuzz_attn.simulator.frontend.lowering import Lowering
-from fuzz_attn.simulator.frontend.parser import parse_module
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.lowering import Lowering, Translations
+from fuzz_attn.ttir.parser import parse_module
 
 KERNELS = "operation_kernels.py"
 A, B, C = Name("a"), Name("b"), Name("c")

@@ -33,8 +33,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, If, Statement
 from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
-from fuzz_attn.simulator.frontend.ir import Block, Operation
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Block, Operation
 
 _SPECULATION_LIMIT = 6
 

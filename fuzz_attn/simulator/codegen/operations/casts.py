@@ -18,9 +18,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     function,
     method,
 )
-from fuzz_attn.simulator.frontend.attributes import parse_literal
-from fuzz_attn.simulator.frontend.ir import Operation, Type
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.ttir.ir import Operation, Type, parse_literal
 
 _RESIZES = frozenset({"arith.extsi", "arith.extui", "arith.trunci"})
 _CONVERSIONS = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.tree.expressions import RUN, constant, method
 from fuzz_attn.simulator.codegen.tree.statements import Do
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 
 def _assert(emitter: Emitter, operation: Operation) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.dot_operands import input_precision
 from fuzz_attn.simulator.codegen.elementwise import full, rounded
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.tracking import track_result
@@ -16,7 +15,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     function,
     method,
 )
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
+from fuzz_attn.ttir.kernel_arithmetic import input_precision
 
 
 def _dot(emitter: Emitter, operation: Operation) -> None:

@@ -18,7 +18,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy_function,
     prefix,
 )
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 _ARITHMETIC: dict[str, Builder] = {
     "arith.negf": prefix("-"),

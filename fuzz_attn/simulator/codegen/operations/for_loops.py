@@ -48,8 +48,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, For, If
 from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
-from fuzz_attn.simulator.frontend.ir import Block, Operation, Value
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Block, Operation, Value
 
 TRIALS = 12
 """How often a loop is generated at most, until the layouts of its carried values hold what its body yields."""

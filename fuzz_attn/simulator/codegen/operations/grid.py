@@ -24,8 +24,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, id_range
-from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.ttir.ir import Operation
 
 _AXES: Final = {"x": 0, "y": 1, "z": 2}
 

@@ -16,10 +16,9 @@ from fuzz_attn.simulator.codegen.tracking import range_of
 from fuzz_attn.simulator.codegen.tree.expressions import RUN, Attribute, Expression, call, constant, method
 from fuzz_attn.simulator.codegen.tree.statements import Do
 from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
-from fuzz_attn.simulator.frontend.attributes import Hints
-from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.ttir.ir import Hints, Operation, Value
 
 _MARK: Final = " = dense<"
 """Stands in the text of an operation with hints; others that have it have no hints."""

@@ -22,8 +22,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy_function,
 )
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RangeFunction, low_of
-from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Operation
 
 
 def _unsigned_pick(name: str) -> Builder:

@@ -9,8 +9,8 @@ from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
 from fuzz_attn.simulator.codegen.tracking import range_of, track_exactly
 from fuzz_attn.simulator.codegen.tree.expressions import ALL, NONE, dtype, function, index, infix
 from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
-from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Operation
 
 
 def _and(emitter: Emitter, operation: Operation) -> None:

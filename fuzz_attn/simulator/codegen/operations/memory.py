@@ -37,7 +37,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 
 def _by_form(

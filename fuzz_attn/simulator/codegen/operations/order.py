@@ -6,7 +6,7 @@ from fuzz_attn.simulator.codegen.accesses import Access, spread_offsets, whole_m
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
 from fuzz_attn.simulator.codegen.tree.expressions import RUN, Attribute, constant, method
 from fuzz_attn.simulator.codegen.tree.statements import Do
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 
 def with_order(handler: Handler) -> Handler:

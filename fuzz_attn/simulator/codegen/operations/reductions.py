@@ -24,7 +24,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Define, Return
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 Along: TypeAlias = Callable[[Expression, Expression], Expression]
 """Makes an expression from a tile and the number of an axis."""

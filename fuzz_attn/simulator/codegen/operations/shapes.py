@@ -23,8 +23,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     method,
 )
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RunRange, ValueRange, range_call
-from fuzz_attn.simulator.frontend.ir import Operation, Type
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Operation, Type
 
 
 def _each_term(emitter: Emitter, operation: Operation, change: Callable[[Term], Term]) -> None:

@@ -10,8 +10,8 @@ from fuzz_attn.simulator.codegen.terms import Term, Val
 from fuzz_attn.simulator.codegen.tracking import range_of, track, track_wrapped
 from fuzz_attn.simulator.codegen.tree.expressions import constant, infix, prefix
 from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RangeFunction, ValueRange
-from fuzz_attn.simulator.frontend.ir import Operation
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Operation
 
 _KINDS: Final = {"arith.addi": "add", "arith.subi": "sub", "arith.muli": "mul"}
 _SIGNS: Final = {"add": "+", "sub": "-", "mul": "*"}

@@ -36,7 +36,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     size,
 )
 from fuzz_attn.simulator.codegen.tree.statements import Assign, Break, Do, Forever, If, Statement
-from fuzz_attn.simulator.frontend.ir import Operation, Value
+from fuzz_attn.ttir.ir import Operation, Value
 
 
 def _while(emitter: Emitter, operation: Operation) -> None:

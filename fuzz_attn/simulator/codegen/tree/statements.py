@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fuzz_attn.simulator.codegen.tree.expressions import Expression, Group, Name
-from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
 
 @dataclass(frozen=True, slots=True)

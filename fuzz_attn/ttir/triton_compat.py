@@ -1,7 +1,7 @@
 """Everything of Triton that its documentation does not promise. Seen to work with Triton 3.6 to 3.9.
 
-No other module of the simulator uses such a name; the backends have `interpreter_compat` for the interpreter.
-`tests/simulator/test_triton_compat.py` has a canary for each: run it first when a new Triton breaks something.
+`compiler_compat` has what compiling without a launch needs, `interpreter_compat` what the interpreter needs.
+`tests/ttir/test_triton_compat.py` has a canary for each: run it first when a new Triton breaks something.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
+from triton import knobs
 from triton._C.libtriton import ir, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError, code_generator, make_backend
@@ -28,7 +29,7 @@ from triton.runtime import Autotuner, InterpreterError, JITFunction, OutOfResour
 from triton.runtime.interpreter import InterpretedFunction
 
 from fuzz_attn.errors import LoweringError
-from fuzz_attn.simulator.compiled import Compiled, Launch
+from fuzz_attn.ttir.compiled import Compiled, Launch
 
 TARGET: Final = ("cuda", 90, 32)
 """The device that kernels are lowered for; the simulator stops long before its instructions matter."""
@@ -383,6 +384,26 @@ def launches_counted(count: Callable[[], None]) -> Iterator[None]:
         for owner in (JITFunction, InterpretedFunction):
             stack.enter_context(mock.patch.object(owner, "run", counting(owner.__dict__["run"])))
         yield
+
+
+@contextlib.contextmanager
+def compilations_heard(hear: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Call `hear` with what Triton tells of each kernel that it has compiled or loaded, until the context is left.
+
+    Another listener stays in effect.
+    """
+    before = knobs.compilation.listener
+
+    def listen(**event: Any) -> None:
+        hear(event)
+        if before is not None:
+            before(**event)
+
+    knobs.compilation.listener = listen
+    try:
+        yield
+    finally:
+        knobs.compilation.listener = before
 
 
 @contextlib.contextmanager

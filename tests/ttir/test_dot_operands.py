@@ -12,7 +12,7 @@ import triton.language as tl
 
 from fuzz_attn.backends.cuda import arithmetic_in
 from fuzz_attn.simulator import Simulator, simulate
-from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand
+from fuzz_attn.ttir.kernel_arithmetic import Dot, Operand
 
 KERNELS = "dot_kernels.py"
 

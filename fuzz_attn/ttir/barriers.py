@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from fuzz_attn.simulator.codegen.tracking import walk
-from fuzz_attn.simulator.frontend.ir import Block, Function, Operation, Value
+from fuzz_attn.ttir.ir import Block, Function, Operation, Value
+from fuzz_attn.ttir.value_graph import walk
 
 _LOCAL: Final = frozenset(
     [

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.findings import UNKNOWN_LOCATION, Location
-from fuzz_attn.simulator.frontend.ir import Block, Function, Operation, Type, Value, parse_type
-from fuzz_attn.simulator.frontend.locations import Locations
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Block, Function, Location, Locations, Operation, Type, Value, parse_type
 
 _NAME = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 _RESULTS = re.compile(r"^((?:%[\w$.\-]+(?::\d+)?(?:, )?)+) = ")

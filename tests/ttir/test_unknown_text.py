@@ -16,9 +16,8 @@ import triton.language as tl
 from fuzz_attn.errors import UnsupportedOperation
 from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Operation
-from fuzz_attn.simulator.frontend.parser import parse_module
+from fuzz_attn.ttir.ir import Location, Operation
+from fuzz_attn.ttir.parser import parse_module
 
 KERNELS = "sample_kernels.py"
 

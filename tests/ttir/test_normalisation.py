@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fuzz_attn.simulator import simulate
-from fuzz_attn.simulator.codegen.normalisation import Normalisation
+from fuzz_attn.ttir.kernel_arithmetic import Normalisation
 
 KERNELS = "normalising_kernels.py"
 UNDIVIDED = ("undivided", "never", "in_the_loop", "quotient_in_the_loop")

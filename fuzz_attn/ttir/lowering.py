@@ -7,6 +7,7 @@ compiler write faster code, and would multiply the programs to lower.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,10 +16,44 @@ import numpy as np
 import torch
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator.findings import UNKNOWN_LOCATION
-from fuzz_attn.simulator.frontend.interpreted import Translations
-from fuzz_attn.simulator.frontend.rejections import rejected
-from fuzz_attn.simulator.triton_compat import FrontEnd
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION
+from fuzz_attn.ttir.rejections import rejected
+from fuzz_attn.ttir.triton_compat import (
+    FrontEnd,
+    TranslatedFunction,
+    is_interpreted,
+    translating_generator,
+    using_generator,
+)
+
+
+class Translations:
+    """The JITFunctions of InterpretedFunctions, one for each.
+
+    With TRITON_INTERPRET set, `@triton.jit` makes InterpretedFunctions, in Triton's own library too, and the front end
+    rejects them. Here each gets a JITFunction of the same Python function, which sees others as JITFunctions too.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, TranslatedFunction] = {}
+        self._generator = translating_generator(self.translated)
+
+    def translated(self, value: Any) -> Any:
+        """Return the JITFunction of an InterpretedFunction; any other value as it is."""
+        if not is_interpreted(value):
+            return value
+        known = self._known.get(value)
+        if known is None:
+            known = self._known[value] = TranslatedFunction(value, self.translated)
+        return known
+
+    def accepted(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which Triton's front end takes InterpretedFunctions.
+
+        Any kernel may call one: Triton's own library is decorated when Triton is imported, before the kernel.
+        """
+        return using_generator(self._generator)
+
 
 TORCH_TYPES: Final[dict[torch.dtype, tuple[str, str]]] = {
     torch.bool: ("i1", "i1"),

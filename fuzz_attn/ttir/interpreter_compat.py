@@ -1,6 +1,6 @@
 """Everything of Triton's interpreter that its documentation does not promise. Seen to work with Triton 3.6 to 3.9.
 
-No other module of the backends uses such a name. `tests/simulator/test_triton_compat.py` has a canary for each.
+`tests/ttir/test_triton_compat.py` has a canary for each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Binding: the arguments of a launch by parameter, their types, and the key of the program that they select."""
+"""Argument types: a launch's arguments as Triton's front end types them, tensor descriptors included."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final, TypeAlias
 
 import torch
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator.findings import UNKNOWN_LOCATION
-from fuzz_attn.simulator.frontend.descriptors import descriptor_arguments, is_descriptor
-from fuzz_attn.simulator.frontend.lowering import TORCH_TYPES, scalar_type
-from fuzz_attn.simulator.triton_compat import (
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION
+from fuzz_attn.ttir.lowering import TORCH_TYPES, scalar_type
+from fuzz_attn.ttir.triton_compat import (
     Parameter,
     defaults_of,
     is_function,
@@ -23,6 +23,26 @@ from fuzz_attn.simulator.triton_compat import (
     reinterpreted_type,
     source_digest,
 )
+
+
+def is_descriptor(value: object) -> bool:
+    """Return whether a value is a tensor descriptor that was made on the host."""
+    return isinstance(value, TensorDescriptor)
+
+
+def descriptor_arguments(name: str, value: Any) -> list[tuple[str, str, Any]]:
+    """Return name, type and value of what takes the place of a tensor descriptor argument in the IR.
+
+    The type of the base tensor is left empty.
+    """
+    sizes = [(f"{name}.shape.{axis}", size) for axis, size in enumerate(value.shape)]
+    strides = [(f"{name}.stride.{axis}", stride) for axis, stride in enumerate(value.strides)]
+    flags = [(f"{name}.padding", value.padding == "nan")]
+    if hasattr(value, "round_f32_to_tf32"):
+        flags.append((f"{name}.round", value.round_f32_to_tf32))
+    typed = [("i64", sizes), ("i64", strides), ("u1", flags), ("i32", sizes), ("i64", strides)]
+    return [(name, "", value.base), *((part, type_, number) for type_, parts in typed for part, number in parts)]
+
 
 MOST_FORMS: Final = 1024
 """Forms of a call that are kept for each kernel; a campaign makes some dozens."""

@@ -20,10 +20,9 @@ from triton.compiler import ASTSource, code_generator, make_backend
 from triton.runtime import Autotuner, JITFunction, interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
-from fuzz_attn.backends import interpreter_compat
-from fuzz_attn.simulator import triton_compat
-from fuzz_attn.simulator.frontend.interpreted import Translations
-from fuzz_attn.simulator.triton_compat import FrontEnd, Parameter, TranslatedFunction
+from fuzz_attn.ttir import interpreter_compat, triton_compat
+from fuzz_attn.ttir.lowering import Translations
+from fuzz_attn.ttir.triton_compat import FrontEnd, Parameter, TranslatedFunction
 
 
 def probe(x_ptr: tl.const, count: tl.int32, flag=True, BLOCK: tl.constexpr = 4):

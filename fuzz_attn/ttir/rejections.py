@@ -8,7 +8,7 @@ from typing import Final
 
 from fuzz_attn.errors import LoweringError
 from fuzz_attn.owners import is_in_library
-from fuzz_attn.simulator.triton_compat import (
+from fuzz_attn.ttir.triton_compat import (
     STATED,
     STATIC_ASSERT,
     Position,

@@ -8,8 +8,7 @@ import pytest
 from triton.compiler import code_generator
 
 from fuzz_attn.errors import LoweringError
-from fuzz_attn.simulator.frontend.interpreted import Translations
-from fuzz_attn.simulator.frontend.lowering import Lowering
+from fuzz_attn.ttir.lowering import Lowering, Translations
 
 KERNELS = "sample_kernels.py"
 SIGNATURE = {
