@@ -21,10 +21,8 @@ from fuzz_attn.forensics.words import count
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.simulator.recording.alignment import text_of
-from fuzz_attn.simulator.recording.difference import Comparison, Difference, compare
-from fuzz_attn.simulator.recording.launches import Launch, Site
-from fuzz_attn.simulator.recording.recorder import Place, Recorder
+from fuzz_attn.simulator.recording.difference import Comparison, Difference, compare, text_of
+from fuzz_attn.simulator.recording.recorder import Launch, Place, Recorder, Site
 from fuzz_attn.targets.target import Target
 from fuzz_attn.ttir.ir import Location, Operation
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.call_stack import with_room
 from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
-from fuzz_attn.simulator.garbage_collection import collection_paused
-from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.simulator.process_memory import collection_paused, with_room
+from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks
 from fuzz_attn.ttir.argument_types import Binder, Bound, text_of
 from fuzz_attn.ttir.ir import Function, Location
 from fuzz_attn.ttir.lowering import Lowering, Translations

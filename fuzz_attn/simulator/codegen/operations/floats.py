@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.elementwise import elementwise, rounded
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, elementwise, rounded
+from fuzz_attn.simulator.codegen.expressions import (
     NUMPY,
     Attribute,
     Binary,

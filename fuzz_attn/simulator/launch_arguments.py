@@ -12,7 +12,7 @@ import torch
 from fuzz_attn.errors import SimulatorError
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.simulator.runtime.memory import Memory
-from fuzz_attn.simulator.sanitizers.layout import Layout
+from fuzz_attn.simulator.sanitizers.access_checks import Layout
 from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
 from fuzz_attn.ttir.argument_types import Bound

@@ -1,7 +1,9 @@
-"""Hints on values (`tl.multiple_of`, `tl.max_contiguous`, `tl.max_constancy`) and assumptions (`tl.assume`).
+"""Assertions: hints (`tl.multiple_of`, `tl.max_contiguous`, `tl.max_constancy`), `tl.assume` and device assertions.
 
 Triton keeps a hint as an attribute of the operation that makes the value, and a finding names the line of that one.
 A hint on a parameter or on the counter of a `for` loop is lost before the IR, also on a GPU.
+
+Operations that change no value are here too: barriers, prints, and waits for other launches.
 """
 
 from __future__ import annotations
@@ -10,12 +12,11 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from fuzz_attn.simulator.codegen.accesses import offset_of
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.tracking import range_of
-from fuzz_attn.simulator.codegen.tree.expressions import RUN, Attribute, Expression, call, constant, method
-from fuzz_attn.simulator.codegen.tree.statements import Do
-from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
+from fuzz_attn.simulator.codegen.access_plans import offset_of
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, range_of
+from fuzz_attn.simulator.codegen.expressions import RUN, Attribute, Expression, call, constant, method
+from fuzz_attn.simulator.codegen.statements import Do
+from fuzz_attn.simulator.codegen.value_ranges import range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.ttir.ir import Hints, Operation, Value
@@ -116,4 +117,28 @@ def _assume(emitter: Emitter, operation: Operation) -> None:
     emitter.add(Do(method(RUN, "assumed", emitter.site(), emitter.lanes, emitter.read(condition))))
 
 
-HANDLERS: dict[str, Handler] = {"llvm.intr.assume": _assume}
+def _assert(emitter: Emitter, operation: Operation) -> None:
+    condition = emitter.array(emitter.operand(operation, 0))
+    message = constant(operation.attributes.string)
+    emitter.add(Do(method(RUN, "device_assert", emitter.site(), emitter.lanes, emitter.read(condition), message)))
+
+
+def _nothing(emitter: Emitter, operation: Operation) -> None:
+    """Emit nothing."""
+
+
+def _assembly(emitter: Emitter, operation: Operation) -> None:
+    """Emit nothing for waits for other launches, which Triton before 3.9 writes in assembly."""
+    if "griddepcontrol" not in operation.attributes.string:
+        raise emitter.unsupported(operation.name)
+    for result in operation.results:
+        emitter.define(result, emitter.literal(0, result.type.shape, result.type.element))
+
+
+HANDLERS: dict[str, Handler] = {
+    "llvm.intr.assume": _assume,
+    "tt.assert": _assert,
+    "tt.elementwise_inline_asm": _assembly,
+    **dict.fromkeys(["tt.print", "ttg.barrier", "gpu.barrier", "tt.return"], _nothing),
+    **dict.fromkeys(["tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"], _nothing),
+}

@@ -1,29 +1,30 @@
-"""Loads, stores and atomics."""
+"""Loads, stores and atomics; barriers, and their order where a load may follow a store of other threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuzz_attn.simulator.codegen.accesses import (
+from fuzz_attn.simulator.codegen.access_plans import (
     Access,
+    Rows,
     access_of,
+    apart_axes,
     check_overflow,
+    column_axes,
     full_offsets,
     lane_arguments,
     moved,
+    plan_columns,
+    plan_rows,
     spread_offsets,
     whole_mask,
 )
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.operations.order import order_access
-from fuzz_attn.simulator.codegen.regions import arm_of
-from fuzz_attn.simulator.codegen.rows import Rows, apart_axes, column_axes, plan_columns, plan_rows
-from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
-from fuzz_attn.simulator.codegen.tracking import track_result
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, track_result
+from fuzz_attn.simulator.codegen.expressions import (
     NONE,
     RUN,
+    Attribute,
     Binary,
     Conditional,
     Expression,
@@ -36,8 +37,37 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement
+from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
+from fuzz_attn.simulator.codegen.terms import Term, arm_of, broadcast_shape
 from fuzz_attn.ttir.ir import Operation
+
+
+def with_order(handler: Handler) -> Handler:
+    """Return the handler of an operation, which also emits a barrier where threads may meet at one."""
+
+    def emit(emitter: Emitter, operation: Operation) -> None:
+        exchanges = emitter.exchanges is not None and emitter.exchanges(operation)
+        if exchanges:
+            emit_barrier(emitter)
+        handler(emitter, operation)
+        if exchanges and operation.regions:
+            emit_barrier(emitter)
+
+    return emit
+
+
+def emit_barrier(emitter: Emitter) -> None:
+    """Emit a barrier of the programs of the current region."""
+    emitter.add(Do(method(Attribute(RUN, "order"), "barrier", emitter.lanes)))
+
+
+def order_access(emitter: Emitter, access: Access, name: str) -> None:
+    """Emit the call that notes a store of a tile, or checks a load of one, before the access itself."""
+    if emitter.exchanges is None or not access.rank:
+        return
+    offsets, mask = emitter.read(spread_offsets(emitter, access)), whole_mask(emitter, access)
+    given = (RUN, access.memory, emitter.site(), emitter.lanes, offsets, mask, constant(access.sizes))
+    emitter.add(Do(method(Attribute(RUN, "order"), name, *given)))
 
 
 def _by_form(

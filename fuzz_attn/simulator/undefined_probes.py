@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.arguments import watch_races
 from fuzz_attn.simulator.codegen.program import Plan
+from fuzz_attn.simulator.execution import Run
 from fuzz_attn.simulator.findings import Finding, FindingKind
-from fuzz_attn.simulator.run import Run
+from fuzz_attn.simulator.launch_arguments import watch_races
+from fuzz_attn.simulator.runtime.elementwise import Seen
 from fuzz_attn.simulator.runtime.memory import Memory
-from fuzz_attn.simulator.runtime.undefined import Seen
 
 Array = npt.NDArray[Any]
 

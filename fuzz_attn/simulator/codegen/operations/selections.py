@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.coverage import cover
-from fuzz_attn.simulator.codegen.elementwise import elementwise
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, cover, elementwise, range_of, track_exactly
+from fuzz_attn.simulator.codegen.expressions import ALL, NONE, dtype, function, index, infix
 from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
-from fuzz_attn.simulator.codegen.tracking import range_of, track_exactly
-from fuzz_attn.simulator.codegen.tree.expressions import ALL, NONE, dtype, function, index, infix
-from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
+from fuzz_attn.simulator.codegen.value_ranges import range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.ir import Operation
 
