@@ -17,7 +17,7 @@ import triton.language as tl
 
 from fuzz_attn.backends.boolean_operators import NAMES, BooleanOperators
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
-from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
+from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES
 from fuzz_attn.ttir.interpreter_compat import (
     LANGUAGE,
     InterpreterBuilder,

@@ -15,9 +15,8 @@ import numpy as np
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.forensics.cells import Array
-from fuzz_attn.forensics.explanation import FirstOperation
-from fuzz_attn.forensics.words import count
+from fuzz_attn.forensics.explanation import FirstOperation, count
+from fuzz_attn.forensics.lab import Array
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment

@@ -1,4 +1,4 @@
-"""The element types of a case in torch and in numpy."""
+"""Tensor types: the element types of a case in torch and in numpy."""
 
 from __future__ import annotations
 

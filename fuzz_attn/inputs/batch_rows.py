@@ -1,4 +1,4 @@
-"""Rows: the query tokens and keys of a batch, flattened, each with its sequence and position."""
+"""Batch rows: the query tokens and keys of a batch, flattened, each with its sequence and position."""
 
 from __future__ import annotations
 

@@ -8,13 +8,10 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.forensics.addresses import fill_queries
-from fuzz_attn.forensics.cells import Array, by_row
-from fuzz_attn.forensics.explanation import Finding
-from fuzz_attn.forensics.lab import FAR, Lab, without_scores
-from fuzz_attn.forensics.masks import kind_of_cell, reason_of
-from fuzz_attn.forensics.recovery import Recovered, recovered
-from fuzz_attn.forensics.scores.terms import READABLE, Comparison
-from fuzz_attn.forensics.words import Row, factor, keys, rows_of_case
+from fuzz_attn.forensics.attended_keys import Recovered, kind_of_cell, reason_of, recovered
+from fuzz_attn.forensics.explanation import Finding, Row, factor, keys, rows_of_case
+from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
+from fuzz_attn.forensics.score_terms import READABLE, Comparison
 from fuzz_attn.oracle.logits import score_scale
 
 CONTROL: Final = -1.0

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.masks import some
+from fuzz_attn.oracle.conditions import some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, InputPrecision, RoundedTo, RoundingModel
 from fuzz_attn.oracle.roundings import (
     FLUSHED,

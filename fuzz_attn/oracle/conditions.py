@@ -1,4 +1,4 @@
-"""Masks: whether some, or all, elements of a tensor fulfil a condition, and where; their smallest and largest number.
+"""Conditions: whether some, or all, elements of a tensor fulfil one, and where; their smallest and largest number.
 
 On the host numpy compares 30,000 numbers, or counts those of as many that hold, in a fifth of the time of torch 2.13,
 and finds the largest of a few thousand in a third. To count a few takes a quarter of the time of asking for any. The
