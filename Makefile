@@ -76,7 +76,7 @@ gpu: $(STAMP) ## run the tests that need a GPU, which compile kernels instead of
 		tests/engine/mps/test_mps_on_gpu.py $(ARGS)
 
 # Triton 3.6's interpreter, which is the reference here, breaks with numpy 2.4.
-conformance: ## run the simulator's tests under the oldest and the newest Triton; others: TRITONS="3.7.0 3.8.0"
+conformance: ## run the tests of front end and simulator under the oldest and the newest Triton; others: TRITONS="3.7.0 3.8.0"
 	@for version in $(TRITONS); do
 		place=.venv-triton-$$version
 		if [ ! -e $$place/.stamp ]; then
@@ -86,7 +86,7 @@ conformance: ## run the simulator's tests under the oldest and the newest Triton
 			touch $$place/.stamp
 		fi
 		$$place/bin/python -c "import triton; print('Triton', triton.__version__)"
-		$$place/bin/pytest -q -n $(WORKERS) tests/simulator $(ARGS)
+		$$place/bin/pytest -q -n $(WORKERS) tests/simulator tests/ttir $(ARGS)
 	done
 
 bench: $(STAMP) ## run the benchmarks of tests/benchmarks, one after the other

@@ -14,7 +14,7 @@ from fuzz_attn.oracle.verdict import Kind
 if TYPE_CHECKING:
     import torch
 
-    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+    from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 
 class Observation(NamedTuple):

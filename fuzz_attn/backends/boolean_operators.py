@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import triton.language as tl
 
-from fuzz_attn.backends.interpreter_compat import SyntaxTransformer
+from fuzz_attn.ttir.interpreter_compat import SyntaxTransformer
 
 _METHODS: Final[dict[type[ast.boolop], str]] = {ast.And: "logical_and", ast.Or: "logical_or"}
 _COMBINED: Final = "_fuzz_attn_combined"

@@ -11,8 +11,8 @@ from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.coverage.mask_coverage import Mask
 
 if TYPE_CHECKING:
-    from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
-    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+    from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
+    from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 
 class CompilerBackend:
@@ -53,8 +53,8 @@ class CompilerBackend:
     @contextmanager
     def running(self) -> Iterator[Watch]:
         """Note the kernel of each launch instead of launching it."""
-        from fuzz_attn.backends.compiler_compat import kernels_wanted  # noqa: PLC0415 - imports Triton
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
+        from fuzz_attn.ttir.compiler_compat import kernels_wanted  # noqa: PLC0415 - imports Triton
 
         with self._answers(), PoisonedScratch(), kernels_wanted(self._want):
             yield Watch()

@@ -17,7 +17,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:
-    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+    from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 """A dot of float32 operands in Triton's IR."""
@@ -37,7 +37,7 @@ is more than ``m`` and at most ``2 m`` units of 2^-24. tests/oracle/test_tensor_
 
 def arithmetic_in(files: Mapping[str, str]) -> KernelArithmetic:
     """Return how a compiled kernel rounds, from its files by name."""
-    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic  # noqa: PLC0415 - imports torch
+    from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic  # noqa: PLC0415 - imports torch
 
     texts = [Path(path).read_text(encoding="utf-8") for name, path in files.items() if name.endswith(".ttir")]
     return _arithmetic_of(texts[0]) if texts else KernelArithmetic()
@@ -45,12 +45,8 @@ def arithmetic_in(files: Mapping[str, str]) -> KernelArithmetic:
 
 def _arithmetic_of(text: str) -> KernelArithmetic:
     """Return the arithmetic of a kernel's IR; if the simulator cannot parse it, only how dots multiply float32."""
-    from fuzz_attn.simulator.codegen.dot_operands import Dot  # noqa: PLC0415 - imports torch and Triton
-    from fuzz_attn.simulator.codegen.kernel_arithmetic import (  # noqa: PLC0415 - as above
-        KernelArithmetic,
-        arithmetic_of,
-    )
-    from fuzz_attn.simulator.frontend.parser import parse_module  # noqa: PLC0415 - as above
+    from fuzz_attn.ttir.kernel_arithmetic import Dot, KernelArithmetic, arithmetic_of  # noqa: PLC0415 - as above
+    from fuzz_attn.ttir.parser import parse_module  # noqa: PLC0415 - as above
 
     try:
         return arithmetic_of(parse_module(text))
@@ -122,9 +118,9 @@ class CudaBackend:
         Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then, and
         :class:`NotCompiledInterrupt` for a kernel that may not be compiled here.
         """
-        from fuzz_attn.backends.compiler_compat import only_compiled_kernels  # noqa: PLC0415 - imports Triton, as above
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
-        from fuzz_attn.simulator.triton_compat import compilations_announced, launches_counted  # noqa: PLC0415 - as above
+        from fuzz_attn.ttir.compiler_compat import only_compiled_kernels  # noqa: PLC0415 - imports Triton, as above
+        from fuzz_attn.ttir.triton_compat import compilations_announced, launches_counted  # noqa: PLC0415 - as above
 
         watch, scratch = Watch(), PoisonedScratch()
         try:
@@ -169,25 +165,18 @@ class CudaBackend:
     @contextmanager
     def _counting(self) -> Iterator[None]:
         """Count every kernel that Triton compiles or loads; another listener stays in effect."""
-        from triton import knobs  # noqa: PLC0415 - imports Triton, so only once prepared
+        from fuzz_attn.ttir.triton_compat import compilations_heard  # noqa: PLC0415 - imports Triton, as above
 
-        before = knobs.compilation.listener
-
-        def listen(**event: Any) -> None:
+        def hear(event: dict[str, Any]) -> None:
             compiled, loaded, seconds = self._kernels
             if event["cache_hit"]:
                 self._kernels = Kernels(compiled, loaded + 1, seconds)
             else:
                 self._kernels = Kernels(compiled + 1, loaded, seconds + event["times"].total / MICROSECONDS)
             self._arithmetic.add(arithmetic_in(event["metadata_group"]))
-            if before is not None:
-                before(**event)
 
-        knobs.compilation.listener = listen
-        try:
+        with compilations_heard(hear):
             yield
-        finally:
-            knobs.compilation.listener = before
 
 
 def _refuse_to_compile() -> None:

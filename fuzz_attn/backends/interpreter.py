@@ -14,7 +14,7 @@ from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError
 
 if TYPE_CHECKING:
-    from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+    from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 
 class InterpreterBackend:
@@ -68,7 +68,7 @@ class InterpreterBackend:
         """Apply the shims, poison scratch, and silence numpy's warnings on Inf and NaN."""
         from fuzz_attn.backends import shims  # noqa: PLC0415 - imports Triton, so only once prepared
         from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
-        from fuzz_attn.simulator.triton_compat import launches_counted  # noqa: PLC0415 - imports Triton, as above
+        from fuzz_attn.ttir.triton_compat import launches_counted  # noqa: PLC0415 - imports Triton, as above
 
         watch, scratch = Watch(), PoisonedScratch()
         launches = launches_counted(watch.count_launch)

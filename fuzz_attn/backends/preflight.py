@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.compiler import CompilationError
 
 from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES
+from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
 
 SIZE = 16
 _FLOATS = tuple(TORCH_DTYPES[name] for name in WIDE_DTYPES)

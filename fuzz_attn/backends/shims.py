@@ -16,7 +16,9 @@ import numpy as np
 import triton.language as tl
 
 from fuzz_attn.backends.boolean_operators import NAMES, BooleanOperators
-from fuzz_attn.backends.interpreter_compat import (
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
+from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES
+from fuzz_attn.ttir.interpreter_compat import (
     LANGUAGE,
     InterpreterBuilder,
     TensorHandle,
@@ -26,8 +28,6 @@ from fuzz_attn.backends.interpreter_compat import (
     language_patched_once,
     syntax_replaced,
 )
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
-from fuzz_attn.inputs.dtypes import NUMPY_DTYPES
 
 _NUMPY_DTYPES: Final = {DTYPES[name].triton: dtype for name, dtype in NUMPY_DTYPES.items()}
 _LARGEST: Final = {DTYPES[name].triton: np.float32(DTYPES[name].largest) for name in FP8_DTYPES}

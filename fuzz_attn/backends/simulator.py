@@ -18,11 +18,11 @@ from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, Simula
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
 from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.frontend.binding import Bound
-from fuzz_attn.simulator.frontend.ir import Function
-from fuzz_attn.simulator.sanitizers.mask_coverage import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+from fuzz_attn.simulator.sanitizers.mask_outcomes import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+from fuzz_attn.ttir.argument_types import Bound
+from fuzz_attn.ttir.ir import Function
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 if TYPE_CHECKING:
     from fuzz_attn.simulator.recording.recorder import Recorder

@@ -28,7 +28,7 @@ class CaseFields(Plain, frozen=True):
     """What :class:`fuzz_attn.case.attention_case.AttentionCase` holds.
 
     ``near_uniform`` makes most rows give their keys nearly equal weights, whatever the recipes. ``equal_heads`` makes
-    the weights of most heads exactly equal (:mod:`fuzz_attn.inputs.equal_heads`). ``key_marks`` puts a mark of each key
+    the weights of most heads exactly equal (:mod:`fuzz_attn.inputs.numbers`). ``key_marks`` puts a mark of each key
     into every other column of V. All make keys count that the recipes would hide otherwise
     (:mod:`fuzz_attn.inputs.numbers`). ``filter_by_query_len``, ``uint8_cache`` and ``stale_cache`` are features that
     only some families have (:mod:`fuzz_attn.case.families`).

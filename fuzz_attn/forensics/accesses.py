@@ -8,8 +8,7 @@ import torch
 
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.forensics.explanation import Reason
-from fuzz_attn.forensics.words import count, rows_of_case
+from fuzz_attn.forensics.explanation import Reason, count, rows_of_case
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 _NAMES: Final = {

@@ -8,13 +8,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from fuzz_attn.forensics.cells import Array, by_row
-from fuzz_attn.forensics.explanation import Finding
-from fuzz_attn.forensics.lab import Lab, without_scores
-from fuzz_attn.forensics.masks import place_words
-from fuzz_attn.forensics.recovery import Recovered, recovered
-from fuzz_attn.forensics.words import Row, ranges, rows_of_case
-from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.forensics.attended_keys import Recovered, place_words, recovered
+from fuzz_attn.forensics.explanation import Finding, Row, ranges, rows_of_case
+from fuzz_attn.forensics.lab import Array, Lab, by_row, without_scores
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
 

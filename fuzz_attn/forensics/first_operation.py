@@ -15,19 +15,15 @@ import numpy as np
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.forensics.cells import Array
-from fuzz_attn.forensics.explanation import FirstOperation
-from fuzz_attn.forensics.words import count
+from fuzz_attn.forensics.explanation import FirstOperation, count
+from fuzz_attn.forensics.lab import Array
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Operation
-from fuzz_attn.simulator.recording.alignment import text_of
-from fuzz_attn.simulator.recording.difference import Comparison, Difference, compare
-from fuzz_attn.simulator.recording.launches import Launch, Site
-from fuzz_attn.simulator.recording.recorder import Place, Recorder
+from fuzz_attn.simulator.recording.difference import Comparison, Difference, compare, text_of
+from fuzz_attn.simulator.recording.recorder import Launch, Place, Recorder, Site
 from fuzz_attn.targets.target import Target
+from fuzz_attn.ttir.ir import Location, Operation
 
 MOST_LINES: Final = 3
 """Changed lines that are named, of each kernel; the nearest to the operation come first."""

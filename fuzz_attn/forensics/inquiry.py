@@ -12,17 +12,14 @@ import numpy as np
 from fuzz_attn.errors import ProbeError
 from fuzz_attn.forensics.accesses import accessed, element_words, reason_of_access
 from fuzz_attn.forensics.addresses import column_findings, dimension_findings, key_findings, query_findings
-from fuzz_attn.forensics.cells import by_row
+from fuzz_attn.forensics.attended_keys import DEEPEST, Recovered, heatmap_of, mask_findings, recovered
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
-from fuzz_attn.forensics.lab import Lab, without_scores
+from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
-from fuzz_attn.forensics.masks import DEEPEST, mask_findings
 from fuzz_attn.forensics.outputs import output_findings, outside_findings, type_findings, unwritten_findings
-from fuzz_attn.forensics.recovery import Recovered, heatmap_of, recovered
-from fuzz_attn.forensics.scores.ablations import ablation_findings, softcap_findings
-from fuzz_attn.forensics.scores.logits import score_findings
-from fuzz_attn.forensics.scores.softmaxes import attended_findings, level_findings, lost_findings, part_findings
-from fuzz_attn.forensics.scores.terms import comparison_of
+from fuzz_attn.forensics.score_mistakes import score_findings
+from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
+from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 

@@ -10,13 +10,10 @@ import msgspec
 import numpy as np
 import torch
 
-from fuzz_attn.forensics.cells import PACKED, Array, by_row
-from fuzz_attn.forensics.explanation import Finding, Reason
-from fuzz_attn.forensics.lab import Lab, clear, distinct, without_scores
-from fuzz_attn.forensics.masks import Kind, kind_of_cell, place_words
-from fuzz_attn.forensics.recovery import MOST_LAUNCHES
-from fuzz_attn.forensics.words import Row, keys, rows_of_case
-from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.forensics.attended_keys import MOST_LAUNCHES, Kind, kind_of_cell, place_words
+from fuzz_attn.forensics.explanation import Finding, Reason, Row, keys, rows_of_case
+from fuzz_attn.forensics.lab import PACKED, Array, Lab, by_row, clear, distinct, without_scores
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 _WHERE: Final[dict[Kind, tuple[Reason, str]]] = {

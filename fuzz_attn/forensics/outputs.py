@@ -13,12 +13,10 @@ import torch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.forensics.accesses import packed_words
-from fuzz_attn.forensics.cells import Array
-from fuzz_attn.forensics.explanation import Finding
-from fuzz_attn.forensics.lab import Lab
-from fuzz_attn.forensics.words import count, factor, ranges, rows_of_case
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES, bits_of
-from fuzz_attn.inputs.far_axes import elements_in, far_axis
+from fuzz_attn.forensics.explanation import Finding, count, factor, ranges, rows_of_case
+from fuzz_attn.forensics.lab import Array, Lab
+from fuzz_attn.inputs.storage import elements_in, far_axis
+from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.experiment import Launch

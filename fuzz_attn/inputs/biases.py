@@ -8,7 +8,7 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.inputs.equal_heads import equal_heads
+from fuzz_attn.inputs.numbers import equal_heads
 from fuzz_attn.inputs.random_bits import Floats, Stream
 
 _SLOPES, _BIAS, _TREE, _SINKS, _UNIFORM_SLOPES = 21, 22, 23, 24, 25

@@ -17,9 +17,19 @@ import numpy as np
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTYPES, is_fp8
-from fuzz_attn.inputs.equal_heads import equal_heads
+from fuzz_attn.inputs.batch_rows import Rows, rows_of
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
-from fuzz_attn.inputs.rows import Rows, rows_of
+
+_EQUAL = 31
+
+
+def equal_heads(case: AttentionCase) -> np.typing.NDArray[np.bool_]:
+    """Return which query heads have queries, slopes and sinks of 0: about three in four, and at least one."""
+    num_heads = case.heads.num_query_heads
+    chosen: np.typing.NDArray[np.bool_] = Stream(case.seed, _EQUAL).below(4, num_heads) > 0
+    chosen[case.seed % num_heads] = True
+    return chosen & case.equal_heads
+
 
 _QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY, _PAIRS = 11, 12, 13, 14, 15, 16, 17, 18
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.inputs.batch_rows import Rows, rows_of
 from fuzz_attn.inputs.poison import table_poison
 from fuzz_attn.inputs.random_bits import Integers, Stream
-from fuzz_attn.inputs.rows import Rows, rows_of
 
 _PERMUTATION, _REPETITION = 1, 2
 

@@ -23,9 +23,6 @@ from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
-from fuzz_attn.inputs.cache_memory import cache_memory
-from fuzz_attn.inputs.dtypes import BIAS_DTYPES, TORCH_DTYPES, bits_of, is_fp8_dtype
-from fuzz_attn.inputs.far_axes import far_axis, pieces_of, spread, stride_of
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
@@ -33,16 +30,22 @@ from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import (
     Bits,
     bias_bits,
+    cache_memory,
+    far_axis,
     heads_view,
     packed_memory,
+    pieces_of,
     poisoned,
     rounded,
+    spread,
     storage_of,
+    stride_of,
     strided,
     tensor_of,
     tensors_over,
     with_large_offsets,
 )
+from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of, is_fp8_dtype
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from typing import TypeAlias, overload
 import numpy as np
 import torch
 
-from fuzz_attn.inputs.dtypes import bits_of
-from fuzz_attn.inputs.far_axes import with_rows
 from fuzz_attn.inputs.poison import slot_poison
-from fuzz_attn.inputs.storage import poisoned, tensors_over
+from fuzz_attn.inputs.storage import poisoned, tensors_over, with_rows
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 Change: TypeAlias = Callable[[torch.Tensor, torch.dtype], torch.Tensor]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzz_attn.inputs.dtypes import is_fp8_dtype
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.mutation.results import FLASH_ATTENTION, VLLM
 from fuzz_attn.oracle.logits import score_scale

@@ -2,8 +2,7 @@
 
 - ``reference`` computes both for a batch, block by block (``row_blocks``): ``logits`` the exact scores and their
   errors, ``error_bound`` the weights and what reaches the output, from the ``roundings`` that a target's
-  ``rounding_model`` allows; ``arithmetic`` has those of narrow types.
+  ``rounding_model`` allows; ``allowed_roundings`` has those of narrow types. ``exactness`` finds rows without errors.
 - ``emulation`` computes with the roundings of a model to nearest, which shows what errors a target probably makes.
-- ``comparison`` compares an output with the reference. The ``verdict`` holds the result, ``wrong_places`` finds the
-  place of the wrong elements.
+- ``comparison`` compares an output with the reference. The ``verdict`` holds the result.
 """

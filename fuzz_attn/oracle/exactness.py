@@ -19,9 +19,8 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.oracle.masks import every, minimum_of, some
-from fuzz_attn.oracle.row_blocks import RowBlock
-from fuzz_attn.oracle.seen_ranges import largest_seen
+from fuzz_attn.oracle.conditions import every, minimum_of, some
+from fuzz_attn.oracle.row_blocks import RowBlock, largest_seen
 
 NEGLIGIBLE: Final = 110.0
 """``exp(-110)`` is 2^-158.7, far below half of the smallest denormal, 2^-150."""

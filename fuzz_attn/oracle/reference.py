@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzz_attn.inputs.dtypes import is_fp8_dtype
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle import arithmetic
+from fuzz_attn.oracle import allowed_roundings
+from fuzz_attn.oracle.conditions import maximum_of
 from fuzz_attn.oracle.error_bound import (
     MAX_DRIFT,
     Weights,
@@ -21,7 +22,6 @@ from fuzz_attn.oracle.error_bound import (
     weights_of,
 )
 from fuzz_attn.oracle.logits import Logits, logits_of
-from fuzz_attn.oracle.masks import maximum_of
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
@@ -109,9 +109,9 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(units.mul(2.0).add_(1.0)).add_(moved)
     factor = output_factor(tensors)
     scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(abs(factor)))
-    error = arithmetic.output_error(scaled, error, tensors, model)
+    error = allowed_roundings.output_error(scaled, error, tensors, model)
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
-    limit = min(OVERFLOW, arithmetic.value_limit(tensors, model))
+    limit = min(OVERFLOW, allowed_roundings.value_limit(tensors, model))
     expected, bound = _sanitised(expected, bound, logits, block, limit)
     return BlockReference(logits, weights, output, expected, bound, ~(weights.drift <= MAX_DRIFT))
 

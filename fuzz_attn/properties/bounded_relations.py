@@ -15,7 +15,7 @@ import torch
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.translation import translated
 from fuzz_attn.case.visibility import Visibility
-from fuzz_attn.inputs.dtypes import is_fp8_dtype
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 import torch
 
-from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel

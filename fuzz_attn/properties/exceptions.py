@@ -17,9 +17,9 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.owners import Owner, owner_of
 from fuzz_attn.properties.refusal import Refusal, Stage
-from fuzz_attn.simulator.frontend.rejections import rejection_of
-from fuzz_attn.simulator.triton_compat import is_unknown_option
 from fuzz_attn.targets import target
+from fuzz_attn.ttir.rejections import rejection_of
+from fuzz_attn.ttir.triton_compat import is_unknown_option
 
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
 """Exceptions with which host code refuses its arguments. Others, such as an IndexError, are failures."""

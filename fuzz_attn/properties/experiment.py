@@ -19,8 +19,7 @@ from fuzz_attn.errors import (
     NotCompiledInterrupt,
     UnsupportedByBackendError,
 )
-from fuzz_attn.inputs.copies import copied, with_output_of, without_gradients
-from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
+from fuzz_attn.inputs.copies import copied, snapshot_of, still_holds, with_output_of, without_gradients
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks

@@ -5,7 +5,7 @@ lost among thousands lies within it. A key whose value is 0 adds nothing to the 
 than 0 in each column, the loss of any of their keys exceeds the bound, in every order of summation and for every way to
 normalise.
 
-The first launch says which keys to keep: in rows of equal weights (:mod:`fuzz_attn.inputs.equal_heads`), the marks of
+The first launch says which keys to keep: in rows of equal weights (:mod:`fuzz_attn.inputs.numbers`), the marks of
 few keys share a column, and a lost key moves this column by its whole mark. That is a suspicion only: the roundings of
 a correct kernel may move it as far. The second launch decides it, within the bound of its own problem. So nothing has
 to be known of how the target normalises, and a target without the suspicion is not launched again.
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from fuzz_attn.inputs.equal_heads import equal_heads
+from fuzz_attn.inputs.numbers import equal_heads
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.inputs.transforms import key_columns, only_values
 from fuzz_attn.oracle.error_bound import counts_exactly

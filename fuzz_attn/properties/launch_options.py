@@ -21,6 +21,6 @@ def launched_with(launch: LaunchHints) -> AbstractContextManager[OwnOptions]:
     options = options_of(launch)
     if not options:
         return nullcontext({})
-    from fuzz_attn.backends.compiler_compat import options_chosen  # noqa: PLC0415 - imports Triton, and few need it
+    from fuzz_attn.ttir.compiler_compat import options_chosen  # noqa: PLC0415 - imports Triton, and few need it
 
     return options_chosen(options)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from fuzz_attn.backends.backend import Observation
-from fuzz_attn.inputs.dtypes import bits_of
-from fuzz_attn.inputs.far_axes import elements_in
-from fuzz_attn.inputs.snapshots import same_bytes
+from fuzz_attn.inputs.copies import same_bytes
+from fuzz_attn.inputs.storage import elements_in
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import Verdict

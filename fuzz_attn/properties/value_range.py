@@ -12,14 +12,13 @@ import msgspec
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.arithmetic import denominator_units, lost_exponential, lost_products, output_error
+from fuzz_attn.oracle.allowed_roundings import denominator_units, lost_exponential, lost_products, output_error
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, sum_units, value_unit
 from fuzz_attn.oracle.reference import Reference, output_factor
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import UNIT, gamma, half_denormal
-from fuzz_attn.oracle.row_blocks import RowBlock
-from fuzz_attn.oracle.seen_ranges import largest_seen
+from fuzz_attn.oracle.row_blocks import RowBlock, largest_seen
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
 

@@ -5,17 +5,18 @@
         target(**tensors)
     session.findings, session.unsupported, dict(simulator.masks.items())
 
-The way of a launch: `launch` replaces Triton's own, `session` runs it, `simulator` finds its program. To make one,
-`frontend` types the arguments, lowers the kernel to TTIR with Triton's own front end and parses it to a tree; `codegen`
-makes numpy source of the tree, which covers the whole grid. `disk_cache` keeps programs. `arguments` turns tensors
-into memories, `run` executes the program, `runtime` is what generated code calls, and `sanitizers` check each access.
-Private names of dependencies are in `triton_compat` and `torch_compat`.
+The way of a launch: `session` replaces Triton's own and runs it, `simulator` finds its program. To make one,
+`fuzz_attn.ttir` types the arguments, lowers the kernel to TTIR with Triton's own front end and parses it to a tree;
+`codegen` makes numpy source of the tree, which covers the whole grid. `disk_cache` keeps programs. `launch_arguments`
+turns tensors into memories, `execution` runs the program, `undefined_probes` run it again with other numbers where some
+are undefined, `runtime` is what generated code calls, and `sanitizers` check each access. Private names of torch are in
+`torch_compat`.
 """
 
-from fuzz_attn.simulator.findings import Finding, FindingKind, Location
-from fuzz_attn.simulator.launch import simulate
-from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
-from fuzz_attn.simulator.session import Session
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks
+from fuzz_attn.simulator.session import Session, simulate
 from fuzz_attn.simulator.simulator import Rewrite, Simulator
+from fuzz_attn.ttir.ir import Location
 
 __all__ = ["Finding", "FindingKind", "Location", "Masks", "Rewrite", "Session", "Simulator", "simulate"]

@@ -25,11 +25,11 @@ from typing import Final
 import msgspec
 import triton
 
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+from fuzz_attn import ttir
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.tree.statements import Origin
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Type
+from fuzz_attn.simulator.codegen.statements import Origin
+from fuzz_attn.ttir.ir import Location, Type
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 LIMIT_BYTES: Final = 256 * 2**20
 """If a folder holds more, the files used longest ago are removed until three quarters of it are left."""
@@ -43,10 +43,11 @@ _OWN: Final = re.compile(r"[0-9a-f]{64}\.program|tmp\w+\.part")
 
 @functools.lru_cache(maxsize=1)
 def generator_version() -> str:
-    """Return a digest of the simulator's source, of Triton's version, and of the version of Python's compiled code."""
+    """Return a digest of the source that makes programs, of Triton's version, and of that of Python's compiled code."""
     digest = hashlib.sha256(triton.__version__.encode() + importlib.util.MAGIC_NUMBER)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in (Path(ttir.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

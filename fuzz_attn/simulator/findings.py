@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from fuzz_attn.ttir.ir import Location
+
 
 class FindingKind(StrEnum):
     """The kinds of defects that the sanitizers find."""
@@ -23,20 +25,6 @@ class FindingKind(StrEnum):
     UNORDERED_LOAD = "unordered load"
     FALSE_HINT = "false hint"
     UNDEFINED_INTEGER = "undefined integer"
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A line of a kernel's source; line 0 means that the IR names none."""
-
-    file: str = "<unknown>"
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-UNKNOWN_LOCATION = Location()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,21 +11,22 @@ import torch
 
 from fuzz_attn.denormals import kept_denormals
 from fuzz_attn.errors import LoweringError, UnsupportedOperation
-from fuzz_attn.simulator.arguments import memory_of, scalar_key, scalars, watch_races
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.execution import Run
 from fuzz_attn.simulator.findings import Finding
-from fuzz_attn.simulator.frontend.binding import Bound, grid_of
-from fuzz_attn.simulator.frontend.ir import Function
-from fuzz_attn.simulator.probes import probe, snapshot
-from fuzz_attn.simulator.run import Run
+from fuzz_attn.simulator.gpu_limits import grid_finding, require_shared_memory
+from fuzz_attn.simulator.launch_arguments import memory_of, scalar_key, scalars, watch_races
+from fuzz_attn.simulator.process_memory import keep_freed_memory
 from fuzz_attn.simulator.runtime.memory import Memory
-from fuzz_attn.simulator.sanitizers.grid import grid_finding
 from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS
 from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
-from fuzz_attn.simulator.shared_memory import require_shared_memory
 from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
+from fuzz_attn.simulator.undefined_probes import probe, snapshot
+from fuzz_attn.ttir.argument_types import Bound, grid_of
+from fuzz_attn.ttir.ir import Function
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
+from fuzz_attn.ttir.triton_compat import launches_replaced
 
 
 @dataclass(slots=True)
@@ -136,3 +138,17 @@ def _warps(keywords: dict[str, Any]) -> int:
     """Return the warps of a program that a launch asks for; 1, whose accesses are ordered, where they are not known."""
     warps = keywords.get("num_warps") or DEFAULT_WARPS
     return warps if isinstance(warps, int) and (keywords.get("num_ctas") or 1) == 1 else 1
+
+
+@contextlib.contextmanager
+def simulate(simulator: Simulator | None = None) -> Iterator[Session]:
+    """Yield a session in which every `kernel[grid](...)` runs on the CPU, in place, on torch's CPU tensors.
+
+    Without a simulator, a new one is used, which has to lower each kernel. Kernels may be decorated with or without
+    TRITON_INTERPRET, and launched through heuristics or autotuners; the latter take their first configuration. Blocks
+    may be nested: the innermost one runs the launch. Nothing stays patched.
+    """
+    keep_freed_memory()
+    session = Session(simulator or Simulator())
+    with launches_replaced(session.launch), session.watcher():
+        yield session

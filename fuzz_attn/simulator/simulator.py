@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.call_stack import with_room
 from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.binding import Binder, Bound, text_of
-from fuzz_attn.simulator.frontend.interpreted import Translations
-from fuzz_attn.simulator.frontend.ir import Function
-from fuzz_attn.simulator.frontend.lowering import Lowering
-from fuzz_attn.simulator.frontend.parser import parse_module
-from fuzz_attn.simulator.garbage_collection import collection_paused
-from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
-from fuzz_attn.simulator.triton_compat import python_function, source_digest, source_of
+from fuzz_attn.simulator.process_memory import collection_paused, with_room
+from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks
+from fuzz_attn.ttir.argument_types import Binder, Bound, text_of
+from fuzz_attn.ttir.ir import Function, Location
+from fuzz_attn.ttir.lowering import Lowering, Translations
+from fuzz_attn.ttir.parser import parse_module
+from fuzz_attn.ttir.triton_compat import python_function, source_digest, source_of
 
 Rewrite: TypeAlias = Callable[[Function], Function]
 """Returns another kernel or the very same one, and changes nothing in place. Hashable, as part of a program's key."""

@@ -15,13 +15,12 @@ import msgspec
 
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES
+from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
 from fuzz_attn.oracle.rounding_model import InputPrecision, RoundingModel
 from fuzz_attn.oracle.roundings import unit_roundoff
-from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
-from fuzz_attn.simulator.findings import Location
 from fuzz_attn.targets.target import Target
+from fuzz_attn.ttir.ir import Location
+from fuzz_attn.ttir.kernel_arithmetic import Dot, KernelArithmetic, Operand
 
 COARSEST_FIRST: Final[tuple[InputPrecision, ...]] = ("tf32", "bf16x3", "tf32x3", "bf16x6", "ieee")
 NAMES: Final[dict[str, DTypeName]] = {

@@ -23,7 +23,6 @@ from triton import knobs
 from triton.compiler import CompilationError
 
 from fuzz_attn.backends.compiler import CompilerBackend
-from fuzz_attn.backends.compiler_compat import WantedKernel, only_compiled_kernels
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.engine.compiling.rehearsal import Rehearsal, known_kernels
@@ -33,6 +32,7 @@ from fuzz_attn.inputs import storage
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
+from fuzz_attn.ttir.compiler_compat import WantedKernel, only_compiled_kernels
 
 GPU_ALIGNMENT: Final = 512
 """Bytes to which CUDA's allocator aligns."""

@@ -16,7 +16,6 @@ os.environ.pop("TRITON_INTERPRET", None)
 import torch
 
 from fuzz_attn.backends.compiler import CompilerBackend
-from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.compiling.compiler import FIRST_KERNELS, LATER_KERNELS
@@ -28,6 +27,7 @@ from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
+from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
 
 SEED = 1
 

@@ -18,7 +18,7 @@ from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DType, DTypeN
 from fuzz_attn.case.families import FAMILIES, Family, Feature
 from fuzz_attn.case.features import CASE_FEATURES, COMPILED_FEATURES
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.inputs.dtypes import NUMPY_DTYPES, TORCH_DTYPES
+from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES, TORCH_DTYPES
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -4,8 +4,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
-from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
-from fuzz_attn.forensics.siblings import (
+from fuzz_attn.forensics.explain import (
     difference,
     siblings,
     with_more_heads,
@@ -13,7 +12,7 @@ from fuzz_attn.forensics.siblings import (
     without_empty,
     without_limit,
 )
-from fuzz_attn.forensics.words import Row, factor, keys, ranges, rows_of_case
+from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Row, factor, keys, ranges, rows_of_case
 from fuzz_attn.report import explanation as report
 from fuzz_attn.report.plain_text import text_of
 

@@ -20,7 +20,8 @@ FOLDERS: Final = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn.kernels", "str
 
 LAYERS: Final = (
     ("denormals", "errors", "owners"),
-    ("kernels", "simulator"),
+    ("kernels", "ttir"),
+    ("simulator",),
     ("case", "cache_folder", "foreign_files"),
     ("strategies", "inputs", "bindings"),
     ("oracle", "coverage"),
@@ -37,12 +38,19 @@ LAYERS: Final = (
 )
 """Packages and modules of fuzz_attn, lowest first. Each imports lower layers only, and nothing of its own layer."""
 
-MAY_IMPORT: Final = {"kernels": {"kernels"}, "simulator": {"simulator", "denormals", "errors", "owners"}}
+MAY_IMPORT: Final = {"kernels": {"kernels"}, "ttir": {"ttir", "errors", "owners"}}
+MAY_IMPORT["simulator"] = {"simulator", "ttir", "denormals", "errors", "owners"}
 MAY_IMPORT["strategies"] = {"strategies", "case", "errors"}
 """Packages that may import less than all lower layers: what they may import of fuzz_attn, themselves included."""
 
 MAY_IMPORT_KERNELS: Final = {"kernels", "targets"}
 """The built-in targets are the only users of the kernels; everything else takes a target."""
+
+NAMES_OF_TRITON: Final = {
+    *("triton", "triton.language", "triton.compiler.CompilationError"),
+    *("triton.backends.compiler.GPUTarget", "triton.runtime.driver"),
+}
+"""All of Triton that modules outside of `ttir` may import; kernels are written in the language only."""
 
 KERNELS_MAY_USE: Final = {"torch", "triton"} | sys.stdlib_module_names
 MODULES_OF_FUZZ_ATTN: Final = 9
@@ -207,6 +215,13 @@ def test_kernels_import_each_other_relatively() -> None:
     # An edited copy of the folder is loaded under another name, so no import may name fuzz_attn.kernels.
     absolute = re.compile(r"^\s*(from|import) fuzz_attn", re.MULTILINE)
     assert [path for path in (ROOT / "kernels").rglob("*.py") if absolute.search(path.read_text())] == []
+
+
+def test_only_the_front_end_uses_more_of_triton_than_its_language() -> None:
+    outside = [pair for pair in names_in("fuzz_attn") if not pair[0].startswith("fuzz_attn/ttir/")]
+    used = [pair for pair in (*outside, *names_in("kernels")) if uses(pair[1], {"triton"})]
+    assert used
+    assert [pair for pair in used if pair[1] not in NAMES_OF_TRITON] == []
 
 
 def test_strategies_use_no_kernel_stack() -> None:

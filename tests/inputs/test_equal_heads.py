@@ -9,8 +9,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
 from fuzz_attn.inputs.biases import alibi_slopes, sinks
-from fuzz_attn.inputs.equal_heads import equal_heads
-from fuzz_attn.inputs.numbers import numbers_of
+from fuzz_attn.inputs.numbers import equal_heads, numbers_of
 
 
 def case_of(num_heads: int, seed: int) -> AttentionCase:

@@ -14,7 +14,7 @@ from fuzz_attn.case.parts import CallForm, Sequence, Strides
 from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.inputs import numbers
-from fuzz_attn.inputs.rows import rows_of
+from fuzz_attn.inputs.batch_rows import rows_of
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.loading import load_target
 

@@ -24,9 +24,9 @@ from fuzz_attn.case.recipes import (
     ScoreRecipe,
     UniformScores,
 )
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES
 from fuzz_attn.inputs.numbers import LIMIT, NEAR_UNIFORM, numbers_of
 from fuzz_attn.inputs.storage import rounded
+from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
 from fuzz_attn.inputs.tensors import materialise
 
 Doubles = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.inputs.snapshots import snapshot_of, still_holds
+from fuzz_attn.inputs.copies import snapshot_of, still_holds
 from fuzz_attn.inputs.tensors import materialise, storage_bytes
 
 

@@ -13,11 +13,11 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
-from fuzz_attn.inputs.dtypes import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.inputs.poison import slot_poison
 from fuzz_attn.inputs.storage import rounded
+from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
 

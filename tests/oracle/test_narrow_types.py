@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.arithmetic import rounding_of_query
+from fuzz_attn.oracle.allowed_roundings import rounding_of_query
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel

@@ -12,7 +12,6 @@ import pytest
 from triton.runtime import JITFunction
 
 from fuzz_attn.backends.backend import Watch
-from fuzz_attn.backends.compiler_compat import options_chosen
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
@@ -24,6 +23,7 @@ from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import DomainError
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 from fuzz_attn.targets.loading import load_target
+from fuzz_attn.ttir.compiler_compat import options_chosen
 
 FILE = Path(__file__).parents[1] / "sample_targets" / "with_options.py"
 PLAIN = AttentionCase(sequences=(Sequence(2, 5),))

@@ -20,13 +20,11 @@ from fuzz_attn.mutation.seeded.edited_kernels import target_with, target_with_se
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.bounded_relations import other_family
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.simulator.codegen.dot_operands import Dot, Operand, Rounding
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
-from fuzz_attn.simulator.codegen.normalisation import Kind, Normalisation
-from fuzz_attn.simulator.findings import Location
 from fuzz_attn.targets.arithmetic import ArithmeticReader, readings
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
+from fuzz_attn.ttir.ir import Location
+from fuzz_attn.ttir.kernel_arithmetic import Dot, KernelArithmetic, Kind, Normalisation, Operand, Rounding
 
 TABLES = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
 

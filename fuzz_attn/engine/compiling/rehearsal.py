@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from fuzz_attn.backends.compiler import CompilerBackend
-from fuzz_attn.backends.compiler_compat import KernelKey, WantedKernel
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.messages import Order
@@ -19,6 +18,7 @@ from fuzz_attn.properties.exceptions import refusal_by
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
+from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
 
 SAMPLE: Final = 32
 """Cases of a round that show which kernels it needs."""

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from fuzz_attn.mutation.ir.operators import Change, KernelFacts, changes_of
 from fuzz_attn.mutation.ir.rewriting import rewritten, walk
 from fuzz_attn.mutation.mutant import IrChange
-from fuzz_attn.simulator.frontend.ir import Function, Operation
+from fuzz_attn.ttir.ir import Function, Operation
 
 
 @lru_cache(maxsize=512)

@@ -15,8 +15,7 @@ from typing import Final, TypeAlias
 
 from fuzz_attn.mutation.ir.rewriting import Replacement, new_value, walk
 from fuzz_attn.mutation.mutant import IN_32_BITS
-from fuzz_attn.simulator.frontend.attributes import parse_literal
-from fuzz_attn.simulator.frontend.ir import Function, Operation, Type, Value
+from fuzz_attn.ttir.ir import Function, Operation, Type, Value, parse_literal
 
 FINITE_INFINITY: Final = -10000.0
 """The finite number that many kernels use in place of -inf."""

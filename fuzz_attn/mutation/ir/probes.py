@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from fuzz_attn.mutation.ir.rewriting import PROBE
 from fuzz_attn.simulator.codegen.emitter import Emitter
+from fuzz_attn.simulator.codegen.expressions import call
 from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.tree.expressions import call
-from fuzz_attn.simulator.codegen.tree.statements import Do
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.codegen.statements import Do
+from fuzz_attn.ttir.ir import Operation
 
 _BUILTIN = "audit_probe"
 

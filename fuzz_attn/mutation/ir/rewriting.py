@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from fuzz_attn.simulator.frontend.ir import Block, Function, Operation, Type, Value
+from fuzz_attn.ttir.ir import Block, Function, Operation, Type, Value
 
 PROBE: Final = "audit.probe"
 """An operation that compares a value before and after a change: see :mod:`fuzz_attn.mutation.ir.probes`."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.regions import Region, Scope
-from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.tracking import range_of
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, range_of
+from fuzz_attn.simulator.codegen.expressions import (
     NUMPY,
     Attribute,
     Expression,
@@ -20,10 +17,11 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     joined,
     number,
 )
-from fuzz_attn.simulator.codegen.tree.statements import Assign
-from fuzz_attn.simulator.codegen.tree.value_ranges import RunRange, range_call
-from fuzz_attn.simulator.frontend.ir import Value
+from fuzz_attn.simulator.codegen.statements import Assign
+from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, Val, broadcast_shape
+from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Value
 
 
 @dataclass(frozen=True, slots=True)

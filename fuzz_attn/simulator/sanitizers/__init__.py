@@ -1,5 +1,5 @@
-"""Sanitizers: checks of each access, and coverage of masks.
+"""Sanitizers: checks of each access, and outcomes of masks.
 
-`accesses` does the checks of an access on a `buffer`: its bounds by `layout`, uninitialised reads by the shadows of
-`uninitialised`, and races by the trackers of `races`. `mask_coverage` records which outcomes each mask had.
+`access_checks` checks an access: its bounds, uninitialised reads by the shadows of `uninitialised`, races by the
+trackers of `races`. `order` checks loads after stores within a program. `mask_outcomes` records how each mask came out.
 """

@@ -4,7 +4,7 @@ A load is reported if it reads an element that the program's last store changed,
 warp holds than the position that stored it, in each layout that the compiler may choose: rows first, or columns where
 they are contiguous, and 1 element for each thread up to 16 bytes. An element at the same position is read by the thread
 that stored it. Tiles with fewer elements than threads, scalars and tiles with more than two axes are not judged, and
-neither is a load that may be behind a barrier of the compiler's own (`codegen.ordering`).
+neither is a load that may be behind a barrier of the compiler's own (`ttir.barriers`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fuzz_attn.simulator.findings import FindingKind, Reporter
-from fuzz_attn.simulator.sanitizers.buffer import Buffer
+from fuzz_attn.simulator.sanitizers.access_checks import Buffer
 
 Array = npt.NDArray[Any]
 

@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from fuzz_attn.bindings.layouts import AXES, Layout, groups_of
-from fuzz_attn.inputs.dtypes import bits_of
 from fuzz_attn.inputs.storage import GUARD_BYTES
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 _POISON: Final = 0xFF

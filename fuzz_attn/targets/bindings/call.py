@@ -9,7 +9,7 @@ import torch
 
 from fuzz_attn.bindings.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.errors import ReturnedOutputError
-from fuzz_attn.inputs.dtypes import bits_of
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.problem import Problem
 from fuzz_attn.targets.bindings.roles import ROLES

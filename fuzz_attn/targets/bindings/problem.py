@@ -13,7 +13,7 @@ import torch
 from fuzz_attn.bindings.binding import Binding, python_value
 from fuzz_attn.bindings.layouts import native_layout
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.inputs.dtypes import is_fp8_dtype
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.cache_copies import Copy, cache_copy, guarded
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from fuzz_attn.inputs.dtypes import is_fp8_dtype
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings import call_forms
 from fuzz_attn.targets.bindings.problem import Problem

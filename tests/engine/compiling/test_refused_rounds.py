@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from fuzz_attn.backends.compiler_compat import WantedKernel
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
@@ -35,6 +34,7 @@ from fuzz_attn.engine.schedule import SharedRound, play_shared_round, shared_rou
 from fuzz_attn.errors import LoweringError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
+from fuzz_attn.ttir.compiler_compat import WantedKernel
 
 ORDER = Order(AttentionCase(sequences=(Sequence(1, 3),)))
 HOST = Refusal("host", "ValueError", "head size 1", "launcher.py:7")

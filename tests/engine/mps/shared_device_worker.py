@@ -27,7 +27,7 @@ from fuzz_attn.engine.child import sharing
 from fuzz_attn.engine.child.worker import serve
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.errors import BackendError, DeviceLostError
-from fuzz_attn.simulator.codegen.kernel_arithmetic import KernelArithmetic
+from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 EVENTS = Path(os.environ["FUZZ_ATTN_TEST_EVENTS"])
 for name, value in (("TRIES", 4), ("PAUSE_SECONDS", 0.01), ("ORDERS_APART", 3)):

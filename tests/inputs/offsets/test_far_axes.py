@@ -24,7 +24,7 @@ from fuzz_attn.case.traits import without_feature
 from fuzz_attn.engine.failures.simplification import simplify
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.far_axes import elements_in, far_axis
+from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
 from fuzz_attn.inputs.transforms import arranged
 from fuzz_attn.mutation.prepared_case import RestorableTensors

@@ -16,10 +16,7 @@ import torch
 from fuzz_attn.errors import LoopLimitError, UnsupportedOperation
 from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.generator import Extension, generate
-from fuzz_attn.simulator.codegen.namespace import NAMESPACE
-from fuzz_attn.simulator.codegen.regions import Region, Scope
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.expressions import (
     NONE,
     Attribute,
     Binary,
@@ -34,13 +31,14 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     method,
     number,
 )
-from fuzz_attn.simulator.codegen.tree.pruning import Pruner
-from fuzz_attn.simulator.codegen.tree.statements import Assign, Do, If, Statement, printed
-from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, known
-from fuzz_attn.simulator.frontend.interpreted import Translations
-from fuzz_attn.simulator.frontend.lowering import Lowering
-from fuzz_attn.simulator.frontend.parser import parse_module
+from fuzz_attn.simulator.codegen.generator import Extension, generate
+from fuzz_attn.simulator.codegen.program import NAMESPACE
+from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Pruner, Statement, printed
+from fuzz_attn.simulator.codegen.terms import Region, Scope
+from fuzz_attn.simulator.codegen.value_ranges import KnownRange, known
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.lowering import Lowering, Translations
+from fuzz_attn.ttir.parser import parse_module
 
 KERNELS = "operation_kernels.py"
 A, B, C = Name("a"), Name("b"), Name("c")

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from fuzz_attn.simulator import Simulator, simulate
-from fuzz_attn.simulator.recording.alignment import text_of
-from fuzz_attn.simulator.recording.difference import Comparison, compare
-from fuzz_attn.simulator.recording.launches import digests_of
-from fuzz_attn.simulator.recording.recorder import Place, Recorder
+from fuzz_attn.simulator.recording.difference import Comparison, compare, text_of
+from fuzz_attn.simulator.recording.recorder import Place, Recorder, digests_of
 
 KERNELS = "summing_kernels.py"
 TILES, BLOCK = 4, 8

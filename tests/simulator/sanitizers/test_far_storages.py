@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator.arguments import memory_of, watch_races
+from fuzz_attn.simulator.launch_arguments import memory_of, watch_races
 from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuzz_attn.simulator import Masks, Simulator, simulate
-from fuzz_attn.simulator.sanitizers.mask_coverage import (
+from fuzz_attn.simulator.sanitizers.mask_outcomes import (
     ALL_FALSE,
     ALL_TRUE,
     COMPLETE,

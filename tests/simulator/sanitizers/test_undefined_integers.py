@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import Finding, FindingKind, Simulator, probes, simulate
+from fuzz_attn.simulator import Finding, FindingKind, Simulator, simulate, undefined_probes
 
 KERNELS = "gpu_kernels.py"
 _DIVISORS = (1, 2, 3, 4, 5, 6, 0, 8)
@@ -101,7 +101,7 @@ def test_a_probe_records_no_masks(kernels: Any) -> None:
 
 
 def test_tensors_that_are_too_large_to_copy_are_not_probed(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "MOST_COPIED", 3)
+    monkeypatch.setattr(undefined_probes, "MOST_COPIED", 3)
     assert not _found(kernels.quotient_branch_kernel, 9, 0, torch.zeros(1))
 
 

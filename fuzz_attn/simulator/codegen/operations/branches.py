@@ -16,25 +16,13 @@ from fuzz_attn.simulator.codegen.carried import (
     taken,
     unpacked,
 )
-from fuzz_attn.simulator.codegen.coverage import cover
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.regions import Region, Scope, arm_of
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.tree.expressions import (
-    Binary,
-    Expression,
-    Group,
-    Name,
-    Unary,
-    call,
-    item,
-    numpy,
-    size,
-)
-from fuzz_attn.simulator.codegen.tree.statements import Assign, If, Statement
-from fuzz_attn.simulator.codegen.tree.value_ranges import range_call
-from fuzz_attn.simulator.frontend.ir import Block, Operation
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, cover
+from fuzz_attn.simulator.codegen.expressions import Binary, Expression, Group, Name, Unary, call, item, numpy, size
+from fuzz_attn.simulator.codegen.statements import Assign, If, Statement
+from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, Val, arm_of
+from fuzz_attn.simulator.codegen.value_ranges import range_call
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Block, Operation
 
 _SPECULATION_LIMIT = 6
 

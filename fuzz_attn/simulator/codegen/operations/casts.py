@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.elementwise import elementwise
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.tracking import track_exactly
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, elementwise, track_exactly
+from fuzz_attn.simulator.codegen.expressions import (
     NUMPY,
     Attribute,
     Binary,
@@ -18,9 +16,8 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     function,
     method,
 )
-from fuzz_attn.simulator.frontend.attributes import parse_literal
-from fuzz_attn.simulator.frontend.ir import Operation, Type
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.ttir.ir import Operation, Type, parse_literal
 
 _RESIZES = frozenset({"arith.extsi", "arith.extui", "arith.trunci"})
 _CONVERSIONS = frozenset(

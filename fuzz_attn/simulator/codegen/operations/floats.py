@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fuzz_attn.simulator.codegen.elementwise import elementwise, rounded
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, elementwise, rounded
+from fuzz_attn.simulator.codegen.expressions import (
     NUMPY,
     Attribute,
     Binary,
@@ -18,7 +17,7 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     numpy_function,
     prefix,
 )
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.ttir.ir import Operation
 
 _ARITHMETIC: dict[str, Builder] = {
     "arith.negf": prefix("-"),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz_attn.simulator.codegen.accesses import offset_of
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.tracking import track_exactly, track_result
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.access_plans import offset_of
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, track_exactly, track_result
+from fuzz_attn.simulator.codegen.expressions import (
     NONE,
     NUMPY,
     RUN,
@@ -22,10 +20,11 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.tree.statements import Assign
-from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, id_range
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.codegen.statements import Assign
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.value_ranges import KnownRange, id_range
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.ttir.ir import Operation
 
 _AXES: Final = {"x": 0, "y": 1, "z": 2}
 

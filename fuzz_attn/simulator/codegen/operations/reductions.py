@@ -1,16 +1,13 @@
-"""Reductions and scans along an axis of a tile."""
+"""Reductions and scans along an axis of a tile, dot products, histograms and gathers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from fuzz_attn.simulator.codegen.elementwise import rounded
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.regions import Region, Scope
-from fuzz_attn.simulator.codegen.terms import Term, broadcast_shape
-from fuzz_attn.simulator.codegen.tracking import track_result
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, full, rounded, track_result
+from fuzz_attn.simulator.codegen.expressions import (
+    NONE,
     NUMPY,
     Attribute,
     Call,
@@ -20,11 +17,15 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     Starred,
     call,
     constant,
+    function,
     index,
+    method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.tree.statements import Assign, Define, Return
-from fuzz_attn.simulator.frontend.ir import Operation
+from fuzz_attn.simulator.codegen.statements import Assign, Define, Return
+from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, broadcast_shape
+from fuzz_attn.ttir.ir import Operation
+from fuzz_attn.ttir.kernel_arithmetic import input_precision
 
 Along: TypeAlias = Callable[[Expression, Expression], Expression]
 """Makes an expression from a tile and the number of an axis."""
@@ -174,4 +175,49 @@ def _define(emitter: Emitter, operation: Operation, terms: list[Term]) -> None:
         track_result(emitter, value)
 
 
-HANDLERS: dict[str, Handler] = {"tt.reduce": _reduce, "tt.scan": _scan}
+def _dot(emitter: Emitter, operation: Operation) -> None:
+    operands = [full(emitter, operation, 0), full(emitter, operation, 1)]
+    addend, result = emitter.operand(operation, 2), operation.results[0]
+    if addend.literal != 0:
+        operands.append(emitter.ranked(addend))
+    integers = not operation.operands[0].type.is_float
+
+    cut = input_precision(operation) == "tf32"
+
+    def build(left: Expression, right: Expression, last: Expression = NONE) -> Expression:
+        sides = (_as_int32(left), _as_int32(right)) if integers else (left, right)
+        return call("dot", *(call("cut_to_tf32", side) for side in sides) if cut else sides, last)
+
+    element = result.type.element
+    emitter.define(result, emitter.assign(rounded(build, element), operands, result.type.shape, element))
+
+
+def _as_int32(value: Expression) -> Expression:
+    return method(value, "astype", Attribute(NUMPY, "int32"))
+
+
+def _histogram(emitter: Emitter, operation: Operation) -> None:
+    bins = operation.results[0].type.shape[0]
+    operands = [full(emitter, operation, index) for index in range(len(operation.operands))]
+
+    def build(values: Expression, mask: Expression = NONE) -> Expression:
+        return call("histogram", values, constant(bins), mask)
+
+    emitter.define(operation.results[0], emitter.assign(build, operands, (bins,), "i32"))
+
+
+def _gather(emitter: Emitter, operation: Operation) -> None:
+    operands = [full(emitter, operation, index) for index in (0, 1)]
+    result = operation.results[0]
+    build = function("gather", constant(operation.attributes.integer("axis") + 1))
+    emitter.define(result, emitter.assign(build, operands, result.type.shape, result.type.element))
+    track_result(emitter, result)
+
+
+HANDLERS: dict[str, Handler] = {
+    "tt.reduce": _reduce,
+    "tt.scan": _scan,
+    "tt.dot": _dot,
+    "tt.histogram": _histogram,
+    "tt.gather": _gather,
+}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fuzz_attn.simulator.codegen.elementwise import full
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.tracking import track_exactly, track_result
-from fuzz_attn.simulator.codegen.tree.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, full, track_exactly, track_result
+from fuzz_attn.simulator.codegen.expressions import (
     ALL,
     ELLIPSIS,
     NONE,
@@ -22,9 +19,10 @@ from fuzz_attn.simulator.codegen.tree.expressions import (
     index,
     method,
 )
-from fuzz_attn.simulator.codegen.tree.value_ranges import KnownRange, RunRange, ValueRange, range_call
-from fuzz_attn.simulator.frontend.ir import Operation, Type
+from fuzz_attn.simulator.codegen.terms import Term, Val
+from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RunRange, ValueRange, range_call
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.ttir.ir import Operation, Type
 
 
 def _each_term(emitter: Emitter, operation: Operation, change: Callable[[Term], Term]) -> None:

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.emitter import Handler
 from fuzz_attn.simulator.codegen.operations import (
+    assertions,
     branches,
     casts,
-    checks,
-    dots,
     floats,
-    for_loops,
     grid,
-    hints,
     integers,
-    masks,
-    memory,
-    order,
+    loads_and_stores,
+    loops,
     reductions,
+    selections,
     shapes,
-    sums,
-    while_loops,
 )
 
 _HANDLERS: dict[str, Handler] = {
     **floats.HANDLERS,
     **integers.HANDLERS,
-    **sums.HANDLERS,
     **casts.HANDLERS,
-    **masks.HANDLERS,
+    **selections.HANDLERS,
     **shapes.HANDLERS,
     **grid.HANDLERS,
     **reductions.HANDLERS,
-    **dots.HANDLERS,
-    **memory.HANDLERS,
-    **for_loops.HANDLERS,
-    **while_loops.HANDLERS,
+    **loads_and_stores.HANDLERS,
+    **loops.HANDLERS,
     **branches.HANDLERS,
-    **checks.HANDLERS,
-    **hints.HANDLERS,
+    **assertions.HANDLERS,
 }
 
 HANDLERS: dict[str, Handler] = {
-    name: order.with_order(hints.with_hints(handler)) for name, handler in _HANDLERS.items()
+    name: loads_and_stores.with_order(assertions.with_hints(handler)) for name, handler in _HANDLERS.items()
 }

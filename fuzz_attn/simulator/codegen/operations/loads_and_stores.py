@@ -1,0 +1,236 @@
+"""Loads, stores and atomics; barriers, and their order where a load may follow a store of other threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fuzz_attn.simulator.codegen.access_plans import (
+    Access,
+    Rows,
+    access_of,
+    apart_axes,
+    check_overflow,
+    column_axes,
+    full_offsets,
+    lane_arguments,
+    moved,
+    plan_columns,
+    plan_rows,
+    spread_offsets,
+    whole_mask,
+)
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, track_result
+from fuzz_attn.simulator.codegen.expressions import (
+    NONE,
+    RUN,
+    Attribute,
+    Binary,
+    Conditional,
+    Expression,
+    Group,
+    Name,
+    all_of,
+    call,
+    constant,
+    item,
+    method,
+    numpy,
+)
+from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
+from fuzz_attn.simulator.codegen.terms import Term, arm_of, broadcast_shape
+from fuzz_attn.ttir.ir import Operation
+
+
+def with_order(handler: Handler) -> Handler:
+    """Return the handler of an operation, which also emits a barrier where threads may meet at one."""
+
+    def emit(emitter: Emitter, operation: Operation) -> None:
+        exchanges = emitter.exchanges is not None and emitter.exchanges(operation)
+        if exchanges:
+            emit_barrier(emitter)
+        handler(emitter, operation)
+        if exchanges and operation.regions:
+            emit_barrier(emitter)
+
+    return emit
+
+
+def emit_barrier(emitter: Emitter) -> None:
+    """Emit a barrier of the programs of the current region."""
+    emitter.add(Do(method(Attribute(RUN, "order"), "barrier", emitter.lanes)))
+
+
+def order_access(emitter: Emitter, access: Access, name: str) -> None:
+    """Emit the call that notes a store of a tile, or checks a load of one, before the access itself."""
+    if emitter.exchanges is None or not access.rank:
+        return
+    offsets, mask = emitter.read(spread_offsets(emitter, access)), whole_mask(emitter, access)
+    given = (RUN, access.memory, emitter.site(), emitter.lanes, offsets, mask, constant(access.sizes))
+    emitter.add(Do(method(Attribute(RUN, "order"), name, *given)))
+
+
+def _by_form(
+    emitter: Emitter,
+    access: Access,
+    axes: list[tuple[int, Term]],
+    by_rows: Callable[[int, Rows], Statement],
+    general: Callable[[], None],
+) -> None:
+    """Emit the access by rows along the first axis with consecutive columns, or else in the general way."""
+    if not axes:
+        general()
+        return
+    axis, column = axes[0]
+    plan = plan_rows(emitter, access, axis, column)
+    statement = by_rows(axis, plan)
+    if not plan.tests:
+        emitter.add(statement)
+        return
+    other = _apart(emitter, lambda: _by_form(emitter, access, axes[1:], by_rows, general))
+    emitter.add(If(all_of(plan.tests), [statement], other))
+
+
+def _apart(emitter: Emitter, emit: Callable[[], None]) -> list[Statement]:
+    """Return statements that only run under a condition."""
+    with emitter.inside(arm_of(emitter.region)) as inner:
+        emit()
+    return inner.statements
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load while it is emitted: `other` is what masked elements are read as, `name` the variable of the result."""
+
+    emitter: Emitter
+    access: Access
+    other: Term | None
+    name: Name
+    first: tuple[Expression, ...]
+
+    @property
+    def splits(self) -> bool:
+        """Whether the load can be one of rows: masked elements are all read as the same number."""
+        return self.other is None or self.other.bare
+
+    def filler(self) -> Expression:
+        """Return the number that masked elements are read as."""
+        if self.other is None:
+            return NONE
+        read = self.emitter.read(self.other)
+        return read if self.other.literal is not None else item(read)
+
+    def by_rows(self, axis: int, plan: Rows) -> Statement:
+        """Return the load of whole rows."""
+        given = (*self.first, plan.starts, plan.width, constant(self.access.sizes[axis]), plan.mask, self.filler())
+        rows = method(self.access.memory, "load_rows", *given)
+        return Assign(self.name, moved(rows, axis, self.access.rank), effect=True)
+
+    def by_columns(self) -> None:
+        """Emit the load of rows whose columns lie apart, or element by element where they have another form."""
+        emitter, access = self.emitter, self.access
+        axes = apart_axes(access) if self.splits else []
+        if not axes:
+            self.by_elements()
+            return
+        axis, column = axes[0]
+        columns, plan = plan_columns(emitter, access, axis, column)
+        given = (plan.starts, columns, plan.width, constant(access.sizes[axis]), plan.mask, self.filler())
+        rows: Expression = method(access.memory, "load_columns", *given)
+        if plan.tests:
+            rows = Conditional(rows, all_of(plan.tests), NONE)
+        emitter.add(Assign(self.name, rows))
+        general = _apart(emitter, self.by_elements)
+        in_place = moved(self.name, axis, access.rank)
+        # A dot product rounds by the order of its operands in memory.
+        ordered: list[Statement] = [Assign(self.name, numpy("ascontiguousarray", in_place))]
+        emitter.add(If(Binary("is", self.name, NONE), general, [] if in_place is self.name else ordered))
+
+    def by_elements(self) -> None:
+        """Emit the load element by element."""
+        emitter, access, other = self.emitter, self.access, self.other
+        offsets = emitter.read(full_offsets(emitter, access))
+        if other is not None and not other.bare:
+            shape = Group((emitter.row_count(access.varying), *map(constant, access.shape)))
+            offsets = numpy("broadcast_to", offsets, shape)
+        filler = NONE if other is None else emitter.read(other)
+        load = method(access.memory, "load", *self.first, offsets, whole_mask(emitter, access), filler)
+        emitter.add(Assign(self.name, load, effect=True))
+
+
+def _check_element(emitter: Emitter, operation: Operation, memory: Name) -> None:
+    """Raise UnsupportedOperation for a pointer to another type than its tensor's; atomics take the bits as they are."""
+    element, own = operation.operands[0].type.element, emitter.elements[memory]
+    if element != own and {element, own} != {"i1", "i8"}:
+        raise emitter.unsupported(f"{operation.name} of {element} through a pointer to {own}")
+
+
+def _load(emitter: Emitter, operation: Operation) -> None:
+    access = access_of(emitter, operation, 1)
+    _check_element(emitter, operation, access.memory)
+    result = operation.results[0]
+    other = emitter.operand(operation, 2) if len(operation.operands) > 2 and access.mask is not None else None
+    if other is not None:
+        access.shape = broadcast_shape((access.shape, other.shape), access.rank)
+        access.varying = access.varying or other.varying
+    check_overflow(emitter, access)
+    order_access(emitter, access, "load")
+    load = _Load(emitter, access, other, emitter.fresh(), lane_arguments(emitter))
+    _by_form(emitter, access, column_axes(access) if load.splits else [], load.by_rows, load.by_columns)
+    emitter.define(result, Term(load.name, access.shape, access.varying, emitter.region, result.type.element))
+    track_result(emitter, result)
+
+
+def _store(emitter: Emitter, operation: Operation) -> None:
+    access = access_of(emitter, operation, 2)
+    _check_element(emitter, operation, access.memory)
+    values = emitter.operand(operation, 1)
+    last: tuple[Expression, ...] = ()
+    if values.unrounded is not None:  # only what is stored is rounded then
+        values, last = values.unrounded, (constant(True),)
+    check_overflow(emitter, access)
+    order_access(emitter, access, "store")
+    first = lane_arguments(emitter)
+
+    def by_rows(axis: int, plan: Rows) -> Statement:
+        shape = (*values.shape[:axis], access.sizes[axis], *values.shape[axis + 1 :])
+        ranked = emitter.ranked(values)
+        array = emitter.read(ranked)
+        if ranked.shape != shape:
+            array = call("spread", array, constant(shape))
+        array = moved(array, axis, access.rank, inverse=True)
+        return Do(method(access.memory, "store_rows", *first, plan.starts, plan.width, array, plan.mask, *last))
+
+    def by_elements() -> None:
+        offsets = emitter.read(spread_offsets(emitter, access))
+        array = emitter.read(values if values.literal is not None else emitter.ranked(values))
+        mask = whole_mask(emitter, access)
+        emitter.add(Do(method(access.memory, "store", *first, offsets, array, mask, *last)))
+
+    _by_form(emitter, access, column_axes(access), by_rows, by_elements)
+
+
+def _atomic(emitter: Emitter, operation: Operation) -> None:
+    exchange = operation.name == "tt.atomic_cas"
+    access = access_of(emitter, operation, 3 if exchange else 2)
+    result = operation.results[0]
+    check_overflow(emitter, access)
+    kind = constant("cas" if exchange else operation.attributes.keyword)
+    _, site, lanes = lane_arguments(emitter)
+    offsets = emitter.read(spread_offsets(emitter, access))
+    operands = [emitter.operand(operation, index) for index in ((1, 2) if exchange else (1,))]
+    values = [emitter.read(emitter.ranked(operand)) for operand in operands]
+    name = emitter.fresh()
+    mask = whole_mask(emitter, access)
+    what = (RUN, access.memory, kind, constant(result.type.element))
+    emitter.add(Assign(name, call("atomic", *what, site, lanes, offsets, mask, *values), effect=True))
+    emitter.define(result, Term(name, access.sizes, True, emitter.region, result.type.element))
+    track_result(emitter, result)
+
+
+HANDLERS: dict[str, Handler] = {
+    "tt.load": _load,
+    "tt.store": _store,
+    "tt.atomic_rmw": _atomic,
+    "tt.atomic_cas": _atomic,
+}

@@ -1,0 +1,137 @@
+"""Lowering: from a `@triton.jit` function and the types of its arguments to the text of its TTIR, without a GPU.
+
+Arguments are typed as Triton types them, with two exceptions: an integer 1 is made a constant only for a kernel that
+does not compile otherwise (a shape, a `static_assert`), and divisibility by 16 is not recorded. Both only let the
+compiler write faster code, and would multiply the programs to lower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fuzz_attn.errors import UnsupportedOperation
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION
+from fuzz_attn.ttir.rejections import rejected
+from fuzz_attn.ttir.triton_compat import (
+    FrontEnd,
+    TranslatedFunction,
+    is_interpreted,
+    translating_generator,
+    using_generator,
+)
+
+
+class Translations:
+    """The JITFunctions of InterpretedFunctions, one for each.
+
+    With TRITON_INTERPRET set, `@triton.jit` makes InterpretedFunctions, in Triton's own library too, and the front end
+    rejects them. Here each gets a JITFunction of the same Python function, which sees others as JITFunctions too.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, TranslatedFunction] = {}
+        self._generator = translating_generator(self.translated)
+
+    def translated(self, value: Any) -> Any:
+        """Return the JITFunction of an InterpretedFunction; any other value as it is."""
+        if not is_interpreted(value):
+            return value
+        known = self._known.get(value)
+        if known is None:
+            known = self._known[value] = TranslatedFunction(value, self.translated)
+        return known
+
+    def accepted(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which Triton's front end takes InterpretedFunctions.
+
+        Any kernel may call one: Triton's own library is decorated when Triton is imported, before the kernel.
+        """
+        return using_generator(self._generator)
+
+
+TORCH_TYPES: Final[dict[torch.dtype, tuple[str, str]]] = {
+    torch.bool: ("i1", "i1"),
+    torch.int8: ("i8", "i8"),
+    torch.uint8: ("u8", "i8"),
+    torch.int16: ("i16", "i16"),
+    torch.uint16: ("u16", "i16"),
+    torch.int32: ("i32", "i32"),
+    torch.uint32: ("u32", "i32"),
+    torch.int64: ("i64", "i64"),
+    torch.uint64: ("u64", "i64"),
+    torch.float16: ("fp16", "f16"),
+    torch.bfloat16: ("bf16", "bf16"),
+    torch.float32: ("fp32", "f32"),
+    torch.float64: ("fp64", "f64"),
+    torch.float8_e4m3fn: ("fp8e4nv", "f8E4M3FN"),
+    torch.float8_e5m2: ("fp8e5", "f8E5M2"),
+}
+"""For each torch type its name in a kernel's signature and the element type in the IR."""
+
+SCALAR_TYPES: Final[dict[str, np.dtype[Any]]] = {
+    "u1": np.dtype(np.bool_),
+    "i1": np.dtype(np.bool_),
+    "i8": np.dtype(np.int8),
+    "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+    "u8": np.dtype(np.uint8),
+    "u16": np.dtype(np.uint16),
+    "u32": np.dtype(np.uint32),
+    "u64": np.dtype(np.uint64),
+    "fp16": np.dtype(np.float32),
+    "bf16": np.dtype(np.float32),
+    "fp32": np.dtype(np.float32),
+    "fp64": np.dtype(np.float64),
+}
+"""The numpy type that holds a scalar argument."""
+
+LOWERINGS_IN_A_CONTEXT: Final = 64
+"""A context of the compiler keeps some 50 kB of each kernel. To make one takes a tenth of the time of a lowering."""
+
+
+def scalar_type(value: object) -> str:
+    """Return the name in a signature of a Python number, as Triton types it."""
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, int):
+        if -(2**31) <= value < 2**31:
+            return "i32"
+        return "i64" if value < 2**63 else "u64"
+    if isinstance(value, float):
+        return "fp32"
+    raise UnsupportedOperation(f"argument {value!r} of {type(value).__name__}", UNKNOWN_LOCATION)
+
+
+class Lowering:
+    """Lowers kernels with Triton's own front end. `count` is the number of lowerings so far."""
+
+    def __init__(self, translations: Translations, lowerings_in_a_context: int = LOWERINGS_IN_A_CONTEXT) -> None:
+        self.count = 0
+        self._translations = translations
+        self._lowerings_in_a_context = lowerings_in_a_context
+        self._front_end: FrontEnd | None = None
+        self._contexts: list[Any] = []
+        weakref.finalize(self, self._contexts.clear)  # also at exit, or Triton's bindings report a leak
+
+    def lower(self, function: Any, signature: Mapping[str, object], constants: Mapping[tuple[int, ...], Any]) -> str:
+        """Return the TTIR of a JITFunction for a signature, which says "constexpr" where `constants` has a value.
+
+        A constant is found by the number of its parameter and, within tuples, the numbers of the elements. Raises
+        LoweringError with the front end's message.
+        """
+        front_end = self._front_end = self._front_end or FrontEnd()
+        if self.count % self._lowerings_in_a_context == 0:
+            self._contexts[:] = [front_end.new_context()]
+        self.count += 1
+        try:
+            with self._translations.accepted():
+                return front_end.ttir(function, signature, constants, self._contexts[0])
+        except Exception as error:
+            raise rejected(error, function.__name__) from error
