@@ -21,7 +21,7 @@ from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.parts import FAR_AXES, FarAxis, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.case.traits import without_feature
-from fuzz_attn.engine.failures.simplification import simplify
+from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import elements_in, far_axis
