@@ -128,9 +128,7 @@ class Run:
         """Return the output of a replay of all that was saved, whose workers are forks of the tests' own server."""
         command = [SCRIPT, "replay", "--trust", *options, *map(str, self.files)]
         environment = _environment() | {name: value for name, value in os.environ.items() if name == VARIABLE}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
         return done.stdout + done.stderr
 
     def replay_here(self) -> list[str]:
