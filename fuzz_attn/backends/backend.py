@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
 

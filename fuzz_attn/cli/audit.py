@@ -14,7 +14,7 @@ from fuzz_attn.engine.run_folder import new_run_folder
 from fuzz_attn.mutation import report
 from fuzz_attn.mutation.results import own_score
 from fuzz_attn.mutation.survivors import load_reasons, own_reasons
-from fuzz_attn.report.plain_text import show, whole
+from fuzz_attn.report.printing import show, whole
 
 SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"
 

@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fuzz_attn.ledger.rows import Row, Table
-from fuzz_attn.report.plain_text import count
+from fuzz_attn.report.printing import count
 
 if TYPE_CHECKING:
     from fuzz_attn.ledger.replaying import Cell

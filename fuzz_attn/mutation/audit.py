@@ -25,7 +25,7 @@ from fuzz_attn.mutation.report import LiveTable
 from fuzz_attn.mutation.results import RULES, Audit, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.mutation.survivors import Reason, with_equivalents
-from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
+from fuzz_attn.report.printing import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
 """Two rounds of a campaign: mutants come from the kernels of their compile keys, however few cases are judged."""

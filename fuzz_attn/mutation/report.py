@@ -27,7 +27,7 @@ from fuzz_attn.mutation.results import (
     times_found,
 )
 from fuzz_attn.mutation.survivors import Reason, SortedSurvivors, refuted, sort
-from fuzz_attn.report.plain_text import count, whole
+from fuzz_attn.report.printing import count, whole
 
 RULE_NAMES: Final = {VLLM: "vLLM's fixed tolerance", FLASH_ATTENTION: "FlashAttention's rule"}
 

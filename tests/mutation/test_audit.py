@@ -17,7 +17,7 @@ from fuzz_attn.mutation.mutant import Mutant
 from fuzz_attn.mutation.results import Audit, Evidence, Outcome, State, load, own_score, score
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.printing import text_of
 from fuzz_attn.targets.loading import load_target
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from fuzz_attn.mutation.survivors import (
     source_of,
     with_equivalents,
 )
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.printing import text_of
 
 REASONS = own_reasons()
 SURVEY_CASES = 360

@@ -18,8 +18,8 @@ from fuzz_attn.backends.mps import guardian, service
 from fuzz_attn.backends.mps.control import PIPES, PROGRAM, Control
 from fuzz_attn.backends.mps.service import SHARE, TURNS, multi_process_service
 from fuzz_attn.backends.mps.sharing import FOLDER, control_of, pipes_of, variables
+from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.campaign import Request
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run import local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
