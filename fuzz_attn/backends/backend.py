@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
 
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.errors import LaunchReachedInterrupt
@@ -128,3 +131,11 @@ class Backend(Protocol):
 
     def new_kernels(self) -> Kernels:
         """Return how many kernels the targets' launches have compiled since the last call; 0 on a CPU."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence numpy's floating-point warnings while the context lasts."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield

@@ -19,7 +19,7 @@ from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.check import comparison_of
 from fuzz_attn.properties.comparisons import SameBits, reference_of
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.properties.value_range import nearest_inside
+from fuzz_attn.properties.launch_properties import nearest_inside
 from fuzz_attn.targets.target import Target
 
 

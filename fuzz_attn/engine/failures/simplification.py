@@ -25,8 +25,7 @@ from fuzz_attn.case.traits import FEATURES, KINDS
 from fuzz_attn.engine.failures.simplicity import simplicity
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
-from fuzz_attn.properties.relations import RELATIONS
-from fuzz_attn.properties.second_cases import has_second_case, second_case
+from fuzz_attn.properties.relations import RELATIONS, has_second_case, second_case
 from fuzz_attn.strategies.compile_keys import check_key
 
 Fails: TypeAlias = Callable[[Order], bool]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from fuzz_attn.counterexamples.signature import signature_of
+from fuzz_attn.counterexamples.counterexample import signature_of
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.oracle.verdict import Verdict

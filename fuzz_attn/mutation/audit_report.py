@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import (
+from fuzz_attn.mutation.audit_results import (
     FLASH_ATTENTION,
     PROPERTIES,
     VLLM,
     Audit,
+    Mutant,
     Outcome,
     Score,
     by_mutant,
