@@ -146,7 +146,7 @@ def _failure(plan: Plan) -> str:
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.machine import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
-    from fuzz_attn.report.plain_text import safe  # noqa: PLC0415 - as above
+    from fuzz_attn.report.printing import safe  # noqa: PLC0415 - as above
     from fuzz_attn.report.summary import NOT_FOLLOWED  # noqa: PLC0415 - as above
 
     results = Results()
@@ -231,10 +231,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     folder = config.stash[_RUN_FOLDER]
     if hasattr(config, "workerinput") or not folder.exists():
         return
-    from fuzz_attn.coverage import mask_coverage  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.backends import mask_coverage  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.results import merged_reports, one_for_each_bug  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.report.plain_text import safe, text_of  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.printing import safe, text_of  # noqa: PLC0415 - loads rich
     from fuzz_attn.report.summary import failures_table, render  # noqa: PLC0415 - loads rich
 
     shards = [report_of(log) for log in logs_in(folder)]

@@ -19,12 +19,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.coverage import explanations
-from fuzz_attn.coverage.explanations import Explanation
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.events import Event, FailureChanged
@@ -33,6 +31,8 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.errors import BudgetSpentInterrupt
+from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
@@ -168,7 +168,7 @@ def contradicted() -> Callable[[Iterable[Mask], Family], list[Explanation]]:
     """Return a function that returns the explanations of gaps that the masks of a family's cases contradict."""
 
     def contradicted_by(masks: Iterable[Mask], family: Family) -> list[Explanation]:
-        pairs = [(entry, mask) for mask in masks for entry in explanations.load().explanation]
+        pairs = [(entry, mask) for mask in masks for entry in mask_gaps.load_explanations().explanation]
         return [entry for entry, mask in pairs if entry.covers(mask, family) and set(entry.never) & set(mask.seen)]
 
     return contradicted_by

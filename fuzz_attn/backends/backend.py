@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fuzz_attn.coverage.mask_coverage import Mask
+import numpy as np
+
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
 
@@ -128,3 +131,11 @@ class Backend(Protocol):
 
     def new_kernels(self) -> Kernels:
         """Return how many kernels the targets' launches have compiled since the last call; 0 on a CPU."""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence numpy's floating-point warnings while the context lasts."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.gpus import GpuFacts, gpu_facts
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.backends.mps.sharing import start_in_turn
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from fuzz_attn.backends.backend import Kernels, Watch
-from fuzz_attn.backends.quiet import quiet
-from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.backends.backend import Kernels, Watch, quiet
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.errors import BackendError
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """The command line.
 
-``main`` holds the command group, and one module holds each command: ``run``, ``replay``, ``bind``, ``mark``, ``show``,
-``export``, ``coverage``, ``audit``, ``ledger`` and ``targets``. ``options`` holds what they share. ``campaign`` fuzzes
-the targets of ``run`` with the engine, prints the results and saves them. ``guard`` gives every end its exit status.
+``main`` holds the command group. One module holds the commands that belong together: ``run`` with ``merge``,
+``replay``, ``failure_files``, ``report``, ``targets``, ``audit`` and ``ledger``. ``options`` holds what they share.
+``campaigns`` fuzzes the targets of ``run`` with the engine, prints the results and saves them, also at an address
+(``remote_output``). ``guard`` gives every end its exit status.
 """
 
 import os

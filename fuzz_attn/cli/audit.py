@@ -11,10 +11,10 @@ from rich.console import Console
 
 from fuzz_attn.cli.options import FILE, exits, family_option, out_option, seed_option, target_option, workers_option
 from fuzz_attn.engine.run_folder import new_run_folder
-from fuzz_attn.mutation import report
-from fuzz_attn.mutation.results import own_score
+from fuzz_attn.mutation import audit_report
+from fuzz_attn.mutation.audit_results import own_score
 from fuzz_attn.mutation.survivors import load_reasons, own_reasons
-from fuzz_attn.report.plain_text import show, whole
+from fuzz_attn.report.printing import show, whole
 
 SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"
 
@@ -122,7 +122,7 @@ def audit(
     )
     show(console, whole(f"Auditing {name} with {'seed' if seeds == 1 else 'seeds'} {', '.join(map(str, chosen))}"))
     done = run_audit(request, console)
-    show(console, report.render(done, known))
+    show(console, audit_report.render(done, known))
     show(console, whole(f"Written  {os.path.relpath(folder / 'audit.json')}"))
     percent = own_score(done.outcomes).percent
     return 1 if fail_under is not None and (percent is None or percent < fail_under) else 0

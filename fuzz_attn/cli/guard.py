@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 import click
 
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.report.plain_text import safe
+from fuzz_attn.report.printing import safe
 
 WRONG: Final = 2
 """Exit status where an argument or a file is wrong, or an output cannot be written."""

@@ -9,9 +9,9 @@ import click
 
 from fuzz_attn.cli.options import FILE, OUTPUT_DIRECTORY, backend_option, exits, memory_option
 from fuzz_attn.ledger import summaries
-from fuzz_attn.ledger.pages import write_pages
-from fuzz_attn.ledger.rows import OWN, Table, chosen, load_table
-from fuzz_attn.report.plain_text import console, safe, show
+from fuzz_attn.ledger.defects import OWN, Table, chosen, load_table
+from fuzz_attn.ledger.summaries import write_pages
+from fuzz_attn.report.printing import console, safe, show
 
 if TYPE_CHECKING:
     from fuzz_attn.ledger.replaying import Cell

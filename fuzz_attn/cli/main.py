@@ -9,19 +9,13 @@ from typing import Final
 import click
 
 from fuzz_attn.cli.audit import audit
-from fuzz_attn.cli.bind import bind
-from fuzz_attn.cli.coverage import coverage
-from fuzz_attn.cli.explain import explain
-from fuzz_attn.cli.export import export
+from fuzz_attn.cli.failure_files import explain, export, mark, show
 from fuzz_attn.cli.guard import Program
 from fuzz_attn.cli.ledger import ledger
-from fuzz_attn.cli.mark import mark
 from fuzz_attn.cli.replay import replay
-from fuzz_attn.cli.report import report, watch
-from fuzz_attn.cli.run import run
-from fuzz_attn.cli.runs.merge import merge
-from fuzz_attn.cli.show import show
-from fuzz_attn.cli.targets import targets
+from fuzz_attn.cli.report import coverage, report, watch
+from fuzz_attn.cli.run import merge, run
+from fuzz_attn.cli.targets import bind, targets
 from fuzz_attn.settings import command_line_defaults, load_settings
 
 ONLY_READ: Final = ("show", "mark", "merge", "report", "watch", "coverage")

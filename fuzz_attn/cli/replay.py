@@ -28,10 +28,10 @@ from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.engine.replay import replay as replay_files
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.report import github
-from fuzz_attn.report.markdown import append, of_replay
-from fuzz_attn.report.plain_text import console, safe, show, whole
-from fuzz_attn.report.waiting import Waiting
+from fuzz_attn.report import run_documents
+from fuzz_attn.report.printing import console, safe, show, whole
+from fuzz_attn.report.run_documents import append_markdown, markdown_of_replay
+from fuzz_attn.report.terminal import Waiting
 from fuzz_attn.settings import load_settings
 
 FOLDER: Final = Path("tests") / "counterexamples"
@@ -127,8 +127,8 @@ def replay(
     if len(paths) > counts["not replayed"]:
         show(printer, _total(len(paths) - counts["not replayed"], counts))
     if markdown is not None:
-        append(markdown, of_replay(done, errors))
-    for line in github.of_replay(done, errors) if annotations else ():
+        append_markdown(markdown, markdown_of_replay(done, errors))
+    for line in run_documents.annotations_of_replay(done, errors) if annotations else ():
         click.echo(line)
     return 1 if counts["failed"] else 2 if counts["not replayed"] else 0
 

@@ -1,4 +1,4 @@
-"""``fuzz-attn report``: the log of a run as a page to read; ``fuzz-attn watch`` serves it while the run goes on."""
+"""``fuzz-attn report``, ``watch`` and ``coverage``: the log of a run as a page, and its masks that lack an outcome."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
+from fuzz_attn.backends.mask_coverage import FILE_NAME, load
 from fuzz_attn.cli.options import FILE, exits
 from fuzz_attn.errors import ReportError
-from fuzz_attn.report.plain_text import console, show, whole
+from fuzz_attn.report.mask_gaps import print_gaps
+from fuzz_attn.report.printing import console, show, whole
 
 if TYPE_CHECKING:
     from fuzz_attn.report.page.run_log import RunLog
@@ -54,17 +57,17 @@ def _require_libraries() -> None:
 
 def _write_run(folder: Path, out: Path | None) -> list[RunLog]:
     """Write the page of a run, print where, and return its logs."""
-    from fuzz_attn.report.page import page, run_log  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page import run_log, run_page  # noqa: PLC0415 - as above
 
     logs = run_log.read_run(folder)
-    _print(page.save(page.run_page(logs, time.time()), out or folder / page.PAGE_NAME))
+    _print(run_page.save(run_page.run_page(logs, time.time()), out or folder / run_page.PAGE_NAME))
     return logs
 
 
 def _write_trend(logs: list[RunLog], out: Path) -> None:
-    from fuzz_attn.report.page import page, trend  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page import run_page, trend  # noqa: PLC0415 - as above
 
-    _print(page.save(trend.trend_page(logs, out.parent, time.time()), out))
+    _print(run_page.save(trend.trend_page(logs, out.parent, time.time()), out))
 
 
 def _beside(runs: list[Path]) -> Path:
@@ -103,3 +106,28 @@ def watch(*, folder: Path, host: str, port: int) -> int:
         except KeyboardInterrupt:
             return 0
     return 0
+
+
+@click.command()
+@click.argument("run_folder", metavar="RUN_FOLDER", type=FILE)
+@exits
+def coverage(*, run_folder: Path) -> int:
+    """List mask outcomes that a run did not exercise.
+
+    The simulator records for the mask of every load, store and select, and for the condition of every branch and loop,
+    whether it was all true, all false or mixed in some program. The list of missing outcomes names the source line. A
+    mask that was never mixed is an untested boundary.
+
+    RUN_FOLDER is the folder that a run printed, of one target or of several, or a coverage.json in it.
+    """
+    for file in coverage_files(run_folder):
+        print_gaps(load(file), Console(highlight=False))
+    return 0
+
+
+def coverage_files(run_folder: Path) -> list[Path]:
+    """Return the coverage files of a run: its own, or one for each of several targets.
+
+    Return the path itself where there is none, for an error that names it.
+    """
+    return sorted(run_folder.glob(FILE_NAME)) or sorted(run_folder.glob(f"*/{FILE_NAME}")) or [run_folder]

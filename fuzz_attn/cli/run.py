@@ -1,4 +1,4 @@
-"""``fuzz-attn run``: fuzz targets, shrink and save their failures."""
+"""``fuzz-attn run`` and ``merge``: fuzz targets, shrink and save failures, and unite the results of several runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from click.core import ParameterSource
 
 from fuzz_attn.api import LARGEST_NUMBER
 from fuzz_attn.case.families import Family
+from fuzz_attn.cli.campaigns import (
+    Documents,
+    Request,
+    documents_options,
+    finish,
+    print_report,
+    run_campaigns,
+    run_on_ray,
+)
 from fuzz_attn.cli.options import (
+    FILE,
+    OUTPUT_DIRECTORY,
     Output,
     Seconds,
     Shard,
@@ -26,13 +37,12 @@ from fuzz_attn.cli.options import (
     target_option,
     workers_option,
 )
-from fuzz_attn.cli.runs.campaign import Documents, Request, documents_options, run_campaigns
-from fuzz_attn.cli.runs.on_ray import run_on_ray
 from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.run.merging import merge as merge_runs
 from fuzz_attn.errors import BindingError, FuzzAttnError
-from fuzz_attn.report.plain_text import safe
+from fuzz_attn.report.printing import console, safe
 from fuzz_attn.settings import DEFAULT_MAX_TIME
 
 
@@ -148,7 +158,7 @@ def _local(out: Path | str | None) -> AbstractContextManager[Path | None]:
     """Return a context with a local folder to write to."""
     if not isinstance(out, str):
         return nullcontext(out)
-    from fuzz_attn.cli.runs.remote_output import remote_output  # noqa: PLC0415 - fsspec starts slowly
+    from fuzz_attn.cli.remote_output import remote_output  # noqa: PLC0415 - fsspec starts slowly
 
     return remote_output(out)
 
@@ -174,3 +184,25 @@ def _check_target(target: str, family: str | None, backend: str) -> None:
     """Load the target once in a child process, so that an error is reported before any fuzzing."""
     with IsolatedWorker(Setup(target, family, backend)):  # type: ignore[arg-type] # click.Choice has checked the family
         pass
+
+
+@click.command()
+@click.argument("places", nargs=-1, required=True, metavar="DIR...", type=FILE)
+@click.option("--out", required=True, type=OUTPUT_DIRECTORY, metavar="DIR", help="Where the results are written.")
+@documents_options
+@exits
+def merge(*, places: tuple[Path, ...], out: Path, **documents: Any) -> int:
+    """Unite the results of several runs, such as the parts of `run --shard`.
+
+    DIR is an output directory or a folder of a run. Results merged into the output directory before stay: merging a run
+    again changes nothing. A bug that several runs found is reported once. The output directory has a folder of a run
+    for each target, and the counterexamples; a status that you give to one of them stays.
+
+    The exit status is that of one run: 0 no case fails but known failures, 1 a case fails, 2 too few were judged or a
+    part is missing or was cut off, whatever the others found, 128 and the number of the signal that ended a part.
+    """
+    printer = console(stderr=documents["json"])
+    merged = merge_runs(places, out)
+    for run in merged:
+        print_report(run.report, run.folder, printer)
+    return finish([run.report for run in merged], Documents(**documents), is_whole=all(run.is_whole for run in merged))

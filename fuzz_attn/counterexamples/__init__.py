@@ -1,4 +1,4 @@
 """Counterexamples: failures as files.
 
-``counterexample`` saves and loads them, ``signature`` names their bugs, ``trust`` says whose targets a replay imports.
+``counterexample`` saves and loads them and names their bugs, ``trust`` says whose targets a replay imports.
 """

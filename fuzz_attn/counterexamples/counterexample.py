@@ -1,7 +1,8 @@
-"""Counterexample: one failure as one JSON file, which replays years later."""
+"""Counterexample: one failure as one JSON file, which replays years later, named by the signature of its bug."""
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import shutil
@@ -19,11 +20,26 @@ from msgspec import Meta
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.features import features_of
 from fuzz_attn.case.plain import FileName, Plain, Whole
-from fuzz_attn.counterexamples.signature import signature_of
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.foreign_files import content_of, write_new
 from fuzz_attn.oracle.verdict import Verdict
+
+
+def signature_of(case: AttentionCase, verdict: Verdict) -> str:
+    """Return property, kind, launch path, features, place in the output, and size of the error, joined by dashes."""
+    features = "+".join(features_of(case)) or "plain"
+    parts = [verdict.property_name, verdict.kind, case.launch.path, features, verdict.where, _decade(verdict)]
+    return "-".join(part for part in parts if part)
+
+
+def _decade(verdict: Verdict) -> str:
+    """Return the power of ten of a mismatch in units of the bound; an empty string for other kinds."""
+    if verdict.kind != "mismatch" or verdict.ratio is None or not math.isfinite(verdict.ratio):
+        return ""
+    return f"1e{int(math.log10(max(verdict.ratio, 1.0)))}"
+
 
 SCHEMA: Final = 2
 """The only version that is read. It goes up when an old file would mean something else, also by changed defaults."""

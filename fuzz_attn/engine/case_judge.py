@@ -113,9 +113,11 @@ class CaseJudge:
     def _judge(self, order: Order) -> Answer:
         from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
         from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
-        from fuzz_attn.properties.needed_options import with_options_named  # noqa: PLC0415 - as above
-        from fuzz_attn.properties.poison_reached import with_poison_named  # noqa: PLC0415 - as above
-        from fuzz_attn.properties.undeclared_rounding import with_rounding_named  # noqa: PLC0415 - as above
+        from fuzz_attn.properties.named_causes import (  # noqa: PLC0415 - as above
+            with_options_named,
+            with_poison_named,
+            with_rounding_named,
+        )
 
         if order.digest:
             return Answer(digest=digest_of(materialise(order.case)))

@@ -1,13 +1,13 @@
 """Messages between a worker process and its parent: plain data, sent as JSON."""
 
 from fuzz_attn.backends.gpus import GpuFacts
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.plain import FileName, Plain
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal

@@ -1,26 +1,96 @@
-"""The text of a script that shows one failure."""
+"""The script of a counterexample: how it imports the target, its text and files. Calls neither target nor kernel."""
 
 from __future__ import annotations
 
 import ast
 import base64
+import sys
 import textwrap
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
+from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
+from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.messages import Setup
 from fuzz_attn.errors import OutputError
-from fuzz_attn.export import safetensors
-from fuzz_attn.export.expectations import Expected, SameRows, WithinBound
-from fuzz_attn.export.recorded_calls import Block, Call, View
-from fuzz_attn.export.target_source import Source
+from fuzz_attn.export import recorded_calls
+from fuzz_attn.export.recorded_calls import (
+    Block,
+    Call,
+    Expected,
+    RecordedExperiment,
+    SameRows,
+    View,
+    WithinBound,
+    expectations,
+)
+from fuzz_attn.targets.built_in import BUILT_IN_NAMES
+from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
+from fuzz_attn.targets.published.place import place_of
+from fuzz_attn.targets.target import Target
+
+
+class Source(NamedTuple):
+    """A module, by its name or the path of its file, and the dotted name of the callable in it."""
+
+    module: str
+    name: str
+
+    def lines(self) -> list[str]:
+        """Return the body of a function that imports and returns the callable."""
+        if self.module.endswith(".py"):
+            return [f"return function_of_file({str(Path(self.module).resolve())!r}, {self.name!r})"]
+        return [f"from {self.module} import {self.name.partition('.')[0]}", "", f"return {self.name}"]
+
+
+def source_of(spec: str, target: Target) -> Source:
+    """Return where a script finds the callable of the loaded target that ``spec`` names.
+
+    A target that is declared as a :class:`Target` is found where its callable is defined, so that the script does not
+    need this package; where that is no name of a module, the script takes it from the declaration.
+    """
+    own = Source(target.call.__module__, getattr(target.call, "__qualname__", ""))
+    if spec in BUILT_IN_NAMES:
+        return own
+    named = _named(spec)
+    loaded = f"fuzz_attn_target_{Path(named.module).stem}" if named.module.endswith(".py") else named.module
+    if not isinstance(_found(Source(loaded, named.name)), Target):
+        return named
+    if _found(own) is not target.call:
+        return Source(named.module, f"{named.name}.call")
+    file = getattr(sys.modules[own.module], "__file__", None)
+    return Source(str(file), own.name) if own.module.startswith("fuzz_attn_target_") else own
+
+
+def _named(spec: str) -> Source:
+    """Return module and name of a specification; see :func:`fuzz_attn.targets.loading.load_target`."""
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == spec:
+            return Source(point.module, point.attr)
+    place = place_of(spec)
+    if place is not None:
+        return Source(place.module, place.attribute)
+    module, _, name = spec.rpartition(":")
+    return Source(module, name)
+
+
+def _found(source: Source) -> object:
+    """Return the object of that name in a module that is loaded, None where there is none."""
+    found: object = sys.modules.get(source.module)
+    for part in source.name.split("."):
+        found = getattr(found, part, None)
+    return found
+
 
 INLINE: Final = 40_000
 """The most characters of data that a script holds itself; more goes to a file beside it."""
@@ -42,7 +112,7 @@ class Script:
         try:
             path.write_text(self.text, encoding="utf-8")
             if self.tensors:
-                safetensors.write(beside, self.tensors)
+                recorded_calls.write_safetensors(beside, self.tensors)
         except OSError as error:
             raise OutputError(f"{error.filename or path}: cannot be written: {error.strerror}") from error
         return (path, beside) if self.tensors else (path,)
@@ -232,3 +302,20 @@ def _output_lines(number: int, call: Call) -> Iterator[str]:
     output = call.tensors.output
     yield f"missing_{number}, output_{number} = returned(result_{number}, {tuple(output.shape)}, {output.dtype})"
     yield f"wrong_{number} |= missing_{number}"
+
+
+def exported(found: Counterexample, spec: str, binding: Binding | None) -> Script:
+    """Return the script of a counterexample on the target that ``spec`` names, called with ``binding``.
+
+    Its bounds hold on every device, also where tensor cores truncate. Raises :class:`fuzz_attn.errors.FuzzAttnError`
+    for a target that does not load.
+    """
+    # Only for the target: the script chooses its device.
+    judge = load(Setup(spec, found.family, "simulator", binding=binding))
+    target = judge.target.on_device(TENSOR_CORE_SLACK)
+    experiment = RecordedExperiment(found.case, target, judge.backend)
+    expected = expectations(experiment, found.verdict.property_name, found.relation)
+    sources = [
+        source_of(spec if each.call.target is target else each.call.target.name, each.call.target) for each in expected
+    ]
+    return script_of(found, expected, sources)

@@ -1,5 +1,5 @@
 """Ledger: the defects of published kernels, as data, each with the case that shows it.
 
-``rows`` loads the table ``ledger.toml`` and the cases in ``cases/``. ``replaying`` replays them on every pinned
-version, and ``summaries`` writes them as text, as Markdown and as JSON.
+``defects`` loads the table ``ledger.toml`` and the cases in ``cases/``. ``replaying`` replays them on every pinned
+version, and ``summaries`` writes them as text, as Markdown and as JSON, and starts their pages.
 """

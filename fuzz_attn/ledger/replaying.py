@@ -14,7 +14,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation
-from fuzz_attn.ledger.rows import Launcher, Outcome, Row, Table
+from fuzz_attn.ledger.defects import Launcher, Outcome, Row, Table
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
 

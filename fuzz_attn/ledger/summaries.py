@@ -1,8 +1,9 @@
-"""Summaries: the ledger and its version matrix as tables for a terminal, as Markdown and as JSON."""
+"""Summaries: the ledger and its version matrix as text, Markdown and JSON, and a page for each confirmed defect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -11,8 +12,10 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fuzz_attn.ledger.rows import Row, Table
-from fuzz_attn.report.plain_text import count
+from fuzz_attn.case.description import describe
+from fuzz_attn.errors import OutputError
+from fuzz_attn.ledger.defects import Row, Table
+from fuzz_attn.report.printing import count
 
 if TYPE_CHECKING:
     from fuzz_attn.ledger.replaying import Cell
@@ -136,3 +139,66 @@ def document(table: Table, cells: Sequence[Cell] = ()) -> str:
 def _specs(table: Table, row: Row) -> dict[str, str]:
     launcher = table.launcher(row)
     return {version: launcher.spec(version) for version in launcher.modules}
+
+
+def write_pages(table: Table, folder: Path) -> Iterator[Path]:
+    """Write the pages that a folder lacks and yield their paths; a page that exists was finished by hand and stays."""
+    for row in table.rows.values():
+        path = folder / page_name(table, row)
+        if not row.confirmed or path.exists():
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(page(table, row), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        yield path
+
+
+def page_name(table: Table, row: Row) -> str:
+    """Return the name of the file of a row's page."""
+    return f"{table.launcher(row).package}-{row.name}.md"
+
+
+def page(table: Table, row: Row) -> str:
+    """Return the page of a row."""
+    return (
+        "\n\n".join(
+            (
+                f"# {row.title}",
+                f"Kernel `{row.kernel}`, line `{row.line}`. State: {row.state}, {origin(row)}."
+                + f" Upstream: {row.reference}." * bool(row.reference),
+                row.cause,
+                "## The smallest case",
+                *_case(table, row),
+                "## Why the contract does not exclude it",
+                row.why,
+                "## Versions",
+                "\n".join(("| version | outcome |", "| --- | --- |", *_versions(row))),
+                "## See it without fuzz_attn",
+                _reproduction(table, row),
+            )
+        )
+        + "\n"
+    )
+
+
+def _case(table: Table, row: Row) -> Iterator[str]:
+    found = table.case(row)
+    yield "\n".join(f"- {what}: {words}" for what, words in describe(found.case))
+    yield f"Found there: {found.verdict.what}: {found.verdict.message}."
+
+
+def _versions(row: Row) -> Iterator[str]:
+    yield from (f"| {version} | {word_of(row, version)} |" for version in row.versions)
+
+
+def _reproduction(table: Table, row: Row) -> str:
+    launcher = table.launcher(row)
+    version = row.newest_failed
+    case = f"fuzz_attn/ledger/cases/{row.name}.json"
+    return (
+        f"    fuzz-attn export {case} --script repro.py --trust\n"
+        f"    pip install {launcher.package}=={version}\n"
+        "    python repro.py --device cuda    # on a CPU: TRITON_INTERPRET=1 python repro.py"
+    )

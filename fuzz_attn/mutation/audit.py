@@ -17,15 +17,14 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples.counterexample import environment_of
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.mutation import results
+from fuzz_attn.mutation import audit_results
+from fuzz_attn.mutation.audit_messages import AuditSetup, Batch
 from fuzz_attn.mutation.audit_pool import AuditPool
-from fuzz_attn.mutation.messages import AuditSetup, Batch
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.report import LiveTable
-from fuzz_attn.mutation.results import RULES, Audit, Outcome, State
+from fuzz_attn.mutation.audit_report import LiveTable
+from fuzz_attn.mutation.audit_results import RULES, Audit, Mutant, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.mutation.survivors import Reason, with_equivalents
-from fuzz_attn.report.plain_text import PIPE_SECONDS, show, whole
+from fuzz_attn.report.printing import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
 """Two rounds of a campaign: mutants come from the kernels of their compile keys, however few cases are judged."""
@@ -93,7 +92,7 @@ def audit(request: Request, console: Console) -> Audit:
             false_alarms=tuple(sorted(pool.false_alarms)),
             healthy_cases=sum(pool.healthy_cases.values()),
         )
-    results.save(done, request.folder / "audit.json")
+    audit_results.save(done, request.folder / "audit.json")
     return done
 
 

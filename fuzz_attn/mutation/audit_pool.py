@@ -19,11 +19,18 @@ from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.messages import Died, Ready, Refused
 from fuzz_attn.engine.worker_process import WorkerProcess
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.mutation.audit_messages import (
+    AuditSetup,
+    Batch,
+    BatchDone,
+    Finished,
+    PositionFile,
+    Progress,
+    Survey,
+    Surveyed,
+)
+from fuzz_attn.mutation.audit_results import FalseAlarm, Mutant, Outcome
 from fuzz_attn.mutation.audit_worker import POSITION_FILE
-from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.position import PositionFile
-from fuzz_attn.mutation.results import FalseAlarm, Outcome
 
 BATCHES_EACH: Final = 2
 """Batches for each worker: every batch prepares all cases anew, but other workers wait only for the last ones."""

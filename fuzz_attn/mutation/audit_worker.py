@@ -16,13 +16,11 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.child.worker import Send, serve
 from fuzz_attn.engine.messages import Ready, Refused, Setup
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation.messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import PROPERTIES
+from fuzz_attn.mutation.audit_messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
+from fuzz_attn.mutation.audit_results import PROPERTIES, Mutant
 
 if TYPE_CHECKING:
-    from fuzz_attn.mutation.batch_runner import BatchRunner
-    from fuzz_attn.mutation.mutant_run import MutantRun
+    from fuzz_attn.mutation.batch_runner import BatchRunner, MutantRun
     from fuzz_attn.targets.target import Target
 
 POSITION_FILE: Final = "position"
@@ -60,7 +58,7 @@ class AuditWorker:
             send(Refused(f"fuzz_attn itself failed on a case:\n{traceback.format_exc()}"))
 
     def _run(self, batch: Batch, send: Send) -> None:
-        from fuzz_attn.mutation.mutant_run import MutantRun  # noqa: PLC0415 - imports torch
+        from fuzz_attn.mutation.batch_runner import MutantRun  # noqa: PLC0415 - imports torch
 
         runs = [
             MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}, batch.seed)
@@ -103,8 +101,8 @@ def _load(message: bytes) -> AuditWorker:
     setup = msgspec.json.decode(message, type=AuditSetup)
     healthy = case_judge.load(Setup(setup.target, setup.family, "simulator"))
     from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
+    from fuzz_attn.mutation.audit_messages import PositionFile  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above
-    from fuzz_attn.mutation.position import PositionFile  # noqa: PLC0415 - as above
 
     assert isinstance(healthy.backend, SimulatorBackend)
     position = PositionFile(Path(setup.scratch) / POSITION_FILE)

@@ -1,28 +1,204 @@
-"""BatchRunner: judges a batch of mutants on case after case, until each is killed or the cases are spent."""
+"""BatchRunner: judges a batch of mutants on case after case, until each is killed or the cases are spent.
+
+The cases are those of a default campaign on one core, each prepared once for many mutants.
+"""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FrameType
+from typing import Final, NamedTuple
 
 import torch
 
+from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.engine.schedule import play_round, size_on_cpu
+from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
-from fuzz_attn.mutation.case_stream import CaseStream, DrawnCase
-from fuzz_attn.mutation.ir.mutants import Rewrite, changes_in
-from fuzz_attn.mutation.ir.probes import Probes
-from fuzz_attn.mutation.mutant import IrChange, Mutant
-from fuzz_attn.mutation.mutant_run import MutantRun, limited_processor_time
-from fuzz_attn.mutation.position import NO_MUTANT, PositionFile
-from fuzz_attn.mutation.prepared_case import PreparedCase, SharedExperiment
-from fuzz_attn.mutation.results import PROPERTIES, FalseAlarm
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.mutation.audit_messages import NO_MUTANT, PositionFile
+from fuzz_attn.mutation.audit_results import PROPERTIES, Evidence, FalseAlarm, IrChange, Mutant, Outcome, State
+from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors
+from fuzz_attn.mutation.ir_operators import Rewrite, changes_in
+from fuzz_attn.mutation.ir_rewriting import Probes
+from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import check, check_relation
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.targets.target import Target
+
+
+class DrawnCase(NamedTuple):
+    """One case of a campaign with its metamorphic relation."""
+
+    case: AttentionCase
+    relation: str | None
+
+
+class CaseStream:
+    """The cases of ``fuzz-attn run --workers 1 --seed SEED``, drawn a round at a time and then kept."""
+
+    def __init__(self, domain: Domain, seed: int) -> None:
+        self._domain = domain
+        self._seed = seed
+        self._drawn: list[DrawnCase] = []
+        self._rounds = 0
+
+    def __getitem__(self, number: int) -> DrawnCase:
+        """Return the case of that number, counted from 0; draws as many rounds as needed."""
+        while len(self._drawn) <= number:
+            self._draw_round()
+        return self._drawn[number]
+
+    def _draw_round(self) -> None:
+        def keep(case: AttentionCase, relation: str | None) -> None:
+            self._drawn.append(DrawnCase(case, relation))
+
+        size = size_on_cpu(self._rounds)
+        play_round(self._domain, derived_seed(self._seed, 0, self._rounds), size.cases, keep, size)
+        self._rounds += 1
+
+
+class RestorableTensors:
+    """The tensors of a case with a copy of their first contents."""
+
+    def __init__(self, tensors: AttentionTensors) -> None:
+        self.tensors = tensors
+        self._copies = [(memory, memory.clone()) for memory in self._memories()]
+
+    def _memories(self) -> Iterator[torch.Tensor]:
+        """Yield the memory of every tensor; two views of one memory yield it once."""
+        seen = set()
+        for tensor in (*(tensor for _, tensor in self.tensors.inputs()), self.tensors.output):
+            memory = self.tensors.memory_of(tensor)
+            if memory.data_ptr() not in seen:
+                seen.add(memory.data_ptr())
+                yield memory
+
+    def restored(self) -> AttentionTensors:
+        """Return the tensors with their first contents."""
+        for memory, copy in self._copies:
+            memory.copy_(copy)
+        return self.tensors
+
+
+class PreparedCase:
+    """One case of the stream: its tensors, its reference, and the errors that two fixed tolerances allow."""
+
+    def __init__(self, drawn: DrawnCase, target: Target, backend: Backend) -> None:
+        self.drawn = drawn
+        self.target = target
+        self.backend = backend
+        self.reference: Reference
+        self.allowed_errors: dict[str, AllowedErrors] = {}
+        self._tensors: dict[AttentionCase, list[RestorableTensors]] = {}
+
+    def tensors(self, case: AttentionCase, number: int) -> AttentionTensors:
+        """Return tensors of this case or of one derived from it; each number has tensors of its own."""
+        made = self._tensors.setdefault(case, [])
+        while len(made) <= number:
+            made.append(RestorableTensors(materialise(case, self.backend.device)))
+        return made[number].restored()
+
+    def compute_reference(self, *, with_tolerances: bool) -> None:
+        """Compute the reference and, on demand, what the fixed tolerances allow; must precede any launch."""
+        tensors = self.tensors(self.drawn.case, 0)
+        self.reference = attend(tensors, self.target.rounding_model)
+        self.allowed_errors = allowed_errors(tensors, self.reference) if with_tolerances else {}
+
+
+class SharedExperiment(Experiment):
+    """An experiment on a prepared case, which already has everything that does not depend on the target."""
+
+    def __init__(self, prepared: PreparedCase, target: Target) -> None:
+        super().__init__(prepared.drawn.case, target, prepared.backend)
+        self._prepared = prepared
+        self._launches: dict[AttentionCase, int] = {}
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The prepared case's reference. No launch changes it, since changed inputs are a failure of their own."""
+        return self._prepared.reference
+
+    def launch(self, case: AttentionCase) -> Launch:
+        """Return a new launch of the target on a case, on tensors of its own within this experiment."""
+        number = self._launches.get(case, 0)
+        self._launches[case] = number + 1
+        return self.launch_tensors(self._prepared.tensors(case, number))
+
+
+@dataclass
+class MutantRun:
+    """A mutant with its target and what the cases of one seed showed so far.
+
+    ``undecided`` names what has not found the mutant yet: the campaign's properties and the fixed tolerances.
+    ``seconds`` are the mutant's own, without what all mutants of its batch share.
+    """
+
+    mutant: Mutant
+    target: Target
+    undecided: set[str]
+    seed: int = 0
+    seconds: float = 0.0
+    cases: int = 0
+    reached: int = 0
+    differed: int = 0
+    changed: int = 0
+    ratio: float = 0.0
+    verdict: Verdict | None = None
+    case: int = 0
+    seconds_until_found: float = 0.0
+    rules: dict[str, int] = field(default_factory=dict)
+    invalid: str = ""
+
+    def found(self, verdict: Verdict, case: int, seconds: float) -> None:
+        """Record the verdict of the properties that killed the mutant, its case and the time until then."""
+        self.undecided.remove(PROPERTIES)
+        self.verdict, self.case, self.seconds_until_found = verdict, case, seconds
+
+    def outcome(self) -> Outcome:
+        """Return the outcome so far."""
+        evidence = Evidence(self.cases, self.reached, self.differed, self.changed, self.ratio)
+        if self.verdict is None:
+            state: State = "invalid" if self.invalid else "survived" if self.changed else "unobserved"
+            return Outcome(self.mutant, state, self.seed, message=self.invalid, rules=self.rules, evidence=evidence)
+        return Outcome(
+            self.mutant,
+            "killed",
+            self.seed,
+            property_name=self.verdict.property_name,
+            kind=self.verdict.kind,
+            message=self.verdict.message,
+            case=self.case,
+            seconds=self.seconds_until_found,
+            rules=self.rules,
+            evidence=evidence,
+        )
+
+
+@contextmanager
+def limited_processor_time(seconds: float) -> Iterator[None]:
+    """Raise :class:`HangInterrupt` in the running Python code when this process has used that much time."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        raise HangInterrupt
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
 
 SHORTEST_HANG: Final = 3.0
 LONGEST_HANG: Final = 30.0

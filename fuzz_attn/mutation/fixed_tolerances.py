@@ -17,7 +17,7 @@ import torch
 
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.mutation.results import FLASH_ATTENTION, VLLM
+from fuzz_attn.mutation.audit_results import FLASH_ATTENTION, VLLM
 from fuzz_attn.oracle.logits import score_scale
 from fuzz_attn.oracle.reference import Reference, output_factor
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks

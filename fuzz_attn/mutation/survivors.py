@@ -18,8 +18,7 @@ import msgspec
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.foreign_files import content_of
-from fuzz_attn.mutation.mutant import IrChange, Mutant
-from fuzz_attn.mutation.results import Outcome
+from fuzz_attn.mutation.audit_results import IrChange, Mutant, Outcome
 
 KERNELS: Final = Path(__file__).parents[1] / "kernels"
 OWN_REASONS: Final = Path(__file__).parents[2] / "tests" / "mutation" / "ir_survivors.toml"

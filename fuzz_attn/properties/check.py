@@ -16,7 +16,6 @@ from fuzz_attn.properties.comparisons import Comparison, compared
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.relations import RELATIONS, RelationKind
-from fuzz_attn.properties.value_range import value_range
 
 LAUNCH_PROPERTIES: Final = (
     "sanitizers",
@@ -79,7 +78,7 @@ def _of_output(experiment: Experiment, relation: str | None) -> Iterator[Verdict
     verdict = launch_properties.oracle(experiment)
     yield verdict
     if verdict.passed:
-        verdict = value_range(experiment)
+        verdict = launch_properties.value_range(experiment)
         yield verdict
     if verdict.passed:
         verdict = few_values(experiment)

@@ -14,7 +14,7 @@ from fuzz_attn.case.parts import Strides
 from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.second_cases import with_other_poison
+from fuzz_attn.properties.relations import with_other_poison
 
 STRIDE_STEP: Final = 16
 """Elements by which a padding changes: a compiler that specialises on multiples of 16 generates the same code."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, TypeAlias
@@ -12,6 +13,7 @@ import torch
 
 from fuzz_attn.backends.backend import Backend, Observation, Watch
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.errors import (
     BindingError,
     DeviceLostError,
@@ -25,9 +27,28 @@ from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.owners import owner_of
 from fuzz_attn.properties.exceptions import refusal_by, with_other_data
-from fuzz_attn.properties.launch_options import OwnOptions, launched_with
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Called, Target
+
+OwnOptions = dict[str, dict[str, int]]
+"""For each kernel the launcher's own values of the options that a case chooses."""
+
+
+def options_of(launch: LaunchHints) -> dict[str, int]:
+    """Return the options that a case chooses; none where it leaves them to the launcher."""
+    chosen = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    return {name: number for name, number in chosen.items() if number}
+
+
+def launched_with(launch: LaunchHints) -> AbstractContextManager[OwnOptions]:
+    """Return a context in which each launch has the options of a case; it yields the launcher's own."""
+    options = options_of(launch)
+    if not options:
+        return nullcontext({})
+    from fuzz_attn.ttir.compiler_compat import options_chosen  # noqa: PLC0415 - imports Triton, and few need it
+
+    return options_chosen(options)
+
 
 SHOWN_CHARACTERS: Final = 4000
 """Characters of an exception's text that a verdict keeps: a compiler may print the whole kernel."""

@@ -1,9 +1,15 @@
-"""Launch properties: those that need no second launch."""
+"""Launch properties: those that need no second launch, the value range among them.
+
+Every output is a weighted average of the values that its row sees, so it lies within their range. This needs no exact
+weights, so it also holds in ill-conditioned rows, where the oracle cannot judge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
+import msgspec
 import torch
 
 from fuzz_attn.backends.backend import Observation
@@ -11,9 +17,89 @@ from fuzz_attn.inputs.copies import same_bytes
 from fuzz_attn.inputs.storage import elements_in
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.allowed_roundings import denominator_units, lost_exponential, lost_products, output_error
 from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, sum_units, value_unit
+from fuzz_attn.oracle.reference import Reference, output_factor
+from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.oracle.roundings import UNIT, gamma, half_denormal
+from fuzz_attn.oracle.row_blocks import RowBlock, largest_seen
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
+
+SEED_STEP: Final = 4
+"""Of the cases that the oracle judges completely, only those whose seed is a multiple of this are checked: the value
+range costs two thirds of the oracle."""
+
+
+def value_range(experiment: Experiment) -> Verdict:
+    """Every output lies between the smallest and the largest value that its row sees; a sink adds a value of 0.
+
+    The tolerance is the part of the error bound that comes with the values, not only the output's own rounding: a
+    correct kernel rounds P to its type for the numerator and not for the denominator, so its weights sum to 1 only up
+    to that rounding, and it sums in float32. Errors of the scores play no part: wrong weights are still weights.
+    """
+    tensors, known = experiment.first.tensors, experiment.reference
+    if experiment.case.seed % SEED_STEP and not bool(known.ill_conditioned.any()):
+        return Verdict("value_range")
+    verdict = judge(tensors, nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model))
+    message = verdict.message and f"outside the range of the values that the row sees: {verdict.message}"
+    return msgspec.structs.replace(verdict, property_name="value_range", message=message)
+
+
+@torch.inference_mode()
+def nearest_inside(
+    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: RoundingModel
+) -> Reference:
+    """Return the outputs moved into the value range, and as bound how far outside an output may lie."""
+    actual = tensors.output[: known.expected.shape[0]].double()
+    expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
+    groups = (-1, tensors.num_kv_heads, tensors.query.shape[1] // tensors.num_kv_heads, actual.shape[-1])
+    found, nearest, beyond = (each.view(groups) for each in (actual, expected, bound))
+    for block in blocks:
+        low, high = values_seen(block)
+        if tensors.sinks is not None:
+            low, high = low.clamp_max(0.0), high.clamp_min(0.0)
+        error = _error(block, torch.maximum(low.abs(), high.abs()), tensors, model)
+        factor, dtype = output_factor(tensors), tensors.output.dtype
+        low, high = (low, high) if factor > 0 else (high, low)
+        errors = [output_error(end * factor, error * abs(factor), tensors, model) for end in (low, high)]
+        ends = [stored_bound(end * factor, widened, dtype) for end, widened in zip((low, high), errors, strict=True)]
+        (low, _), (high, _) = ends
+        low, high, error = (each[:, :, :, None] for each in (low, high, torch.maximum(*(e for _, e in ends))))
+        nearest[block.tokens] = found[block.tokens].nan_to_num().clamp(low, high)
+        beyond[block.tokens] = error
+    return Reference(
+        expected, bound.masked_fill(known.bound.isinf(), torch.inf), torch.zeros_like(known.ill_conditioned)
+    )
+
+
+def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest value that each query token sees, ``[B, Q, num_kv_heads, head_size]``.
+
+    Where a bias of -inf hides a key between others, the value range is wider than necessary.
+    """
+    low, high = largest_seen(block, torch.cat([-block.values, block.values], -1)).chunk(2, -1)
+    return -low, high
+
+
+def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
+    """Return how far the average may lie outside, before it is scaled and stored; ``largest`` is the largest ``|v|``.
+
+    These are the terms of :mod:`fuzz_attn.oracle.error_bound` that come with values and with the whole row. All weights
+    together are at most 1, and each is flushed or rounded to 0 at most once at each rescaling.
+    """
+    count = block.visible.sum(-1, dtype=torch.float64)[..., None, None]
+    probability = probability_dtype(tensors, model)
+    cast = probability_unit(tensors, model)
+    summed = sum_units(2 * count, tensors, model)
+    rest = summed.add(1.0).mul_(1.0 + value_unit(tensors, model)).sub_(1.0)
+    lost = half_denormal(probability) * (1 + rest) if cast else 0.0
+    flushed = count * (lost + (count + 2.0) * lost_exponential(tensors, model))
+    relative = rest.add(1.0).mul_(1.0 + cast).sub_(1.0).add_(flushed)
+    error = largest * relative + lost_products(2 * count + 4, summed, tensors, model)
+    units = denominator_units(gamma(2 * count + 8, UNIT), 2 * count, count, cast, tensors, model)
+    return (largest * units + error) * units.mul(2.0).add_(1.0)
 
 
 def oracle(experiment: Experiment) -> Verdict:

@@ -1,4 +1,4 @@
-"""The summary of a run, a table of its failures for each target, and its progress in one line."""
+"""The summary of a run: a table of its failures for each target, what was refused, and its progress in one line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,56 @@ from rich.text import Text
 
 from fuzz_attn.case import not_drawn
 from fuzz_attn.case.features import features_of
-from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.report import refusals
+from fuzz_attn.engine.refusals.counts import CountedRefusal
+from fuzz_attn.engine.refusals.reduction import NOT_REDUCED
+from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.failure import only_here
-from fuzz_attn.report.plain_text import count, safe, whole
+from fuzz_attn.report.printing import count, safe, whole
+
+MOST_COMBINATIONS: Final = 4
+MOST_CHARACTERS: Final = 200
+
+
+def render_refusals(refusals: tuple[CountedRefusal, ...]) -> Table:
+    """Return a table of refusals, one row for each place that refuses."""
+    table = Table(box=None, padding=(0, 1), title="Refused, so not judged", title_justify="left")
+    table.add_column("cases", justify="right")
+    for heading in ("refused", "message", "at"):
+        table.add_column(heading, overflow="fold")
+    for each in refusals:
+        table.add_row(
+            str(each.cases), Text(combinations_in_words(each)), Text(_message(each)), Text(_place_of_refusal(each))
+        )
+    return table
+
+
+def combinations_in_words(refused: CountedRefusal) -> str:
+    """Return the refused combinations: ``head size 24 with sinks; fp8 output``."""
+    words = [_in_words(combination) for combination in refused.combinations]
+    more = f"; {len(words) - MOST_COMBINATIONS} more" if len(words) > MOST_COMBINATIONS else ""
+    return "; ".join(words[:MOST_COMBINATIONS]) + more if words else "not reduced"
+
+
+def _in_words(combination: tuple[str, ...]) -> str:
+    if combination[-1:] == (NOT_REDUCED,):
+        return ", ".join([" with ".join(combination[:-1]), NOT_REDUCED][len(combination) == 1 :])
+    return " with ".join(combination) or "every case"
+
+
+def _message(refused: CountedRefusal) -> str:
+    refusal = refused.refusal
+    text = f"{refusal.error}: {refusal.message}" if refusal.message else refusal.error
+    shown = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
+    return f"does not compile: {shown}" if refusal.stage == "compile" else shown
+
+
+def _place_of_refusal(refused: CountedRefusal) -> str:
+    return f"{refused.refusal.location}\n{refused.refusal.source}".strip()
+
 
 Row: TypeAlias = tuple[str, str | Text]
 
@@ -139,7 +181,7 @@ def render(statistics: Statistics) -> RenderableType:
     table.add_column()
     for what, words in (*_numbers(statistics), *_shares(statistics)):
         table.add_row(what, words)
-    refused = [refusals.render(statistics.refusals)] if statistics.refusals else []
+    refused = [render_refusals(statistics.refusals)] if statistics.refusals else []
     return Group(whole(f"Summary of {statistics.target}", "bold"), table, *refused)
 
 
@@ -226,7 +268,7 @@ def _covered(statistics: Statistics) -> str:
     if not statistics.masks:
         return "none: only the simulator records masks, and only those of Triton kernels"
     without = ", without the cases that the simulator cannot run" * bool(statistics.unsupported)
-    return f"{explanations.summary_line(statistics.masks, statistics.target)}{without}"
+    return f"{mask_gaps.summary_line(statistics.masks, statistics.target)}{without}"
 
 
 def _relations(counts: dict[str, int]) -> str:

@@ -17,7 +17,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.summary import render
 
 FILE = Path(__file__).parents[1] / "sample_targets" / "beyond_the_simulator.py"

@@ -137,11 +137,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
     """Return the CPU seconds of each part of a campaign's cases, drawn and judged in this process."""
     judge = load(Setup(target))
     ready = judge.ready()
-    from fuzz_attn.properties import (  # noqa: PLC0415 - as above
-        check,
-        experiment,
-        launch_properties,
-    )
+    from fuzz_attn.properties import check, experiment, launch_properties  # noqa: PLC0415 - as above
 
     clock = Clock()
     places: tuple[tuple[Any, str, str], ...] = (

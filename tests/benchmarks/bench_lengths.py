@@ -53,8 +53,8 @@ from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.mutation.audit_results import RULES
 from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
-from fuzz_attn.mutation.results import RULES
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch

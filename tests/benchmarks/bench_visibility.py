@@ -16,7 +16,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.targets.built_in import built_in
 
 Row = tuple[str, str]

@@ -22,13 +22,13 @@ from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.cli.campaigns import Request, parts
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.campaign import Request, parts
 from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.messages import Ready
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.printing import text_of
 from fuzz_attn.targets import loading
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"

@@ -22,8 +22,7 @@ from fuzz_attn.cli.options import exits
 from fuzz_attn.counterexamples.counterexample import save, signed
 from fuzz_attn.engine.run_folder import folder_name
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report.junit import save_junit
-from fuzz_attn.report.markdown import append
+from fuzz_attn.report.run_documents import append_markdown, save_junit
 from fuzz_attn.targets.target import slug_of
 
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
@@ -85,7 +84,7 @@ def test_no_writable_file_is_one_line_and_status_2(arguments: tuple[str, ...], f
         assert done.stderr.splitlines()[-1].startswith(("fuzz-attn: ", "Error: "))
 
 
-@pytest.mark.parametrize("write", [lambda path: save_junit([], path), lambda path: append(path, "")])
+@pytest.mark.parametrize("write", [lambda path: save_junit([], path), lambda path: append_markdown(path, "")])
 def test_documents_that_cannot_be_written_are_errors_of_the_user(write: Callable[[Path], None], file: str) -> None:
     @click.group(cls=Program)
     def program() -> None: ...

@@ -9,7 +9,7 @@ from fuzz_attn.counterexamples.counterexample import signed
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report import github, markdown
+from fuzz_attn.report import run_documents
 
 HOSTILE = "a | <img src=x>\n::error::no `code`, [link](x) 100%\x1b[0m"
 
@@ -23,7 +23,7 @@ def report_of(case: AttentionCase, status: str = "open", message: str = HOSTILE)
 
 
 def test_a_message_stays_in_its_cell(case: AttentionCase) -> None:
-    text = markdown.of_run([report_of(case)], 1)
+    text = run_documents.markdown_of_run([report_of(case)], 1)
     lines = text.splitlines()
     assert lines[0] == "## fuzz-attn: 1 failure"
     assert "30 cases in 3 s (10.0 cases/s), 0 compile keys, seed 7, on simulator." in lines
@@ -34,26 +34,28 @@ def test_a_message_stays_in_its_cell(case: AttentionCase) -> None:
 
 
 def test_a_run_without_failures_says_so() -> None:
-    assert markdown.of_run([RunReport(Statistics("t", cases=3))], 0).startswith("## fuzz-attn: 0 failures\n")
-    nothing = markdown.of_run([RunReport(Statistics("t"))], 2)
+    assert run_documents.markdown_of_run([RunReport(Statistics("t", cases=3))], 0).startswith(
+        "## fuzz-attn: 0 failures\n"
+    )
+    nothing = run_documents.markdown_of_run([RunReport(Statistics("t"))], 2)
     assert nothing.startswith("## fuzz-attn: exit status 2\n")
     assert "- **Error:** no case was judged" in nothing
 
 
 def test_an_annotation_is_one_line(case: AttentionCase) -> None:
-    (line,) = github.of_run([report_of(case)])
+    (line,) = run_documents.annotations_of_run([report_of(case)])
     place = "::error file=c/a b.json,title=mine.py%3Af%3A oracle (nan)::"
     assert line == place + "a | <img src=x>%0A::error::no `code`, [link](x) 100%25\\x1b[0m"
 
 
 def test_a_known_failure_is_a_notice(case: AttentionCase) -> None:
-    (line,) = github.of_run([report_of(case, "known")])
+    (line,) = run_documents.annotations_of_run([report_of(case, "known")])
     assert line == "::notice file=c/a b.json,title=known%3A mine.py%3Af%3A oracle (nan)::#7"
-    assert markdown.of_run([report_of(case, "known")], 0).startswith("## fuzz-attn: 0 failures\n")
+    assert run_documents.markdown_of_run([report_of(case, "known")], 0).startswith("## fuzz-attn: 0 failures\n")
 
 
 def test_an_error_is_annotated() -> None:
-    (line,) = github.of_run([RunReport(Statistics("t"))])
+    (line,) = run_documents.annotations_of_run([RunReport(Statistics("t"))])
     assert line.startswith("::error title=fuzz-attn%3A t::no case was judged")
 
 
@@ -61,13 +63,15 @@ def test_a_command_to_copy_is_one_word_for_each_name(case: AttentionCase) -> Non
     report = report_of(case)
     (found,) = report.failures
     hostile = msgspec.structs.replace(found, path="a b\n# heading; rm -rf `x` | y.json")
-    text = markdown.of_run([msgspec.structs.replace(report, failures=(hostile,))], 1)
+    text = run_documents.markdown_of_run([msgspec.structs.replace(report, failures=(hostile,))], 1)
     (row,) = (line for line in text.splitlines() if line.startswith("| oracle"))
     assert "replay 'a b # heading; rm -rf x \\| y.json' --trust` |" in row
     assert not [line for line in text.splitlines() if line.startswith("# heading")]
 
 
 def test_a_message_makes_no_link(case: AttentionCase) -> None:
-    text = markdown.of_run([report_of(case, message="see https://evil.example and www.evil.example/x\u202e")], 1)
+    text = run_documents.markdown_of_run(
+        [report_of(case, message="see https://evil.example and www.evil.example/x\u202e")], 1
+    )
     assert "https://" not in text
     assert r"https\://evil.example and www\.evil.example/x\\u202e" in text

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.remote_output import SENT, remote_output
+from fuzz_attn.cli.remote_output import SENT, remote_output
 from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder
 from fuzz_attn.errors import OutputError
 

@@ -22,8 +22,8 @@ from fuzz_attn.engine.refusals.counts import CountedRefusal
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report import failure, summary
-from fuzz_attn.report.bias_values import bias_values
-from fuzz_attn.report.plain_text import count, show, text_of, whole
+from fuzz_attn.report.failure import bias_values
+from fuzz_attn.report.printing import count, show, text_of, whole
 
 SMALL = AttentionCase(
     sequences=(Sequence(2, 3),),

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.cli import run as run_module
+from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.campaign import Request
 from fuzz_attn.errors import SettingsError
 from fuzz_attn.settings import NO_DEFAULTS, Settings, load_settings
 

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.events import (
     CaseJudged,
     Event,
@@ -31,11 +31,11 @@ from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport,
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report import github
+from fuzz_attn.report import run_documents
 from fuzz_attn.report import terminal as terminal_module
 from fuzz_attn.report.failure import certainty
-from fuzz_attn.report.junit import save_junit
-from fuzz_attn.report.plain_text import safe, show, text_of
+from fuzz_attn.report.printing import safe, show, text_of
+from fuzz_attn.report.run_documents import save_junit
 from fuzz_attn.report.summary import failures_table, status_of
 from fuzz_attn.report.terminal import Terminal
 
@@ -189,7 +189,7 @@ def test_a_launch_that_was_slow_once_does_not_fail_a_run(
     save_junit([report], tmp_path / "junit.xml")
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert [suite.get(name) for name in ("failures", "skipped")] == [str(int(fails)), str(int(not fails))]
-    assert next(github.of_run([report])).startswith("::error" if fails else "::warning")
+    assert next(run_documents.annotations_of_run([report])).startswith("::error" if fails else "::warning")
     assert ("this does not fail the run" in certainty(found)) is (not fails)
 
 

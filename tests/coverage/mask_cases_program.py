@@ -13,7 +13,7 @@ import msgspec
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.batch_runner import CaseStream
 
 DRAWN: dict[Family, int] = {"unified": 2500, "paged": 250, "context": 500, "chunked": 250}
 """Cases after which a campaign of a family shows nothing new, with a margin."""

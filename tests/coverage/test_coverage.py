@@ -9,18 +9,19 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from fuzz_attn.backends import mask_coverage
+from fuzz_attn.backends.mask_coverage import OUTCOMES, Mask, TargetCoverage
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
-from fuzz_attn.coverage import explanations, mask_coverage
-from fuzz_attn.coverage.mask_coverage import OUTCOMES, Mask, TargetCoverage
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics, merged
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import CoverageError
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.summary import render
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
@@ -141,7 +142,7 @@ def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkey
     assert [result.exit_code for result in listed] == [0, 0]
     assert listed[0].output == listed[1].output
     assert "kernels/common/query_blocks.py\nline  kernel " in listed[0].output
-    for mask, _, because in explanations.gaps(mask_coverage.load(file)[0].masks, "unified"):
+    for mask, _, because in mask_gaps.gaps(mask_coverage.load(file)[0].masks, "unified"):
         assert f"{mask.kernel}  " in listed[0].output
         assert f"  {because or mask.text}\n" in listed[0].output
 

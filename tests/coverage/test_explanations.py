@@ -7,13 +7,14 @@ from typing import get_args
 import msgspec
 import pytest
 
+from fuzz_attn.backends import mask_coverage
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.families import Family
-from fuzz_attn.coverage import explanations, mask_coverage
-from fuzz_attn.coverage.explanations import Explanation
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
+from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.mask_gaps import Explanation
 
 STORED = Mask(
     "k/common/outputs.py", 41, "kernel_unified_attention_2d", "store", 0, "tl.store(", True, ("all true", "mixed")
@@ -23,7 +24,9 @@ UNEXPLAINED = Mask(
 )
 
 
-@pytest.mark.parametrize("entry", explanations.load().explanation, ids=lambda entry: f"{entry.file}-{entry.source}")
+@pytest.mark.parametrize(
+    "entry", mask_gaps.load_explanations().explanation, ids=lambda entry: f"{entry.file}-{entry.source}"
+)
 def test_explanation_names_one_line(entry: Explanation) -> None:
     lines = [line.strip() for line in (kernels_folder() / entry.file).read_text(encoding="utf-8").splitlines()]
     assert lines.count(entry.source) == 1
@@ -34,39 +37,39 @@ def test_explanation_names_one_line(entry: Explanation) -> None:
 
 
 def test_call_over_several_lines_is_explained_on_its_second_line() -> None:
-    (gap,) = explanations.gaps([msgspec.structs.replace(STORED, line=43, text="output,")], "unified")
+    (gap,) = mask_gaps.gaps([msgspec.structs.replace(STORED, line=43, text="output,")], "unified")
     assert gap.because.startswith("a program that stores has a live row")
 
 
 def test_only_explained_gaps_have_an_explanation() -> None:
-    stored, unexplained = explanations.gaps([STORED, UNEXPLAINED], "unified")
+    stored, unexplained = mask_gaps.gaps([STORED, UNEXPLAINED], "unified")
     assert stored.because.startswith("a program that stores has a live row")
     assert (stored.missing, unexplained.missing, unexplained.because) == (("all false",), ("all false", "mixed"), "")
 
 
 def test_partly_explained_gap_lists_the_rest() -> None:
-    (gap,) = explanations.gaps([msgspec.structs.replace(STORED, seen=("mixed",))], "unified")
+    (gap,) = mask_gaps.gaps([msgspec.structs.replace(STORED, seen=("mixed",))], "unified")
     assert (gap.missing, gap.because) == (("all true",), "")
 
 
 def test_target_of_a_user_has_no_explanations() -> None:
-    assert [gap.because for gap in explanations.gaps([STORED], "mine.py:unified")] == [""]
+    assert [gap.because for gap in mask_gaps.gaps([STORED], "mine.py:unified")] == [""]
 
 
 def test_nothing_is_explained_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "FILE", Path("missing.toml"))
-    explanations.load.cache_clear()
+    monkeypatch.setattr(mask_gaps, "FILE", Path("missing.toml"))
+    mask_gaps.load_explanations.cache_clear()
     try:
-        assert [gap.because for gap in explanations.gaps([STORED], "unified")] == [""]
+        assert [gap.because for gap in mask_gaps.gaps([STORED], "unified")] == [""]
     finally:
-        explanations.load.cache_clear()
+        mask_gaps.load_explanations.cache_clear()
 
 
 def test_summary_line_counts_masks() -> None:
     complete = msgspec.structs.replace(STORED, line=9, seen=mask_coverage.OUTCOMES)
-    assert explanations.summary_line((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
+    assert mask_gaps.summary_line((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
     expected = "1 of 3 masks seen all true, all false and mixed; 1 explained; 1 lacking (1 never mixed)"
-    assert explanations.summary_line((STORED, UNEXPLAINED, complete), "unified") == expected
+    assert mask_gaps.summary_line((STORED, UNEXPLAINED, complete), "unified") == expected
 
 
 CASES = Path(__file__).with_name("mask_cases.json")
@@ -82,6 +85,6 @@ def test_stored_cases_leave_no_gap_and_contradict_no_explanation(
         answers = [worker.judge(order) for order in orders]
     assert all(answer.verdict.passed for answer in answers)
     masks = mask_coverage.merged(mask for answer in answers for mask in answer.masks)
-    gaps = explanations.gaps(masks, family)
+    gaps = mask_gaps.gaps(masks, family)
     assert [(gap.mask.kernel, gap.mask.line, gap.mask.text, gap.missing) for gap in gaps if not gap.because] == []
     assert contradicted(masks, family) == []

@@ -33,9 +33,8 @@ from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals
 from fuzz_attn.errors import OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
-from fuzz_attn.report.plain_text import text_of
-from fuzz_attn.report.refusals import combinations_in_words
-from fuzz_attn.report.summary import render
+from fuzz_attn.report.printing import text_of
+from fuzz_attn.report.summary import combinations_in_words, render
 from fuzz_attn.targets.loading import load_target
 
 FILE = Path(__file__).parents[1] / "sample_targets" / "refusing.py"

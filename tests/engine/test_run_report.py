@@ -10,7 +10,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import DTypes, Sequence
-from fuzz_attn.cli.runs.campaign import exit_status
+from fuzz_attn.cli.campaigns import exit_status
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import (
@@ -34,10 +34,9 @@ from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_
 from fuzz_attn.engine.messages import Order, Ready
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.refusal import Refusal
-from fuzz_attn.report import github, markdown
-from fuzz_attn.report.json_document import document
-from fuzz_attn.report.junit import save_junit
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report import run_documents
+from fuzz_attn.report.printing import text_of
+from fuzz_attn.report.run_documents import json_document, save_junit
 from fuzz_attn.report.summary import failures_table, render
 
 CASE = AttentionCase((Sequence(1, 16),))
@@ -179,9 +178,9 @@ def test_a_run_that_judged_too_little_is_not_green(judged: int, refused: int, un
         assert problem.startswith(f"only {judged} of {every} cases were judged, fewer than one in 10: ")
         assert ("t refused" in problem) == bool(refused)
         assert ("tl.histogram" in problem) == bool(unsupported)
-        assert problem in document([result], 2)
-        assert any(problem in line for line in github.of_run([result]))
-        assert "**Error:**" in markdown.of_run([result], 2)
+        assert problem in json_document([result], 2)
+        assert any(problem in line for line in run_documents.annotations_of_run([result]))
+        assert "**Error:**" in run_documents.markdown_of_run([result], 2)
 
 
 def test_a_run_that_judged_too_little_and_found_a_failure_has_a_failure() -> None:
@@ -204,8 +203,8 @@ def test_what_was_not_followed_is_in_every_document(tmp_path: Path) -> None:
     table = text_of(failures_table(result)).splitlines()
     (line,) = [line for line in table if "seen, not followed, 3 files" in line]
     assert " 4 " in line, "the cases of all three"
-    assert "| 4 |" in markdown.of_run([result], 1)
-    assert sum("seen%2C not followed" in line for line in github.of_run([result])) == 3
+    assert "| 4 |" in run_documents.markdown_of_run([result], 1)
+    assert sum("seen%2C not followed" in line for line in run_documents.annotations_of_run([result])) == 3
     save_junit([result], tmp_path / "junit.xml")
     assert ElementTree.parse(tmp_path / "junit.xml").getroot()[0].get("failures") == "4"
 

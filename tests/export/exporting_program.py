@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.export.exporting import exported
+from fuzz_attn.export.script import exported
 
 for path in sorted(Path(sys.argv[1]).glob("*.json")):
     found = counterexample.load(path)

@@ -13,8 +13,8 @@ from fuzz_attn.forensics.explain import (
     without_limit,
 )
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Row, factor, keys, ranges, rows_of_case
-from fuzz_attn.report import explanation as report
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report import explanation_text as report
+from fuzz_attn.report.printing import text_of
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.families import Family
-from fuzz_attn.coverage.explanations import Explanation
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.report.mask_gaps import Explanation
 
 CASES: dict[Family, int] = {"unified": 300, "paged": 200, "context": 200, "chunked": 200}
 

@@ -24,7 +24,7 @@ LAYERS: Final = (
     ("simulator",),
     ("case", "cache_folder", "foreign_files"),
     ("strategies", "inputs", "bindings"),
-    ("oracle", "coverage"),
+    ("oracle",),
     ("backends", "targets", "counterexamples"),
     ("properties",),
     ("calibration", "forensics"),

@@ -21,9 +21,8 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.errors import LedgerError
 from fuzz_attn.ledger import replaying
-from fuzz_attn.ledger.pages import page_name
-from fuzz_attn.ledger.rows import OWN, TABLE, load_table
-from fuzz_attn.ledger.summaries import counts_in_markdown, word_of, words_in_markdown
+from fuzz_attn.ledger.defects import OWN, TABLE, load_table
+from fuzz_attn.ledger.summaries import counts_in_markdown, page_name, word_of, words_in_markdown
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
 

@@ -10,14 +10,13 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation import report
+from fuzz_attn.mutation import audit_report
 from fuzz_attn.mutation.audit import Request, audit, combined, sampled
-from fuzz_attn.mutation.ir.mutants import Rewrite
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import Audit, Evidence, Outcome, State, load, own_score, score
+from fuzz_attn.mutation.audit_results import Audit, Evidence, Mutant, Outcome, State, load, own_score, score
+from fuzz_attn.mutation.ir_operators import Rewrite
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.printing import text_of
 from fuzz_attn.targets.loading import load_target
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +104,7 @@ def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_pa
     assert states["raises"] == ("killed", "exception", 1)
     assert states["nothing"][0] == "unobserved"
     assert done.outcomes[0].rules == {"vllm": 1, "flash_attention": 1}
-    assert "1 mutant not found" in text_of(report.render(done))
+    assert "1 mutant not found" in text_of(audit_report.render(done))
 
 
 def test_several_seeds_judge_the_same_mutants(tmp_path: Path, seeded_bugs: Path) -> None:
@@ -176,7 +175,7 @@ def test_no_mutant_is_no_success() -> None:
     nothing = score(0, 0)
     assert (nothing.percent, nothing.low, nothing.high) == (None, 0.0, 1.0)
     unknown = Audit("t", "unified", (1,), 1, 1.0, 1, {}, (outcome("invalid"), outcome("equivalent", name="two")))
-    text = text_of(report.render(unknown))
+    text = text_of(audit_report.render(unknown))
     assert "none, of no mutant" in text
     assert "100" not in text
 
@@ -195,7 +194,7 @@ def test_the_score_of_several_seeds_is_their_mean() -> None:
 def test_a_report_says_how_often_a_mutant_was_found() -> None:
     states: list[tuple[State, int]] = [("killed", 7), ("survived", 0), ("killed", 31), ("unobserved", 0)]
     outcomes = tuple(outcome(state, seed, case=case) for seed, (state, case) in enumerate(states, 1))
-    text = text_of(report.render(Audit("t", "unified", (1, 2, 3, 4), 9, 1.0, 1, {}, outcomes)), 200)
+    text = text_of(audit_report.render(Audit("t", "unified", (1, 2, 3, 4), 9, 1.0, 1, {}, outcomes)), 200)
     assert "one: 2 of 4 seeds, after 7, 31 cases" in text
     assert "0.5 of 1 (mean of the seeds), 50.0 %" in text
     assert "from 0.0 % (seed 2) to 100.0 % (seed 3)" in text

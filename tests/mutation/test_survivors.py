@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation import report, survivors
+from fuzz_attn.mutation import audit_report, survivors
+from fuzz_attn.mutation.audit_messages import AuditSetup, Batch
 from fuzz_attn.mutation.audit_pool import AuditPool
-from fuzz_attn.mutation.messages import AuditSetup, Batch
-from fuzz_attn.mutation.mutant import IrChange, Mutant
-from fuzz_attn.mutation.results import Audit, Evidence, Outcome, State, own_score
+from fuzz_attn.mutation.audit_results import Audit, Evidence, IrChange, Mutant, Outcome, State, own_score
 from fuzz_attn.mutation.survivors import (
     Reason,
     Spot,
@@ -23,7 +22,7 @@ from fuzz_attn.mutation.survivors import (
     source_of,
     with_equivalents,
 )
-from fuzz_attn.report.plain_text import text_of
+from fuzz_attn.report.printing import text_of
 
 REASONS = own_reasons()
 SURVEY_CASES = 360
@@ -125,7 +124,7 @@ def test_survivors_are_sorted_by_their_reason() -> None:
 
 def test_a_report_separates_new_survivors_from_known_ones() -> None:
     outcomes = tuple(Outcome(Mutant(change.name, change), "survived") for change in (HERE, ELSEWHERE))
-    text = text_of(report.render(Audit("unified", "unified", (1,), 400, 1.0, 1, {}, outcomes), (REASON,)), 200)
+    text = text_of(audit_report.render(Audit("unified", "unified", (1,), 400, 1.0, 1, {}, outcomes), (REASON,)), 200)
     assert "1 mutant not found, not covered: no test covers it" in text
     assert "1 mutant not found and without a known reason" in text
     assert "1 explained, 1 not" in text
@@ -166,7 +165,7 @@ def test_an_outcome_refutes_a_claim(reason: Reason, second: Outcome) -> None:
     outcomes = (seen("unobserved"), second)
     assert with_equivalents(outcomes, [reason]) == outcomes
     assert refuted(outcomes, [reason]) == [(reason, second)]
-    text = text_of(report.render(Audit("unified", "unified", (1, 2), 400, 1.0, 1, {}, outcomes), (reason,)), 200)
+    text = text_of(audit_report.render(Audit("unified", "unified", (1, 2), 400, 1.0, 1, {}, outcomes), (reason,)), 200)
     assert f"Refuted: not covered claims the {reason.equivalent}, but of" in text
 
 

@@ -25,8 +25,7 @@ from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.properties.check import LAUNCH_PROPERTIES, check, comparison_of
 from fuzz_attn.properties.comparisons import WithinBound, reference_of
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.relations import relations_of
-from fuzz_attn.properties.second_cases import with_other_poison
+from fuzz_attn.properties.relations import relations_of, with_other_poison
 from fuzz_attn.targets.loading import load_target
 
 JudgeOf = Callable[[str], Callable[[Order], Answer]]

@@ -14,11 +14,11 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, Scales, Sequence
 from fuzz_attn.case.recipes import NormalScores, QQBiasRecipe
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.undeclared_rounding import with_rounding_named
+from fuzz_attn.properties.named_causes import with_rounding_named
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
 

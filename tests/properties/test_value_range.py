@@ -18,7 +18,7 @@ from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.row_blocks import row_blocks
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.value_range import value_range, values_seen
+from fuzz_attn.properties.launch_properties import value_range, values_seen
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.target import Target
 

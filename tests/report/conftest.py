@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
-from fuzz_attn.coverage.mask_coverage import Mask
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,

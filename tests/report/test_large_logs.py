@@ -14,8 +14,8 @@ from fuzz_attn.engine.listeners import event_log
 from fuzz_attn.engine.listeners.distributions import Distributions
 from fuzz_attn.engine.listeners.event_log import DistributionsLine, StatisticsLine, read_log
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report.page.page import run_page
 from fuzz_attn.report.page.run_log import read_run
+from fuzz_attn.report.page.run_page import run_page
 
 Events = Callable[..., list[Event]]
 Log = Callable[..., Path]

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.engine.events import Event, Finished
 from fuzz_attn.errors import ReportError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report.page.page import run_page, save, verdict_of
 from fuzz_attn.report.page.run_log import read_run
+from fuzz_attn.report.page.run_page import run_page, save, verdict_of
 from fuzz_attn.report.page.sources import source_files
 
 Events = Callable[..., list[Event]]

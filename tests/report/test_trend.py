@@ -99,7 +99,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
     """Return a function that runs the command line in a new folder; pages are short, as drawing takes seconds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "fuzz_attn.report.page.page.run_page", lambda logs, made, live=False: f"page of {logs[0].target}"
+        "fuzz_attn.report.page.run_page.run_page", lambda logs, made, live=False: f"page of {logs[0].target}"
     )
 
     def called(*arguments: str) -> Result:

@@ -16,7 +16,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.serving import is_scheduled, looks_like_serving, serves
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.serving import (
     BUDGETS_MS,

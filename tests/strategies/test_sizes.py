@@ -10,7 +10,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.targets.loading import load_target
 
 CASES = 10_000

@@ -8,7 +8,7 @@ from typing import get_args
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.mutation.case_stream import CaseStream
+from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.targets.built_in import built_in
 
 CASES, LEAST = 240, 0.9

@@ -1,5 +1,5 @@
 """CUDA's Multi-Process Service (MPS): processes that share a GPU through it run at the same time, not in turn.
 
-`service` starts it for a run, `guardian` is the process that ends it, `control` talks to it, and `sharing` says with
-which environment a process uses it.
+`service` starts it for a run, `guardian` is the process that ends it, and `sharing` talks to it and says with which
+environment a process uses it.
 """

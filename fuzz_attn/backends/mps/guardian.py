@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.backends.mps.control import PIPES, PROGRAM, Control
-from fuzz_attn.backends.mps.sharing import NO_DAEMON, pipes_of
+from fuzz_attn.backends.mps.sharing import NO_DAEMON, PIPES, PROGRAM, Control, pipes_of
 
 START_SECONDS: Final = 10.0
 END_SECONDS: Final = 5.0

@@ -14,8 +14,7 @@ import msgspec
 
 from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.signature import signature_of
+from fuzz_attn.counterexamples.counterexample import Counterexample, signature_of
 from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
 from fuzz_attn.engine.messages import Order

@@ -40,8 +40,7 @@ from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, 
 from fuzz_attn.engine.messages import Answer, Order
 from fuzz_attn.errors import CaseError, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.relations import RELATIONS, relations_of
-from fuzz_attn.properties.second_cases import has_second_case, second_case
+from fuzz_attn.properties.relations import RELATIONS, has_second_case, relations_of, second_case
 from fuzz_attn.strategies.compile_keys import check_key
 
 PART: Final = 0.08

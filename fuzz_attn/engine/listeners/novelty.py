@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fuzz_attn.coverage.mask_coverage import Outcome
+from fuzz_attn.backends.mask_coverage import Outcome
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureFound, WorkerReady
 
 

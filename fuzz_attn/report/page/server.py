@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from fuzz_attn.engine.listeners.event_log import logs_in
 from fuzz_attn.errors import FuzzAttnError, ReportError
-from fuzz_attn.report.page.page import environment, run_page
 from fuzz_attn.report.page.run_log import read_run
+from fuzz_attn.report.page.run_page import environment, run_page
 
 LOOPBACK: Final = "127.0.0.1"
 RENEW_SECONDS: Final = 5.0

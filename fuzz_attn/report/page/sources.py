@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.coverage import explanations
-from fuzz_attn.coverage.explanations import Gap
-from fuzz_attn.coverage.mask_coverage import Mask
+from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.foreign_files import content_of
+from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.mask_gaps import Gap
 
 MOST_LINES: Final = 1500
 """A longer file is shown without the rest."""
@@ -56,7 +56,7 @@ def source_files(masks: Sequence[Mask], target: str) -> Iterator[SourceFile]:
     A file is shown only if it is Python and still holds the recorded lines, none of which is blank: the log may be old,
     or come from somebody who wants to see it.
     """
-    gaps = explanations.gaps(masks, target)
+    gaps = mask_gaps.gaps(masks, target)
     for file in sorted({mask.file for mask in masks}):
         own = [mask for mask in masks if mask.file == file]
         marked = _marked(own, [gap for gap in gaps if gap.mask.file == file])

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.listeners.results import FoundFailure
+from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.page import charts
-from fuzz_attn.report.page.page import PAGE_NAME, moment, render, verdict_of
 from fuzz_attn.report.page.run_log import RunLog
-from fuzz_attn.report.page.sections import covered_pairs
-from fuzz_attn.report.page.tables import Cell, Figure, Row, Table, number, table
-from fuzz_attn.report.plain_text import count, safe
+from fuzz_attn.report.page.run_page import PAGE_NAME, moment, render, verdict_of
+from fuzz_attn.report.page.sections import Cell, Figure, Row, Table, covered_pairs, number, table
+from fuzz_attn.report.printing import count, safe
 from fuzz_attn.report.summary import failure_in_words
 
 PAGE_OF_RUNS: Final = "trend.html"
@@ -88,7 +87,7 @@ def state_of(found: FoundFailure) -> str:
 def seen_masks(log: RunLog) -> int:
     """Return the number of masks that lack no outcome, or only explained ones."""
     masks = log.statistics.masks
-    return len(masks) - sum(not gap.because for gap in explanations.gaps(masks, log.target))
+    return len(masks) - sum(not gap.because for gap in mask_gaps.gaps(masks, log.target))
 
 
 def _figures(logs: list[RunLog]) -> Iterator[Figure]:

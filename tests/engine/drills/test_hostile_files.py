@@ -22,6 +22,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from fuzz_attn.backends.mask_coverage import CoverageFile, Mask, TargetCoverage
 from fuzz_attn.bindings import binding_file
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
@@ -29,9 +30,8 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.remote_output import SENT, _unsent
+from fuzz_attn.cli.remote_output import SENT, _unsent
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, Step, signed
-from fuzz_attn.coverage.mask_coverage import CoverageFile, Mask, TargetCoverage
 from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.listeners.distributions import Distributions

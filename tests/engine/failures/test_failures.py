@@ -33,8 +33,7 @@ from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
-from fuzz_attn.properties.relations import RELATIONS
-from fuzz_attn.properties.second_cases import second_case
+from fuzz_attn.properties.relations import RELATIONS, second_case
 
 Bug = Callable[[AttentionCase], Verdict | None]
 READY = Ready(

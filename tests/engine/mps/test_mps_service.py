@@ -15,11 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from fuzz_attn.backends.mps import guardian, service
-from fuzz_attn.backends.mps.control import PIPES, PROGRAM, Control
 from fuzz_attn.backends.mps.service import SHARE, TURNS, multi_process_service
-from fuzz_attn.backends.mps.sharing import FOLDER, control_of, pipes_of, variables
+from fuzz_attn.backends.mps.sharing import FOLDER, PIPES, PROGRAM, Control, control_of, pipes_of, variables
+from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
-from fuzz_attn.cli.runs.campaign import Request
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.engine.run import local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
@@ -146,7 +145,7 @@ def test_a_service_is_joined_that_the_control_program_cannot_reach(
 ) -> None:
     (tmp_path / "control").touch()
     monkeypatch.setenv(PIPES, str(tmp_path))
-    monkeypatch.setattr("fuzz_attn.backends.mps.control.PROGRAM", "no-such-program")
+    monkeypatch.setattr("fuzz_attn.backends.mps.sharing.PROGRAM", "no-such-program")
     with multi_process_service("cuda") as started:
         assert started() == f"{SHARE}was running already"
 

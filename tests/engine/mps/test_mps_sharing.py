@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.backends.mps import sharing
-from fuzz_attn.backends.mps.control import PIPES
-from fuzz_attn.backends.mps.sharing import FOLDER, pipes_of, start_in_turn
+from fuzz_attn.backends.mps.sharing import FOLDER, PIPES, pipes_of, start_in_turn
 
 LONG = 1000.0
 

@@ -27,7 +27,7 @@ from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
 from fuzz_attn.inputs.transforms import arranged
-from fuzz_attn.mutation.prepared_case import RestorableTensors
+from fuzz_attn.mutation.batch_runner import RestorableTensors
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of

@@ -1,8 +1,9 @@
-"""The runs of ``fuzz-attn run``: one for each target, its results printed and saved, and the documents of all."""
+"""The runs of ``fuzz-attn run``: one for each target, its results printed and saved, here or on a Ray cluster."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shlex
 import signal
@@ -17,9 +18,9 @@ import click
 import msgspec
 from rich.console import Console
 
+from fuzz_attn.backends import mask_coverage
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
-from fuzz_attn.coverage import mask_coverage
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
 from fuzz_attn.engine.listeners.results import BROKEN, FAILED, INTERRUPTED, RunReport
@@ -39,10 +40,9 @@ from fuzz_attn.engine.run_folder import (
 )
 from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.foreign_files import write_new
-from fuzz_attn.report import failure, github, markdown, summary
-from fuzz_attn.report.json_document import document, numbers
-from fuzz_attn.report.junit import save_junit
-from fuzz_attn.report.plain_text import console, safe, show, whole
+from fuzz_attn.report import failure, run_documents, summary
+from fuzz_attn.report.printing import console, safe, show, whole
+from fuzz_attn.report.run_documents import json_document, json_numbers, save_junit
 from fuzz_attn.report.terminal import Terminal
 
 
@@ -141,13 +141,13 @@ def finish(reports: list[RunReport], documents: Documents, *, is_whole: bool = T
         click.echo(f"fuzz-attn: {safe(error)}", err=True)
     status = exit_status(reports) if is_whole else BROKEN
     if documents.json:
-        click.echo(document(reports, status))
+        click.echo(json_document(reports, status))
     if documents.junit is not None:
         save_junit(reports, documents.junit)
     if documents.markdown is not None:
-        markdown.append(documents.markdown, markdown.of_run(reports, status))
+        run_documents.append_markdown(documents.markdown, run_documents.markdown_of_run(reports, status))
     if documents.annotations:
-        for line in github.of_run(reports):
+        for line in run_documents.annotations_of_run(reports):
             click.echo(line, err=documents.json)
     return status
 
@@ -234,7 +234,7 @@ def _save(report: RunReport, folder: Path) -> list[str]:
     """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run."""
     path = folder / SUMMARY_NAME
     try:
-        write_new(path, msgspec.json.format(msgspec.json.encode(numbers(report.statistics)), indent=1) + b"\n")
+        write_new(path, msgspec.json.format(msgspec.json.encode(json_numbers(report.statistics)), indent=1) + b"\n")
         covered = mask_coverage.save([report.statistics.coverage], folder)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
@@ -245,3 +245,31 @@ def _save(report: RunReport, folder: Path) -> list[str]:
 def _print_files(names: list[str], printer: Console) -> None:
     for index, name in enumerate(names):
         show(printer, whole(f"{'' if index else 'Written':9}{shlex.quote(name)}"))
+
+
+def run_on_ray(address: str, request: Request, gpu_share: float, workers: int | None) -> int:
+    """Fuzz as :func:`run_campaigns` does, on a cluster, and return the exit status.
+
+    On a GPU each worker gets ``gpu_share`` of one. ``workers`` is by default as many as the cluster has room for.
+    """
+    from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards  # noqa: PLC0415 - the extra may be missing
+
+    with RayCluster(address) as cluster:
+        backend = request.backend
+        if backend == "auto":
+            backend = "cuda" if cluster.total("GPU") else "simulator"
+        share = gpu_share if backend == "cuda" else 0.0
+        workers = workers or _room(cluster.total("CPU"), cluster.total("GPU"), share)
+        placed = dataclasses.replace(request, backend=backend, workers=workers, mps=False)
+        return run_campaigns(placed, lambda plan: RayShards(plan.run_folder, plan.counterexamples, share))
+
+
+def _room(processors: float, gpus: float, share: float) -> int:
+    """Return how many workers fit on a cluster at once; raises FuzzAttnError if none does."""
+    room = math.floor(min(processors, gpus / share) if share else processors)
+    if not room:
+        needed = f"a processor and {share:g} of a GPU" if share else "a processor"
+        raise FuzzAttnError(
+            f"--ray: each worker needs {needed}, and the cluster has {processors:g} and {gpus:g} of them"
+        )
+    return room

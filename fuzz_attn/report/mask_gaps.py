@@ -1,23 +1,27 @@
-"""Explanations: why some masks of this project's own kernels never show some outcomes, so that other gaps stand out.
+"""Mask gaps: the outcomes of masks that a run did not exercise, and why some masks of our own kernels never show some.
 
-They are data of a checkout, ``tests/coverage/explanations.toml``, and refer to source lines by their text. A test fails
-where a campaign sees an outcome that an explanation rules out. Other kernels have no explanations, and neither has an
-installation without the file.
+The explanations are data of a checkout, ``tests/coverage/explanations.toml``, and refer to source lines by their text.
+A test fails where a campaign sees an outcome that an explanation rules out. Other kernels have no explanations, and
+neither has an installation without the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple, get_args
 
 import msgspec
+from rich.console import Console
 
+from fuzz_attn.backends import mask_coverage
+from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.coverage import mask_coverage
-from fuzz_attn.coverage.mask_coverage import Mask, Outcome
+from fuzz_attn.report.printing import count, show, whole
 
 FILE: Final = Path(__file__).parents[2] / "tests" / "coverage" / "explanations.toml"
 _BUILT_IN: Final = frozenset(get_args(Family))
@@ -67,7 +71,7 @@ class Explanations(Plain, frozen=True):
 
 
 @cache
-def load() -> Explanations:
+def load_explanations() -> Explanations:
     """Return the content of the file, empty where there is none."""
     if not FILE.exists():
         return Explanations(explanation=())
@@ -91,7 +95,11 @@ def _gap(mask: Mask, target: str) -> Gap:
 
 
 def _about(mask: Mask, target: str) -> list[Explanation]:
-    return [entry for entry in load().explanation if entry.covers(mask, target)] if target in _BUILT_IN else []
+    return (
+        [entry for entry in load_explanations().explanation if entry.covers(mask, target)]
+        if target in _BUILT_IN
+        else []
+    )
 
 
 def summary_line(masks: tuple[Mask, ...], target: str) -> str:
@@ -105,3 +113,54 @@ def summary_line(masks: tuple[Mask, ...], target: str) -> str:
     if left:
         words.append(f"{len(left)} lacking" + f" ({never_mixed} never mixed)" * bool(never_mixed))
     return "; ".join(words)
+
+
+def print_gaps(covered: tuple[TargetCoverage, ...], console: Console) -> None:
+    """Print the mask coverage of each target: totals, masks that lack an outcome, and those with an explanation."""
+    for found in covered:
+        show(console, whole(f"Mask coverage of {found.target}, {count(found.cases, 'case')}", "bold"))
+        for line in _heading(found):
+            show(console, whole(line))
+        lacking = gaps(found.masks, found.target)
+        _print_by_file([gap for gap in lacking if not gap.because], console)
+        explained = [gap for gap in lacking if gap.because]
+        if explained:
+            show(console, "")
+            show(console, whole(f"{count(len(explained), 'mask')} with an explanation", "bold"))
+            _print_by_file(explained, console)
+
+
+def _heading(found: TargetCoverage) -> Iterator[str]:
+    if not found.masks:
+        yield f"No masks from {found.backend}: only the simulator records masks, and only those of Triton kernels."
+        return
+    yield summary_line(found.masks, found.target)
+    if found.fallback:
+        yield f"Incomplete: some cases ran outside of the simulator, which records the masks ({found.fallback})."
+
+
+def _print_by_file(gaps: list[Gap], console: Console) -> None:
+    for file, some in groupby(gaps, key=lambda gap: gap.mask.file):
+        show(console, "")
+        show(console, whole(_shown(file), "bold"))
+        for line in gap_lines(tuple(some)):
+            show(console, whole(line))
+
+
+def gap_lines(gaps: tuple[Gap, ...]) -> Iterator[str]:
+    """Yield a line for each mask: source line, launched kernel, kind, missing outcomes, and source or explanation."""
+    explained = bool(gaps[0].because)
+    rows = [("line", "kernel", "kind", "missing", "explanation" if explained else "source")]
+    for mask, missing, because in gaps:
+        kind = f"{mask.kind} {mask.ordinal + 1}" if mask.ordinal else mask.kind
+        outcomes = ", ".join(missing) if mask.seen else "not reached"
+        rows.append((str(mask.line), mask.kernel, kind, outcomes, because or mask.text))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, *words, source in rows:
+        cells = (word.ljust(width) for word, width in zip(words, widths[1:], strict=False))
+        yield "  ".join((number.rjust(widths[0]), *cells, source))
+
+
+def _shown(file: str) -> str:
+    path = os.path.relpath(file or os.curdir)  # a file of others may name none
+    return file if path.startswith(os.pardir) else path

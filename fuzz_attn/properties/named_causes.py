@@ -1,4 +1,7 @@
-"""Undeclared rounding: which field of a rounding model would let a failing target pass, here and on similar cases.
+"""Named causes: what a failure needs, found with a few more launches.
+
+That is options of Triton's compiler that its case chooses, poison that reaches the output, or a rounding that the
+target does not declare.
 
 The oracle itself judges: the failing case, and a few more launches that differ in their scores and values, are compared
 again with the bounds of other rounding models. Each launch shows some roundings and not others. With one visible key
@@ -9,6 +12,7 @@ the one is named whose emulation (:mod:`fuzz_attn.oracle.emulation`) makes the m
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -18,6 +22,7 @@ import msgspec
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.description import POISONED, poison_in_words
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES
@@ -27,6 +32,7 @@ from fuzz_attn.case.recipes import (
     LevelScores,
     NormalScores,
     NormalValues,
+    PoisonRecipe,
     ScoreRecipe,
     UniformScores,
     ValueRecipe,
@@ -38,8 +44,83 @@ from fuzz_attn.oracle.emulation import emulate
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundedTo, RoundingModel
 from fuzz_attn.oracle.row_blocks import row_blocks
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.properties.check import all_failures
+from fuzz_attn.properties.comparisons import SameBits, compared
+from fuzz_attn.properties.experiment import Experiment, options_of
+from fuzz_attn.properties.relations import with_other_poison
+
+
+def without_options(case: AttentionCase) -> AttentionCase:
+    """Return the case with the launcher's own options."""
+    return replace(case, launch=msgspec.structs.replace(case.launch, num_warps=0, num_stages=0))
+
+
+def with_options_named(verdict: Verdict, experiment: Experiment) -> Verdict:
+    """Return a failure with a hint that the launcher's own options pass, if they do: then the compiler is suspect."""
+    if verdict.passed or not options_of(experiment.case.launch):
+        return verdict
+    try:
+        failures = all_failures(experiment.with_target(without_options(experiment.case), experiment.target), None)
+    except FuzzAttnError:
+        return verdict
+    if not all(each.passed for each in failures):
+        return verdict
+    return msgspec.structs.replace(verdict, hint=_in_words(experiment))
+
+
+def _in_words(experiment: Experiment) -> str:
+    chosen = options_of(experiment.case.launch)
+    own = {kernel: _listed(each) for kernel, each in experiment.first.own_options.items() if each != chosen}
+    listed = ", ".join(f"{options} of {kernel}" for kernel, options in own.items())
+    return (
+        f"It fails with {_listed(chosen)} and passes with the launcher's own {listed or 'choice'}. Only the compiler, "
+        "or a kernel that depends on its threads, tells them apart."
+    )
+
+
+def _listed(options: dict[str, int]) -> str:
+    return " and ".join(f"{name}={number}" for name, number in options.items())
+
+
+_OF_THE_OUTPUT: Final[tuple[Kind, ...]] = ("mismatch", "nan", "inf", "unwritten", "poison_dependent")
+"""An fp8 NaN counts as unwritten: it has the same bits."""
+
+
+def with_poison_named(verdict: Verdict, experiment: Experiment) -> Verdict:
+    """Return a failure whose message also names the poison that reaches the output, if some does."""
+    if verdict.kind not in _OF_THE_OUTPUT or experiment.first.error:
+        return verdict
+    reached = tuple(part for part in POISONED if _depends_on(part, experiment))
+    if not reached or not _repeats(experiment):
+        return verdict
+    words = ", ".join(poison_in_words(experiment.case.poison, part) for part in reached)
+    message = f"{verdict.message}; poison reaches the output: {words}"
+    return msgspec.structs.replace(verdict, message=message, poison=reached)
+
+
+def with_other(case: AttentionCase, part: str) -> AttentionCase:
+    """Return the case with the poison of one part replaced by another."""
+    other: PoisonRecipe = msgspec.structs.replace(case.poison, **{part: getattr(with_other_poison(case).poison, part)})
+    return replace(case, poison=other)
+
+
+def _depends_on(part: str, experiment: Experiment) -> bool:
+    """Return whether the output has other bits with other poison in one part, or with harmless zeros."""
+    harmless: PoisonRecipe = msgspec.structs.replace(experiment.case.poison, **{part: "zero"})
+    others = with_other(experiment.case, part), replace(experiment.case, poison=harmless)
+    return not all(_same(experiment, other) for other in others)
+
+
+def _repeats(experiment: Experiment) -> bool:
+    """Return whether the same case gives the same bits again; otherwise other poison proves nothing."""
+    return _same(experiment, experiment.case)
+
+
+def _same(experiment: Experiment, case: AttentionCase) -> bool:
+    launch = dataclasses.replace(experiment.launch(case), observations=())
+    return compared(SameBits(launch, "", "nondeterministic"), experiment, "").passed
+
 
 Fields: TypeAlias = dict[str, Any]
 """Some fields of a rounding model."""

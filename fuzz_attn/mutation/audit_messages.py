@@ -1,12 +1,18 @@
 """Messages between the workers of an audit and their parent: plain data, sent as JSON.
 
 ``fuzz_attn.engine.messages`` holds the ones that all workers share.
+A file that survives a worker's death says which case and mutant it was at.
 """
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import FalseAlarm, Outcome
+from fuzz_attn.mutation.audit_results import FalseAlarm, Mutant, Outcome
 
 
 class AuditSetup(Plain, frozen=True):
@@ -70,3 +76,28 @@ class BatchDone(Plain, frozen=True, tag="batch_done"):
     false_alarms: tuple[FalseAlarm, ...]
     seed: int
     healthy_cases: int
+
+
+_FORMAT = struct.Struct("<qq")
+NO_MUTANT = -1
+
+
+class PositionFile:
+    """A file with two numbers: that of the case in the stream and that of the mutant in its batch, both from 0."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+
+    def write(self, case: int, mutant: int) -> None:
+        """Replace the two numbers."""
+        os.pwrite(self._descriptor, _FORMAT.pack(case, mutant), 0)
+
+    def read(self) -> tuple[int, int]:
+        """Return the two numbers; ``NO_MUTANT`` where nothing was written."""
+        written = os.pread(self._descriptor, _FORMAT.size, 0)
+        case, mutant = _FORMAT.unpack(written) if written else (NO_MUTANT, NO_MUTANT)
+        return int(case), int(mutant)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)

@@ -1,16 +1,27 @@
-"""Rewriting: a copy of a kernel's tree with one operation replaced. The tree itself does not change."""
+"""IR rewriting: a copy of a kernel's tree with one operation replaced, and with others that count as it runs.
+
+The tree itself does not change. A mutant whose operation ran and never gave another value cannot be killed by any case
+like these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
+from fuzz_attn.simulator.codegen.emitter import Emitter
+from fuzz_attn.simulator.codegen.expressions import call
+from fuzz_attn.simulator.codegen.generator import Extension
+from fuzz_attn.simulator.codegen.statements import Do
 from fuzz_attn.ttir.ir import Block, Function, Operation, Type, Value
 
 PROBE: Final = "audit.probe"
-"""An operation that compares a value before and after a change: see :mod:`fuzz_attn.mutation.ir.probes`."""
+"""An operation that compares a value before and after a change: see :mod:`fuzz_attn.mutation.ir_rewriting`."""
 
 _NUMBERS = count()
 
@@ -89,3 +100,49 @@ class _Copier:
             [(label, [self._instead.get(value, value) for value in passed]) for label, passed in operation.successors],
             operation.location,
         )
+
+
+_BUILTIN = "audit_probe"
+
+
+@dataclass
+class Tally:
+    """How often the changed operation ran, and how often it gave another value than before."""
+
+    reached: int = 0
+    differed: int = 0
+
+    def count(self, *values: npt.NDArray[Any]) -> None:
+        """Count one run with the values before and after the change; without values, every run differs."""
+        self.reached += 1
+        self.differed += len(values) != 2 or _differ(*values)
+
+
+def _differ(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> bool:
+    before, after = np.broadcast_arrays(before, after)
+    same = (before == after) | ((before != before) & (after != after))  # noqa: PLR0124 - NaN is what differs from itself
+    return not same.all()
+
+
+@dataclass
+class Probes:
+    """The probes of one simulator, and what they counted."""
+
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def extension(self) -> Extension:
+        """What a simulator needs to run probed kernels."""
+        return Extension({PROBE: _emit}, {_BUILTIN: self._count})
+
+    def reset(self) -> None:
+        """Count from 0."""
+        self.tally = Tally()
+
+    def _count(self, *values: npt.NDArray[Any]) -> None:
+        self.tally.count(*values)
+
+
+def _emit(emitter: Emitter, operation: Operation) -> None:
+    terms = [emitter.array(emitter.single(emitter.val(value))) for value in operation.operands]
+    emitter.add(Do(call(_BUILTIN, *map(emitter.read, terms))))

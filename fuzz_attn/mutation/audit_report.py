@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.mutation.mutant import Mutant
-from fuzz_attn.mutation.results import (
+from fuzz_attn.mutation.audit_results import (
     FLASH_ATTENTION,
     PROPERTIES,
     VLLM,
     Audit,
+    Mutant,
     Outcome,
     Score,
     by_mutant,
@@ -27,7 +27,7 @@ from fuzz_attn.mutation.results import (
     times_found,
 )
 from fuzz_attn.mutation.survivors import Reason, SortedSurvivors, refuted, sort
-from fuzz_attn.report.plain_text import count, whole
+from fuzz_attn.report.printing import count, whole
 
 RULE_NAMES: Final = {VLLM: "vLLM's fixed tolerance", FLASH_ATTENTION: "FlashAttention's rule"}
 

@@ -1,8 +1,11 @@
-"""Mutation operators: changes of one operation of a kernel's IR that resemble mistakes of programmers.
+"""IR operators: changes of one operation of a kernel's IR that resemble mistakes of programmers.
 
 Every change keeps the types, so that the kernel still runs. Changes that cannot be wrong are left out: dropping a
 narrowing cast is more precise, and the operands of a commutative operation may be swapped. Of two changes with the same
 effect (raise the constant of `x < 4`, or write `x <= 4`) only one is made.
+
+A kernel is lowered anew for each compile key, so one source line becomes many operations. An
+:class:`~fuzz_attn.mutation.mutant.IrChange` is the same change of all of them that are alike.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import PurePath
 from typing import Final, TypeAlias
 
-from fuzz_attn.mutation.ir.rewriting import Replacement, new_value, walk
-from fuzz_attn.mutation.mutant import IN_32_BITS
+from fuzz_attn.mutation.audit_results import IN_32_BITS, IrChange
+from fuzz_attn.mutation.ir_rewriting import Replacement, new_value, rewritten, walk
 from fuzz_attn.ttir.ir import Function, Operation, Type, Value, parse_literal
 
 FINITE_INFINITY: Final = -10000.0
@@ -418,3 +422,40 @@ _BY_NAME: Final[dict[str, tuple[Callable[[Operation, KernelFacts], Changes], ...
     "tt.dot": (_dots,),
     "tt.clampf": (_clamps,),
 }
+
+
+@lru_cache(maxsize=512)
+def changes_in(function: Function) -> dict[IrChange, tuple[Operation, Change]]:
+    """Return every change of a parsed kernel, in the order of its text, with the operation to change and how."""
+    facts = KernelFacts(function)
+    found: dict[IrChange, tuple[Operation, Change]] = {}
+    ordinals: dict[tuple[str, int, str], int] = {}
+    for operation in walk(function.blocks):
+        file, line = "/".join(PurePath(operation.location.file).parts[-2:]), operation.location.line
+        place = (file, line, operation.name)
+        ordinals[place] = ordinal = ordinals.get(place, -1) + 1
+        for change in changes_of(operation, facts):
+            key = IrChange(function.name, file, line, operation.name, ordinal, change.name, change.kind)
+            found.setdefault(key, (operation, change))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Makes a change in every parsed kernel that has its operation; other kernels stay as they are.
+
+    ``probed`` adds probes that count whether the change makes a difference.
+    """
+
+    change: IrChange | None = None
+    probed: bool = False
+
+    def __call__(self, function: Function) -> Function:
+        """Return the changed kernel, or the same object where there is nothing to change."""
+        if self.change is None or self.change.kernel != function.name:
+            return function
+        found = changes_in(function).get(self.change)
+        if found is None:
+            return function
+        operation, change = found
+        return rewritten(function, operation, change.build(), probed=self.probed)

@@ -13,17 +13,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fuzz_attn.case import not_drawn
-from fuzz_attn.coverage import explanations
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
-from fuzz_attn.report.bindings import parameters_of
+from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.binding_words import parameters_of
 from fuzz_attn.report.page import sections
-from fuzz_attn.report.page.failures import MOST_FAILURES, by_kind
 from fuzz_attn.report.page.run_log import RunLog
+from fuzz_attn.report.page.sections import MOST_FAILURES, Table, by_kind, number, table
 from fuzz_attn.report.page.sources import source_files
-from fuzz_attn.report.page.tables import Table, number, table
-from fuzz_attn.report.plain_text import count, safe, visible
+from fuzz_attn.report.printing import count, safe, visible
 from fuzz_attn.report.summary import confidence
 
 PAGE_NAME: Final = "report.html"
@@ -103,7 +102,7 @@ def _run(log: RunLog, prefix: str) -> dict[str, Any]:
         "pairs_words": sections.pairs_in_words(log),
         "relations": _relations(log),
         "recorded": distributions is not None,
-        "masks_words": explanations.summary_line(statistics.masks, log.target) if statistics.masks else "",
+        "masks_words": mask_gaps.summary_line(statistics.masks, log.target) if statistics.masks else "",
         "fallback": safe(statistics.fallback),
         "sources": list(source_files(statistics.masks, log.target)),
         "ratios": list(sections.ratio_figures(log)),
@@ -180,7 +179,7 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
 def _coverage(log: RunLog) -> str:
     masks = log.statistics.masks
     if masks:
-        return explanations.summary_line(masks, log.target)
+        return mask_gaps.summary_line(masks, log.target)
     return "not recorded: only the simulator records masks, and only those of Triton kernels"
 
 

@@ -1,14 +1,15 @@
-"""Heatmap: attention weights as text, a row for each query and a column for each key, the mask's edges drawn."""
+"""The text of an explanation: what the kernel did wrong in words, and the weights that show it as a heatmap."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fuzz_attn.forensics.explanation import Heatmap
-from fuzz_attn.report.plain_text import whole
+from fuzz_attn.forensics.explanation import Explanation, FirstOperation, Heatmap
+from fuzz_attn.report.printing import count, whole
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 """Weights by their share of the largest weight of the row."""
@@ -22,7 +23,7 @@ SAME: Final = 0.02
 """Weights closer than this share of the row's largest one are drawn as equal."""
 
 
-def render(heatmap: Heatmap) -> RenderableType:
+def render_heatmap(heatmap: Heatmap) -> RenderableType:
     """Return both grids, the weights that the kernel used above the right ones, with what they show."""
     scores = ", with all scores equal" * heatmap.uniform
     title = f"Weights of head {heatmap.head} in sequence {heatmap.sequence}{scores}"
@@ -82,3 +83,43 @@ def _glyph(weight: float, largest: float, seen: str) -> str:
     if share < 0.01:
         return NOTHING if seen == "1" else HIDDEN
     return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+
+
+def render(explanation: Explanation) -> RenderableType:
+    """Return the findings, the most telling first, the larger case that they are about, if so, and the weights."""
+    parts: list[RenderableType] = []
+    for number, finding in enumerate(explanation.findings):
+        title = "Why" if number == 0 else "Also"
+        parts.append(whole("").append(f"{title}: {finding.reason}", "bold red" if number == 0 else "bold"))
+        parts.append(Text(f"  {finding.words}"))
+    if explanation.longer:
+        parts.append(Text(f"Seen in a larger case of the same kind: {explanation.longer}"))
+    if explanation.operation is not None:
+        parts += _operation(explanation.operation)
+    if explanation.heatmap is not None:
+        parts.append(render_heatmap(explanation.heatmap))
+    parts.append(Text(f"Found with {count(explanation.launches, 'more launch', 'more launches')}.", "dim"))
+    return Group(*parts)
+
+
+def _operation(found: FirstOperation) -> Iterator[RenderableType]:
+    """Yield the first operation that differs from a healthy kernel, or why none is named."""
+    title = "Compared with the healthy kernel"
+    if found.site:
+        title = f"First operation that differs: {_short(found.site)}"
+        yield whole("").append(title, "bold").append(f", {found.where}")
+        yield Text(f"  {found.source}")
+    else:
+        yield whole("").append(title, "bold")
+    yield Text(f"  {found.words}")
+    for words, lines in (("Only here", found.own_lines), ("Only in the healthy kernel", found.healthy_lines)):
+        for line in lines:
+            yield Text(f"  {words}: {_short(line)}")
+    for note in found.notes:
+        yield Text(f"  Also: {note}")
+
+
+def _short(line: str) -> str:
+    """Return a line with the last part of its file's path only."""
+    place, colon, text = line.partition(": ")
+    return place.rpartition("/")[2] + colon + text

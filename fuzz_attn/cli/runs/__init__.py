@@ -1,1 +1,0 @@
-"""Results of runs: ``campaign`` runs targets, prints and saves their results; ``merge`` does so for several runs."""
