@@ -105,8 +105,8 @@ def verify(
         )
     from fuzz_attn.bindings.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
     from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - as above
-    from fuzz_attn.engine.run.cores import available_cores  # noqa: PLC0415 - loads msgspec, as below
     from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.run.machine import available_cores  # noqa: PLC0415 - loads msgspec, as below
     from fuzz_attn.engine.run.run_plan import RunPlan  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder  # noqa: PLC0415 - as above
     from fuzz_attn.settings import DEFAULT_MAX_TIME, DEFAULT_MEMORY, bytes_of, load_settings  # noqa: PLC0415 - as above

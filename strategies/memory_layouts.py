@@ -127,7 +127,7 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
 
     One in 12 draws has some. Without ``inner_strides`` there are none inside split pages and not the columns of a bias.
     """
-    split = FAMILIES[family].cache.padded == "page"
+    split = FAMILIES[family].cache.is_split
     caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
     groups: list[tuple[FarAxis, ...]] = [("q_token", "q_head"), ("out_token", "out_head"), ("block_table",)]
     biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
@@ -174,4 +174,4 @@ def _applies(name: str, family: Family) -> bool:
     """Return whether a padding changes anything for a family."""
     if name.startswith("new_"):
         return FAMILIES[family].packs_new_keys
-    return name not in INNER_STRIDES or FAMILIES[family].cache.padded == "page"
+    return name not in INNER_STRIDES or FAMILIES[family].cache.is_split

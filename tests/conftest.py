@@ -4,7 +4,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Values
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,7 @@ from fuzz_attn.engine.messages import Answer, Order, Setup
 from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
+from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(
@@ -43,8 +45,28 @@ settings.load_profile("reproducible")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let ``--hypothesis-seed`` choose other examples."""
+    config.addinivalue_line("markers", "pairwise(**axes): run with rows that hold each two values of two arguments")
     if config.getoption("--hypothesis-seed") is not None:
         settings.load_profile("seeded")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked ``pairwise`` rows of its arguments in which each two values of any two of them occur together.
+
+    An axis is a sequence of values, or a dictionary whose keys name them. The whole product has many times more rows.
+    """
+    for mark in metafunc.definition.iter_markers("pairwise"):
+        axes = [_named_values(axis) for axis in mark.kwargs.values()]
+        rows = [
+            [axis[index] for axis, index in zip(axes, row, strict=True)]
+            for row in pairwise([[1] * len(axis) for axis in axes])
+        ]
+        parameters = [pytest.param(*(value for _, value in row), id="-".join(name for name, _ in row)) for row in rows]
+        metafunc.parametrize(list(mark.kwargs), parameters)
+
+
+def _named_values(axis: Mapping[str, Any] | Values[Any]) -> list[tuple[str, Any]]:
+    return list(axis.items()) if isinstance(axis, Mapping) else [(str(value), value) for value in axis]
 
 
 TARGETS = Path(__file__).parent / "sample_targets"

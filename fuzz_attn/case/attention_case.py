@@ -60,7 +60,7 @@ def replace_layout(
     are left out where they would need too much memory.
     """
     family, strides = family or case.family, strides or case.strides
-    if "cache_dim" in strides.far and FAMILIES[family].cache.padded == "row":
+    if "cache_dim" in strides.far and not FAMILIES[family].cache.is_split:
         strides = without_far(strides, "cache_dim")
     if case.pages.first_block:
         sizes = case.heads, case.pages.block_size, case.dtypes.kv

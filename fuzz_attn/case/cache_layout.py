@@ -7,7 +7,7 @@ A :class:`CacheFormat` names the axes of the caches of a kernel family. With the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
 from fuzz_attn.case.parts import CacheArrangement, FarAxis, HeadLayout, Strides
@@ -47,14 +47,18 @@ class CacheFormat:
 
     ``key_axes`` and ``value_axes`` permute a cache to ``[num_blocks, block_size, num_kv_heads, ...]``, so that block
     and slot are the first two indices. ``arrangements`` are the values of ``strides.cache`` that the format allows.
-    ``padded`` is what ``strides.cache_slot`` pads. ``piece_bytes`` of a key lie together; 0 is the whole key.
+    ``piece_bytes`` of a key lie together; 0 is the whole key.
     """
 
     key_axes: tuple[int, ...]
     value_axes: tuple[int, ...]
     arrangements: tuple[CacheArrangement, ...]
-    padded: Literal["row", "page"]
     piece_bytes: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether keys are cut into pieces. Then ``strides.cache_slot`` pads a page, else each row of a page."""
+        return self.piece_bytes > 0
 
     @property
     def slot_axis(self) -> int:
@@ -71,7 +75,7 @@ class CacheFormat:
         """Which axes of the keys and of the values may be far; in split pages the slots of values are contiguous."""
         _, slot, head, dim, *_ = self.key_axes
         keys: dict[FarAxis, int] = {"cache_slot": slot, "cache_head": head}
-        if self.padded == "row":
+        if not self.is_split:
             return keys, keys
         values: dict[FarAxis, int] = {"cache_head": self.value_axes[2], "cache_dim": self.value_axes[3]}
         return {**keys, "cache_dim": dim}, values
@@ -83,7 +87,7 @@ class CacheFormat:
     def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:
         """Return the layout of caches of these sizes."""
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
-        if self.padded == "page":
+        if self.is_split:
             piece, (chunk, slot, dim) = strides.key_piece or self.piece(dtype), _inner_paddings(strides)
             shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
             keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
@@ -128,7 +132,6 @@ ROWS: Final = CacheFormat(
     key_axes=(0, 1, 2, 3),
     value_axes=(0, 1, 2, 3),
     arrangements=("separate", "kv_first", "blocks_first", "heads_first"),
-    padded="row",
 )
 """Keys and values ``[num_blocks, block_size, num_kv_heads, head_size]``."""
 
@@ -136,7 +139,6 @@ SPLIT: Final = CacheFormat(
     key_axes=(0, 3, 1, 2, 4),
     value_axes=(0, 3, 1, 2),
     arrangements=("separate", "kv_first", "blocks_first"),
-    padded="page",
     piece_bytes=16,
 )
 """Keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, pieces of 16 bytes; values

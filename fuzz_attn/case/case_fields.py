@@ -19,6 +19,7 @@ from fuzz_attn.case.recipes import (
     SinkRecipe,
     ValueRecipe,
 )
+from fuzz_attn.case.visibility import Visibility
 
 Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**53)]
 
@@ -65,6 +66,11 @@ class CaseFields(Plain, frozen=True):
     def num_tokens(self) -> int:
         """Query tokens of all sequences, the padded rows not counted."""
         return sum(sequence.query_len for sequence in self.sequences)
+
+    @property
+    def visibility(self) -> Visibility:
+        """Which keys the query tokens see, biases of minus infinity apart."""
+        return Visibility(self.window)
 
     @property
     def max_query_len(self) -> int:

@@ -121,7 +121,7 @@ def why_not_far(case: CaseFields, strides: Strides, name: FarAxis) -> str:
         return f"strides.far={strides.far} must name one axis of each tensor, not both {name!r} and {others[0]!r}"
     if tensor == "cache" and (case.pages.first_block or strides.cache not in ("separate", "heads_first")):
         return f"strides.far={strides.far} needs two caches in memory of their own and pages.first_block=0 for {name!r}"
-    if name == "cache_dim" and FAMILIES[case.family].cache.padded != "page":
+    if name == "cache_dim" and not FAMILIES[case.family].cache.is_split:
         return f"strides.far={strides.far} must not contain {name!r} for family={case.family!r}"
     if tensor == "bias" and case.qq_bias is not None and case.qq_bias.order in ("one_row", "one_column"):
         return f"qq_bias.order={case.qq_bias.order!r} must be 'rows' or 'columns' where strides.far contains {name!r}"

@@ -13,7 +13,7 @@ import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
-from fuzz_attn.case.families import FAMILIES, Feature
+from fuzz_attn.case.families import FAMILIES, SIMPLEST, Feature
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
 from fuzz_attn.case.plain import Plain
@@ -77,7 +77,7 @@ def _visibility(case: AttentionCase) -> Iterator[Line]:
 
 def _family(case: AttentionCase) -> Iterator[Line]:
     flags = [feature.words for feature in CASE_FEATURES if feature.name in _FLAGS and feature.present(case)]
-    if case.family != "unified":
+    if case.family != SIMPLEST:
         yield "family", ", ".join([FAMILIES[case.family].words, *flags])
 
 
@@ -190,7 +190,7 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
     strides = case.strides
     if strides == Strides():
         return
-    padded = FAMILIES[case.family].cache.padded
+    padded = "page" if FAMILIES[case.family].cache.is_split else "row"
     gaps = {
         "q token": strides.q_token,
         "q head": strides.q_head,

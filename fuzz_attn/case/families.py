@@ -82,6 +82,21 @@ class Interface:
         """Whether the keys and values of the new tokens are arguments of their own."""
         return self.packed_from is not None
 
+    @property
+    def has_several_paths(self) -> bool:
+        """Whether a case may ask for a launch path, as kernels with and without segments."""
+        return self.paths != ("auto",)
+
+    @property
+    def needs_query_starts(self) -> bool:
+        """Whether a launcher cannot do without the starts of the queries: not where each sequence has one token."""
+        return not self.one_token_each
+
+    @property
+    def decodes_apart(self) -> bool:
+        """Whether a sequence with one query token goes to another kernel than a longer one."""
+        return self.one_token_each or (self.packed_from or 0) > 1
+
     def answers(self, query_len: int, *, filter_by_query_len: bool) -> bool:
         """Return whether the family writes the rows of a sequence, or leaves them to the other one."""
         return not filter_by_query_len or (query_len == 1) == self.one_token_each
@@ -117,6 +132,9 @@ FAMILIES: Final[dict[Family, Interface]] = {
         packed_from=2,
     ),
 }
-"""Every family by its name."""
+"""Every family by its name, the simplest first."""
+
+SIMPLEST: Final[Family] = "unified"
+"""The family of a case that names none."""
 
 ALL_FEATURES: Final[frozenset[Feature]] = frozenset().union(*(interface.features for interface in FAMILIES.values()))

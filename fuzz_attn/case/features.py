@@ -55,7 +55,7 @@ def has_inner_strides(case: CaseFields) -> bool:
     bias, strides = case.qq_bias, case.strides
     if bias is not None and (bias.order != "rows" or bias.step != 1):
         return True
-    if "bias_column" in strides.far or (FAMILIES[case.family].cache.padded == "page" and has_far_caches(strides)):
+    if "bias_column" in strides.far or (FAMILIES[case.family].cache.is_split and has_far_caches(strides)):
         return True
     return strides.key_piece > 0 or any(getattr(strides, name) for name in INNER_STRIDES)
 

@@ -21,7 +21,7 @@ from fuzz_attn.bindings.binding_file import read
 from fuzz_attn.case.families import Family
 from fuzz_attn.cli.guard import guarded
 from fuzz_attn.engine.events import Part
-from fuzz_attn.engine.run.cores import available_cores
+from fuzz_attn.engine.run.machine import available_cores
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.settings import DEFAULT_MEMORY, bytes_of
 

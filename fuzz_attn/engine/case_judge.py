@@ -127,7 +127,7 @@ class CaseJudge:
         if order.forensics:
             return self._explained(experiment, order)
         refusal = experiment.refusal
-        notes = self._read_arithmetic(experiment)
+        notes = (*self._read_arithmetic(experiment), *_unjudged(experiment))
         verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = with_options_named(with_poison_named(verdict, experiment), experiment)
@@ -207,6 +207,15 @@ class CaseJudge:
             return experiment.launch(case).refusal
         except UnsupportedByBackendError:
             return None
+
+
+def _unjudged(experiment: Experiment) -> tuple[str, ...]:
+    """Return in words what a target returned that no property looks at."""
+    beyond = experiment.first.beyond
+    if not beyond:
+        return ()
+    tensors = "a tensor" if beyond == 1 else f"{beyond} tensors"
+    return (f"It returns {tensors} beside the output, as some do with an LSE. Only the output is judged.",)
 
 
 def load(setup: Setup) -> CaseJudge:

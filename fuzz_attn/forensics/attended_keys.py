@@ -229,14 +229,14 @@ def kind_of_cell(cells: Cells, case: AttentionCase, row: Row, cell: int) -> Kind
         ("head", bool(cells.head[cell] != row.kv_head)),
         ("stale", not own[0].held),
         ("causal", position > row.position),
-        ("window", case.window > 0 and row.position - position >= case.window),
+        ("window", case.visibility.hides(row.position, position)),
         ("own", position in _seen(case, row) and not _biased(case)),
     )
     return next((kind for kind, holds in kinds if holds), "bias")
 
 
 def _seen(case: AttentionCase, row: Row) -> range:
-    return range(max(0, row.position - case.window + 1) if case.window else 0, row.position + 1)
+    return case.visibility.keys_of(row.position)
 
 
 def _biased(case: AttentionCase) -> bool:
@@ -360,7 +360,9 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     positions = sorted(owner.position for found in owners for owner in found)
     first, last = (positions[0], positions[-1]) if positions else (0, 0)
     subject, where, far = _subject(row), place_words(place, cells), row.position - last
-    without_it = positions[:1] == [0] and len(positions) == row.position - case.window + 1  # all that the window hides
+    without_it = positions[:1] == [0] and len(positions) == case.visibility.first(
+        row.position
+    )  # all that the window hides
     beyond = "one too far" if far == case.window else f"{far - case.window + 1} too far"
     window = f"distance {far}, {beyond}" if len(positions) == 1 or not without_it else "as if there were none"
     heads = ranges(int(cells.head[cell]) for cell in of_kind)
@@ -387,7 +389,7 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     context, window = case.sequences[row.sequence].context_len, case.window
     first, last = missing[0], missing[-1]
     unbroken = last - first + 1 == len(missing)
-    at_window = bool(window) and first == visible[0] == row.position - window + 1 and last < context
+    at_window = case.visibility.is_filled(row.position) and first == visible[0] and last < context
     edge = "the first" if len(missing) == 1 else f"the first {len(missing)}"
     first_row, all_but_own = row.query == 0, "all but its own, as with a window of 1"
     only_new = first_row and context > 0 and case.reads_packed[row.sequence]

@@ -121,7 +121,7 @@ def _longer(sequence: Sequence, growth: Growth, case: AttentionCase) -> Sequence
     """Return a sequence with more keys; its kernel stays the same where that depends on the query's length."""
     if not sequence.query_len:
         return sequence
-    decodes = FAMILIES[case.family].one_token_each or case.family == "chunked" or case.filter_by_query_len
+    decodes = FAMILIES[case.family].decodes_apart or case.filter_by_query_len
     more = 0 if decodes and sequence.query_len == 1 else growth.queries
     return Sequence(sequence.query_len + more, sequence.context_len + growth.keys)
 

@@ -60,10 +60,8 @@ def _attended(lab: Lab, found: Recovered, row: Row, scores: str) -> Finding | No
 
 def _visible(lab: Lab, row: Row, found: Recovered, cell: int) -> bool:
     """Return whether a row sees the key of a cell, whose weight may be 0 by its score."""
-    position, window = _position(found, row, cell), lab.case.window
-    near = not window or row.position - position < window
     own = int(found.cells.head[cell]) == row.kv_head
-    return own and 0 <= position <= row.position and near
+    return own and lab.case.visibility.sees(row.position, _position(found, row, cell))
 
 
 def level_findings(lab: Lab) -> Iterator[Finding]:

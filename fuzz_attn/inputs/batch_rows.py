@@ -9,6 +9,7 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.random_bits import Integers
 
 
@@ -36,7 +37,7 @@ class Rows:
     @cached_property
     def first(self) -> Integers:
         """First position that each query token sees ``[num_tokens]``."""
-        return np.maximum(0, self.position - self.window + 1) if self.window else np.zeros_like(self.position)
+        return Visibility(self.window).first(self.position)
 
     @cached_property
     def start(self) -> Integers:

@@ -73,7 +73,7 @@ def _slots(case: AttentionCase, keys: Rows, table: Integers) -> Integers:
 
 def _held(case: AttentionCase, keys: Rows) -> np.typing.NDArray[np.bool_]:
     """Return which keys the cache holds: from the first row's window edge on, none if no row is answered."""
-    first = np.maximum(0, keys.context - case.window + 1) if case.window else np.zeros_like(keys.context)
+    first = case.visibility.first(keys.context)
     answered = (keys.query > 0) & np.array(case.answers, dtype=np.bool_)
     held = keys.key_position >= np.where(answered, first, keys.total)[keys.key_sequence]
     if case.stale_cache:

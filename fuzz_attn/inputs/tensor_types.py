@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fuzz_attn.case.dtypes import DTYPES, DTypeName
+from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, DTypeName
 from fuzz_attn.case.recipes import BiasDType
 
 TORCH_DTYPES: Final[dict[DTypeName, torch.dtype]] = {name: getattr(torch, name) for name in DTYPES}
+
+_FP8: Final = frozenset(TORCH_DTYPES[name] for name in FP8_DTYPES)
 
 BIAS_DTYPES: Final[dict[BiasDType, torch.dtype]] = {name: getattr(torch, name) for name in get_args(BiasDType)}
 """The types of slopes, biases and sinks."""
@@ -36,3 +38,8 @@ def bits_dtype(dtype: DTypeName) -> npt.DTypeLike:
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as integers of the elements' size, which copy and compare exactly in every type."""
     return tensor.view(INTEGERS[tensor.dtype.itemsize])
+
+
+def is_fp8_dtype(dtype: torch.dtype) -> bool:
+    """Return whether a type of torch is an fp8 type, which comes with a scale; bytes and int8 are not."""
+    return dtype in _FP8

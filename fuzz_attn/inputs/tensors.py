@@ -21,6 +21,7 @@ from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
+from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.page_map import PageMap, page_map
@@ -44,7 +45,7 @@ from fuzz_attn.inputs.storage import (
     tensors_over,
     with_large_offsets,
 )
-from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of, is_fp8_dtype
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ class AttentionTensors:
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
     first_block: int = 0
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
+
+    @property
+    def visibility(self) -> Visibility:
+        """Which keys the query tokens see, biases of minus infinity apart."""
+        return Visibility(self.window)
 
     @property
     def max_query_len(self) -> int:
@@ -260,7 +266,7 @@ def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor
     if tensor.is_cpu:
         bits = bits_of(tensor).numpy()
         return torch.from_numpy(bits[tuple(each.numpy() for each in index)]).view(tensor.dtype)
-    if tensor.dtype.itemsize == 1:
+    if is_fp8_dtype(tensor.dtype):
         return tensor.view(torch.uint8)[index].view(tensor.dtype)
     return tensor[index]
 

@@ -223,7 +223,7 @@ def _places_read(tensors: AttentionTensors) -> tuple[torch.Tensor, torch.Tensor,
         if not query_len or (tensors.answers and not tensors.answers[index]):
             continue
         packed = bool(tensors.reads_packed) and tensors.reads_packed[index]
-        first = max(0, context_len - tensors.window + 1) if tensors.window else 0
+        first = tensors.visibility.first(context_len)
         position = torch.arange(first, max(first, context_len if packed else context_len + query_len), device=device)
         blocks.append(tensors.block_table[index, position // size].long())
         slots.append(position % size)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.mutation.audit_results import FLASH_ATTENTION, VLLM
 from fuzz_attn.oracle.logits import score_scale
@@ -53,14 +54,14 @@ def allowed_errors(tensors: AttentionTensors, reference: Reference) -> dict[str,
 def tolerances(tensors: AttentionTensors) -> tuple[float, float]:
     """Return vLLM's (atol, rtol) for tensors of these types."""
     types = (tensors.query.dtype, tensors.value_cache.dtype, tensors.output.dtype)
-    if any(dtype.itemsize == 1 for dtype in types):
+    if any(is_fp8_dtype(dtype) for dtype in types):
         return 1.5e-1, 1.5e-1
     return (1e-3, 1e-5) if tensors.query.dtype == torch.float32 else (1.5e-2, 1e-2)
 
 
 def stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return numbers rounded to a type, as float64; fp8 is clamped to its finite range."""
-    if dtype.itemsize == 1:
+    if is_fp8_dtype(dtype):
         limit = torch.finfo(dtype).max
         numbers = numbers.clamp(-limit, limit).float()
     return numbers.to(dtype).double()
@@ -81,7 +82,7 @@ def low_precision_output(tensors: AttentionTensors, like: torch.Tensor) -> torch
     It scales the keys, and keeps scores, weights and output in that type; sums are torch's. Float64, shaped as
     ``like``.
     """
-    working = torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
+    working = torch.bfloat16 if is_fp8_dtype(tensors.query.dtype) else tensors.query.dtype
     output = torch.zeros_like(like).view(like.shape[0], tensors.num_kv_heads, -1, like.shape[-1])
     for block in row_blocks(tensors):
         output[block.tokens] = _attended(block, tensors, working).double().transpose(1, 2)

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.conditions import some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, InputPrecision, RoundedTo, RoundingModel
@@ -93,7 +94,7 @@ def rounding_to(name: RoundedTo, tensors: AttentionTensors) -> Rounding:
 def dtype_of(name: RoundedTo, tensors: AttentionTensors) -> torch.dtype:
     """Return a type of a rounding model: ``query`` is the type of q, bfloat16 for fp8, ``cache`` that of K and V."""
     if name == "query":
-        return torch.bfloat16 if tensors.query.dtype.itemsize == 1 else tensors.query.dtype
+        return torch.bfloat16 if is_fp8_dtype(tensors.query.dtype) else tensors.query.dtype
     if name == "cache":
         return tensors.kv_dtype
     dtype: torch.dtype = getattr(torch, name)
@@ -328,9 +329,9 @@ def output_error(
 def output_scales(tensors: AttentionTensors) -> list[float]:
     """Return the factors of the average of V: v's scale if q is fp8, and 1 / the output's scale if that is fp8."""
     scales = []
-    if tensors.query.dtype.itemsize == 1 and tensors.v_scale is not None:
+    if is_fp8_dtype(tensors.query.dtype) and tensors.v_scale is not None:
         scales.append(float(tensors.v_scale))
-    if tensors.output.dtype.itemsize == 1 and tensors.out_scale is not None:
+    if is_fp8_dtype(tensors.output.dtype) and tensors.out_scale is not None:
         scales.append(1 / float(tensors.out_scale))
     return scales
 

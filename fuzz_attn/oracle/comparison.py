@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.conditions import maximum_of, some
 from fuzz_attn.oracle.reference import Reference
@@ -32,7 +33,7 @@ def where_wrong(wrong: torch.Tensor, tensors: AttentionTensors) -> Where:
     narrow: list[tuple[Where, bool]] = [
         ("padded_head", first_padded < head_size and not bool(columns[:first_padded].any())),
         ("tail_rows", _confined(tokens, rows == query_lens[sequences] - 1)),
-        ("window_rows", tensors.window > 0 and _confined(tokens, position >= tensors.window)),
+        ("window_rows", tensors.window > 0 and _confined(tokens, tensors.visibility.cuts(position))),
         ("one_sequence", _confined(tokens, sequences == sequences[tokens][0])),
         ("some_heads", not bool(heads.all())),
         ("some_columns", not bool(columns.all())),
@@ -78,7 +79,7 @@ def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
     if worst <= 1.0:
         return Verdict("oracle", ratio=worst, elements=expected.numel())
     unwritten = is_unwritten(actual, tensors.output_poison)
-    if actual.dtype.itemsize == 1:  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
+    if is_fp8_dtype(actual.dtype):  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
         unwritten &= bound.isfinite()
     if answered is not None:
         unwritten &= answered[:, None, None]

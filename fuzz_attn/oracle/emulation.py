@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.allowed_roundings import dtype_of, query_dtype
 from fuzz_attn.oracle.logits import score_scale
@@ -53,7 +54,7 @@ class _Emulation:
         result = self.rounded(self.model.output, self._average(self._scores()))
         result = result * output_factor(self.tensors)
         dtype = self.tensors.output.dtype
-        if dtype.itemsize == 1:
+        if is_fp8_dtype(dtype):
             limit = torch.finfo(dtype).max
             result = result.clamp(-limit, limit)
         return result.to(dtype).double()

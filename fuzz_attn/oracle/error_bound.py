@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import allowed_roundings
 from fuzz_attn.oracle.conditions import every, maximum_of, minimum_of, places_of, some, some_between
@@ -378,7 +379,7 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of V as operand of the dot: cut to fewer bits, or not rounded after dequantisation."""
     query = tensors.query.dtype
     unit = allowed_roundings.operand_unit(probability_dtype(tensors, model), model)
-    if not model.rounds_dequantised and tensors.kv_dtype != query and query.itemsize > 1:
+    if not model.rounds_dequantised and tensors.kv_dtype != query and not is_fp8_dtype(query):
         unit += unit_roundoff(query)
     return unit
 
@@ -394,7 +395,7 @@ def scales_exactly(tensors: AttentionTensors) -> bool:
 
     For fp8 queries a kernel may scale the partial sums of its segments before it adds them.
     """
-    if tensors.query.dtype.itemsize > 1 or tensors.v_scale is None:
+    if not is_fp8_dtype(tensors.query.dtype) or tensors.v_scale is None:
         return True
     mantissa, _ = math.frexp(float(tensors.v_scale))
     return abs(mantissa) in (0.0, 0.5)
@@ -410,7 +411,7 @@ def normaliser_units(tensors: AttentionTensors, logits: Logits, model: RoundingM
     terms = logits.terms
     if logits.equal_rows is not None:
         terms = terms.expand_as(logits.equal_rows).masked_fill(logits.equal_rows, 0.0)
-    scaling = 4 + (tensors.query.dtype.itemsize == 1) + 2 * (tensors.output.dtype.itemsize == 1)
+    scaling = 4 + is_fp8_dtype(tensors.query.dtype) + 2 * is_fp8_dtype(tensors.output.dtype)
     units = gamma(terms + (1 + scaling), UNIT)
     cast = probability_unit(tensors, model)
     return allowed_roundings.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
@@ -423,13 +424,13 @@ def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
     result. Other types overflow to infinity; where a correct kernel may overflow, the bound is infinite.
     """
     limit = torch.finfo(dtype).max
-    if dtype.itemsize == 1:
+    if is_fp8_dtype(dtype):
         upper, lower = (expected + error).clamp_(-limit, limit), (expected - error).clamp_(-limit, limit)
         expected = expected.clamp(-limit, limit)
         error = torch.maximum(upper.sub_(expected), expected - lower)
     largest = expected.abs().add_(error)
     bound = half_spacing(largest, dtype).add_(error)
-    if dtype.itemsize > 1 and not maximum_of(largest) < limit:
+    if not is_fp8_dtype(dtype) and not maximum_of(largest) < limit:
         bound = bound.masked_fill(~(largest < limit), torch.inf)
     return expected, bound
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import allowed_roundings
 from fuzz_attn.oracle.allowed_roundings import SCORE_ROUNDINGS, Rounding
@@ -124,7 +125,7 @@ def anchored(logits: Logits) -> Logits:
 def score_scale(tensors: AttentionTensors) -> float:
     """Return the factor of the dot products: the softmax scale, times the scales of q and k if q is fp8."""
     scale = tensors.softmax_scale
-    if tensors.query.dtype.itemsize == 1:
+    if is_fp8_dtype(tensors.query.dtype):
         for factor in (tensors.q_scale, tensors.k_scale):
             scale *= 1.0 if factor is None else float(factor)
     return scale
@@ -139,7 +140,7 @@ def product_units(tensors: AttentionTensors, model: RoundingModel) -> float:
     dequantisation.
     """
     query, operand = tensors.query.dtype, allowed_roundings.query_dtype(tensors, model)
-    total = 1 + grown(6 if query.itemsize == 1 else 4, UNIT)
+    total = 1 + grown(6 if is_fp8_dtype(query) else 4, UNIT)
     total *= (1 + allowed_roundings.operand_unit(operand, model)) ** 2
     if not model.rounds_dequantised and tensors.kv_dtype != query:
         total *= 1 + unit_roundoff(query)
@@ -193,7 +194,7 @@ def _scores_error(
 def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of one addition inside a dot product of operands of this type."""
     slack = model.accumulate_slack
-    if operands.itemsize == 1:
+    if is_fp8_dtype(operands):
         slack = max(model.fp8_dot_slack, model.tensor_core_slack)
     elif operands.itemsize == 2 or model.input_precision != "ieee":
         slack = max(slack, model.tensor_core_slack)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import allowed_roundings
 from fuzz_attn.oracle.conditions import maximum_of
@@ -132,9 +133,9 @@ def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:
 def output_factor(tensors: AttentionTensors) -> float:
     """Return the factor of the average of V: v's scale if q is fp8, and 1 / the output's scale if that is fp8."""
     factor = 1.0
-    if tensors.query.dtype.itemsize == 1 and tensors.v_scale is not None:
+    if is_fp8_dtype(tensors.query.dtype) and tensors.v_scale is not None:
         factor = float(tensors.v_scale)
-    if tensors.output.dtype.itemsize == 1 and tensors.out_scale is not None:
+    if is_fp8_dtype(tensors.output.dtype) and tensors.out_scale is not None:
         factor /= float(tensors.out_scale)
     return factor
 

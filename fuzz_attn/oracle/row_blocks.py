@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors, taken
 from fuzz_attn.oracle.conditions import some
 
@@ -91,8 +92,7 @@ def cost_of(case: AttentionCase) -> int:
     """Return about what the oracle costs for a case, in the unit of ``BLOCK_COST``."""
     scores = 0
     for sequence in case.sequences:
-        seen = min(sequence.seq_len, case.window + sequence.query_len) if case.window else sequence.seq_len
-        scores += sequence.query_len * seen
+        scores += sequence.query_len * case.visibility.most_keys(sequence.query_len, sequence.seq_len)
     return scores * case.heads.num_query_heads * (case.heads.head_size + SCORE_COST)
 
 
@@ -105,7 +105,7 @@ def _spans(tensors: AttentionTensors) -> list[Span]:
         step = max(1, MAX_BLOCK_SCORES // max(1, num_heads * (query_len + context_len)))
         for row in range(0, query_len, step):
             num_rows = min(step, query_len - row)
-            first_key = max(0, context_len + row - tensors.window + 1) if tensors.window else 0
+            first_key = tensors.visibility.first(context_len + row)
             spans.append(Span(sequence, row, num_rows, first_key, context_len + row + num_rows - first_key))
     return spans
 
@@ -141,7 +141,7 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], page
     column = np.arange(max(s.num_keys for s in spans))
     key_position = first_key + np.minimum(column, num_keys - 1)
     position = context_len + row
-    reach = np.minimum(position, tensors.window - 1) if tensors.window else position
+    reach = tensors.visibility.reach(position)
     distance = position[:, :, None] - key_position[:, None]
     seen = (distance >= 0) & (distance <= reach[:, :, None]) & (column < num_keys)[:, None]
 
@@ -209,7 +209,7 @@ def _put_new(cached: torch.Tensor, places: tuple[torch.Tensor, ...], dense: torc
 
 def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """Return float64 values: fp8 times its scale, rounded to the type of q; fp8 as stored if q is fp8 too."""
-    if stored.dtype.itemsize > 1 or dtype.itemsize == 1:
+    if not is_fp8_dtype(stored.dtype) or is_fp8_dtype(dtype):
         return stored.double()
     scaled = stored.float()
     if scale is not None:

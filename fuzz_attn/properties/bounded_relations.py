@@ -14,6 +14,8 @@ import torch
 
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.translation import translated
+from fuzz_attn.case.visibility import Visibility
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
@@ -106,7 +108,7 @@ def value_scale(experiment: Experiment) -> Comparison:
     exact = attend(tensors, experiment.target.rounding_model)
     other = experiment.launch_tensors(values_changed(tensors, lambda numbers, _: numbers * SCALE))
     expected = exact.expected * SCALE
-    if tensors.output.dtype.itemsize == 1:
+    if is_fp8_dtype(tensors.output.dtype):
         limit = torch.finfo(tensors.output.dtype).max
         expected = expected.clamp(-limit, limit)
     exact = dataclasses.replace(exact, expected=expected)
@@ -121,7 +123,7 @@ def narrower_window(experiment: Experiment) -> Comparison:
     window = experiment.case.window
     other = experiment.launch_tensors(dataclasses.replace(experiment.again(), window=window - 1))
     own = attend(other.tensors, experiment.target.rounding_model)
-    whole = [position < window - 1 for position in _positions(experiment)]
+    whole = [not Visibility(window - 1).cuts(position) for position in _positions(experiment)]
     uncut = torch.tensor(whole, device=own.expected.device)[:, None, None]
     expected = torch.where(uncut, experiment.reference.expected, own.expected)
     exact = dataclasses.replace(own, expected=expected)

@@ -28,7 +28,7 @@ from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.owners import owner_of
 from fuzz_attn.properties.exceptions import refusal_by, with_other_data
 from fuzz_attn.properties.refusal import Refusal
-from fuzz_attn.targets.target import Target
+from fuzz_attn.targets.target import Called, Target
 
 OwnOptions = dict[str, dict[str, int]]
 """For each kernel the launcher's own values of the options that a case chooses."""
@@ -83,6 +83,8 @@ class Launch:
     """What the call changed of the memory that its binding made for it, such as a cache in another layout."""
     launched: AttentionTensors | None = None
     own_options: OwnOptions = dataclasses.field(default_factory=dict)
+    beyond: int = 0
+    """The number of tensors that the target returned beside the output."""
 
     @property
     def output_after(self) -> torch.Tensor:
@@ -186,12 +188,12 @@ class Experiment:
         output = storage_bytes(tensors.output).clone()
         error, site, refusal, watch = "", "", None, Watch()
         own: OwnOptions = {}
-        changed: tuple[str, ...] = ()
+        called = Called()
         layouts = _layouts(launched)
         try:
             with self.backend.running() as watch, launched_with(launched.launch) as own:
                 watch.host_only, watch.dead = self.host_only, dead
-                changed = self.target.run(launched)
+                called = self.target.run(launched)
         except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt, NotCompiledInterrupt):
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
@@ -201,15 +203,16 @@ class Experiment:
                 refusal = refusal_by(raised, _text(raised), launched=began)
         else:
             error = _resized(layouts, _layouts(launched))
+        changed, beyond = called
         flagged = tuple(name for name, tensor in launched.inputs() if tensor.requires_grad)
         if flagged or launched.output.requires_grad:
             launched = without_gradients(launched)
             tensors = launched if here else tensors
             changed += tuple(f"{name}: it requires gradients now" for name in flagged if name not in changed)
         if here:
-            return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, None, own)
+            return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, None, own, beyond)
         tensors = tensors if error else with_output_of(tensors, launched)
-        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched, own)
+        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched, own, beyond)
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
         return tensors.query.device.type == self.backend.device

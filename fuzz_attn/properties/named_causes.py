@@ -25,6 +25,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import POISONED, poison_in_words
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import (
     ConstantValues,
@@ -309,7 +310,7 @@ def _probes(experiment: Experiment) -> Iterator[AttentionTensors]:
 
 def probe_cases(case: AttentionCase, head_sizes: tuple[int, ...]) -> Iterator[AttentionCase]:
     """Yield cases with the types and features of a case, whose scores and values show different roundings."""
-    query_len = 1 if case.family == "paged" else QUERY_LEN
+    query_len = 1 if FAMILIES[case.family].one_token_each else QUERY_LEN
     head_size = HEAD_SIZE if within(HEAD_SIZE, head_sizes) else case.heads.head_size
     heads = msgspec.structs.replace(case.heads, head_size=head_size)
     for seed in range(case.seed + 1, case.seed + 1 + SEEDS):

@@ -125,7 +125,7 @@ def _may_have_empty_sequences(case: AttentionCase, domain: Domain) -> bool:
     return (
         case.num_tokens > 0
         and _may_get("empty_sequences", case, domain)
-        and (case.family != "paged" or case.filter_by_query_len)
+        and (not FAMILIES[case.family].one_token_each or case.filter_by_query_len)
     )
 
 

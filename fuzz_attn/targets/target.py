@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,17 @@ from fuzz_attn.targets.bindings.signature import Signature, signature_of
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults
+
+
+class Called(NamedTuple):
+    """What a call of a target left beside its output.
+
+    ``changed`` names what it changed of the memory that was made for the call only, and ``beyond`` is the number of
+    tensors that it returned beside the output.
+    """
+
+    changed: tuple[str, ...] = ()
+    beyond: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,17 +106,16 @@ class Target:
         except Exception as error:
             raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
 
-    def run(self, tensors: AttentionTensors) -> tuple[str, ...]:
+    def run(self, tensors: AttentionTensors) -> Called:
         """Call the target on tensors; ``tensors.output`` then holds its output.
 
-        Return the names of what it changed of the memory that was made for the call only. Raises :class:`BindingError`
-        where the arguments of the call cannot be computed, else what the target raises.
+        Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
         """
         call = self.call_on(tensors)
         with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
             result = self.call(**call.arguments)
-        call.finish(result)
-        return call.changed()
+        beyond = call.finish(result)
+        return Called(call.changed(), beyond)
 
 
 def overruled(model: RoundingModel, stated: dict[str, Constant]) -> RoundingModel:

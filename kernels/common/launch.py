@@ -40,7 +40,7 @@ def head_size_padded_for(head_size: int, q_dtype: torch.dtype) -> int:
 
 def smallest_dot_size(q_dtype: torch.dtype) -> int:
     """Return the smallest head dimension and tile size: tensor cores take 16 two-byte or 32 one-byte elements."""
-    return 32 if q_dtype.itemsize == 1 else 16
+    return max(16, 32 // q_dtype.itemsize)
 
 
 def dot_dtypes_for(q_dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
@@ -49,7 +49,7 @@ def dot_dtypes_for(q_dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     fp8 values are exact in float16 and in bfloat16. Their products are then summed in full float32; Hopper's fp8 tensor
     cores keep fewer bits. Weights are bfloat16 because its range keeps small weights in the sum.
     """
-    if q_dtype.itemsize == 1:
+    if q_dtype.itemsize < 2:
         return torch.float16, torch.bfloat16
     return q_dtype, q_dtype
 

@@ -28,7 +28,7 @@ import msgspec
 import fuzz_attn
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.case_judge import CaseJudge, load
-from fuzz_attn.engine.failures.simplification import simplify
+from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.failures.triage import OUTPUT, class_of
 from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, HangInterrupt

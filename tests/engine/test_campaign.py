@@ -17,7 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine import campaign as campaign_module
 from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.campaign import GRACE_SECONDS, Campaign, Plan, launch_limit
-from fuzz_attn.engine.failures import life, share
+from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
@@ -179,7 +179,7 @@ def test_the_number_of_cases_is_exact(max_cases: int, fake: Fake) -> None:
 @pytest.mark.parametrize(("max_cases", "shards"), [(10, 3), (2, 4), (1000, 7), (5, 1)])
 def test_the_cases_of_all_shards_add_up(max_cases: int, shards: int) -> None:
     shares = [share_of(max_cases, shard, shards) for shard in range(shards)]
-    assert sum(share or 0 for share in shares) == max_cases
+    assert sum(reduction or 0 for reduction in shares) == max_cases
     assert share_of(None, 0, shards) is None
 
 
@@ -259,7 +259,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock of the campaigns of a test."""
     clock = Clock()
-    for module in (campaign_module, life, share):
+    for module in (campaign_module, life, reduction):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     return clock
 

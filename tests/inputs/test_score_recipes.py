@@ -83,9 +83,7 @@ def needle_of(place: Place, row: RowLogits) -> int:
     return min(max(wanted, 0), len(row.logits) - 1)
 
 
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("scale", SOFTMAX_SCALES)
-@pytest.mark.parametrize("window", [0, 1, 5])
+@pytest.mark.pairwise(head_size=HEAD_SIZES, scale=SOFTMAX_SCALES, window=(0, 1, 5))
 def test_needle_has_the_largest_logit(head_size: int, scale: float, window: int) -> None:
     places: tuple[Place, ...] = ("own", "first", "outside_left", "outside_right")
     for place, strength in product(places, (8.0, 30.0)):
@@ -129,9 +127,7 @@ def test_boundary_needle_is_next_to_an_edge(window: int, block_size: int) -> Non
     assert len(sides) == len({block_size, 16}) * 2
 
 
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("scale", SOFTMAX_SCALES)
-@pytest.mark.parametrize("level", [-20.0, -110.0, 80.0, -20000.0, 1.0, 0.25, 0.0])
+@pytest.mark.pairwise(head_size=HEAD_SIZES, scale=SOFTMAX_SCALES, level=(-20.0, -110.0, 80.0, -20000.0, 1.0, 0.25, 0.0))
 def test_level_is_where_all_logits_are(head_size: int, scale: float, level: float) -> None:
     logits = np.concatenate([row.logits for row in rows_of_logits(case_of(LevelScores(level), head_size, scale))])
     # The jitter is 0.5 and its generator never leaves 3.47 standard deviations; keys keep 24 bits of the whole.
@@ -145,9 +141,7 @@ def test_level_without_jitter_is_flat() -> None:
         assert np.abs(row.logits + 60.0).max() < 60.0 * ROUNDINGS
 
 
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("scale", SOFTMAX_SCALES)
-@pytest.mark.parametrize("step", [0.25, 1.0, -0.25, 3.0])
+@pytest.mark.pairwise(head_size=HEAD_SIZES, scale=SOFTMAX_SCALES, step=(0.25, 1.0, -0.25, 3.0))
 def test_ramp_rises_by_its_step(head_size: int, scale: float, step: float) -> None:
     for row in rows_of_logits(case_of(RampScores(step), head_size, scale)):
         assert np.abs(np.diff(row.logits) - step).max(initial=0.0) < 120 * ROUNDINGS
@@ -167,9 +161,7 @@ def test_uniform_logits_are_equal_though_keys_are_not(head_size: int) -> None:
     assert len(np.unique(numbers_of(case).keys)) > 100
 
 
-@pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("scale", SOFTMAX_SCALES)
-@pytest.mark.parametrize("spread", [0.1, 1.0, 16.0])
+@pytest.mark.pairwise(head_size=HEAD_SIZES, scale=SOFTMAX_SCALES, spread=(0.1, 1.0, 16.0))
 def test_normal_logits_have_their_spread(head_size: int, scale: float, spread: float) -> None:
     heads = HeadLayout(4, 2, head_size)
     case = case_of(NormalScores(spread), head_size, scale, sequences=(Sequence(60, 300),), heads=heads)
@@ -265,9 +257,9 @@ EXTREMES: tuple[ScoreRecipe, ...] = (
 )
 
 
-@pytest.mark.parametrize("recipe", EXTREMES, ids=repr)
-@pytest.mark.parametrize("scale", [2.0**126, -(2.0**126), 2.0**-126, -(2.0**-126), 0.0, 1.0])
-@pytest.mark.parametrize("head_size", [1, 64])
+@pytest.mark.pairwise(
+    recipe=EXTREMES, scale=(2.0**126, -(2.0**126), 2.0**-126, -(2.0**-126), 0.0, 1.0), head_size=(1, 64)
+)
 def test_everything_is_finite_and_within_the_limit(recipe: ScoreRecipe, scale: float, head_size: int) -> None:
     # Warnings are errors, so nothing on the way may overflow either.
     case = case_of(recipe, head_size, scale)
@@ -280,9 +272,7 @@ def test_everything_is_finite_and_within_the_limit(recipe: ScoreRecipe, scale: f
 ONE_BYTE: tuple[DTypeName, ...] = ("float8_e4m3fn", "float8_e5m2")
 
 
-@pytest.mark.parametrize("recipe", EXTREMES, ids=repr)
-@pytest.mark.parametrize("kv", ONE_BYTE)
-@pytest.mark.parametrize("scale", [2.0**126, 1e6, 11.0, 0.3, 2.0**-8, 1e-9, 2.0**-126])
+@pytest.mark.pairwise(recipe=EXTREMES, kv=ONE_BYTE, scale=(2.0**126, 1e6, 11.0, 0.3, 2.0**-8, 1e-9, 2.0**-126))
 def test_dequantised_keys_are_finite_in_float16(recipe: ScoreRecipe, kv: DTypeName, scale: float) -> None:
     case = case_of(recipe, dtypes=DTypes("float16", kv), scales=Scales(k=scale, v=scale))
     tensors = materialise(case)

@@ -141,9 +141,7 @@ RECIPES: tuple[ValueRecipe, ...] = (
 )
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=repr)
-@pytest.mark.parametrize("kv", ["float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("scale", [2.0**126, 1e6, 11.0, 0.3, 2.0**-8, 1e-9, 2.0**-126])
+@pytest.mark.pairwise(recipe=RECIPES, kv=FP8_DTYPES, scale=(2.0**126, 1e6, 11.0, 0.3, 2.0**-8, 1e-9, 2.0**-126))
 def test_dequantised_values_are_finite_in_float16(recipe: ValueRecipe, kv: DTypeName, scale: float) -> None:
     values = values_of(recipe, dtypes=DTypes("float16", kv), scales=Scales(v=scale))
     assert (np.abs(values) <= LIMIT).all()
@@ -232,9 +230,7 @@ def test_the_only_column_of_equal_heads_has_marks_that_cancel_in_pairs() -> None
     assert {tuple(pair) for pair in values[:130].reshape(65, 2, 2)[..., 0]} == {(MARK, -MARK), (-MARK, MARK)}
 
 
-@pytest.mark.parametrize("q", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("kv", FP8_DTYPES)
-@pytest.mark.parametrize("scale", [*FP8_SCALES, *OTHER_SIGNS])
+@pytest.mark.pairwise(q=("float32", "float16", "bfloat16"), kv=FP8_DTYPES, scale=(*FP8_SCALES, *OTHER_SIGNS))
 def test_marks_of_equal_heads_have_few_bits_once_dequantised(scale: float, kv: DTypeName, q: DTypeName) -> None:
     changes = {"dtypes": DTypes(q=q, kv=kv, out=q), "scales": Scales(v=scale), "equal_heads": True}
     values = values_of(NormalValues(), key_marks=True, **changes)[..., 1::2]

@@ -108,7 +108,10 @@ DTYPES: dict[str, dict[str, Any]] = {
 
 
 FAMILIES = ("decode", "filtered", "context", "skipping", "chunked")
+KERNELS = (("decode", "filtered"), ("context", "skipping"), ("chunked",))
+"""The families by the kernels that they launch; the last launches both."""
 TABLES = (FEATURES, SHAPES, DTYPES)
+HALVES: dict[str, dict[str, Any]] = {"plain": {}, "everything": EVERYTHING}
 
 
 def named(split: Any, name: str, family: str, features: dict[str, Any]) -> Any:
@@ -122,6 +125,35 @@ def named(split: Any, name: str, family: str, features: dict[str, Any]) -> Any:
     return dataclasses.replace(problem, sequences=sequences)
 
 
+def covering() -> list[tuple[str, str, str]]:
+    """Rows of a name of SHAPES or DTYPES, a family and a half of the features, in which all pairs that matter occur.
+
+    What a family adds to its kernel is which sequences it answers. So the shapes that are about sequences meet every
+    family, and the others every kernel, in its families by turns; the features alternate.
+    """
+    rows = []
+    for at, name in enumerate((*SHAPES, *DTYPES)):
+        about_sequences = name in SHAPES and SHAPES[name].keys() & {"sequences", "padding_rows"}
+        families = FAMILIES if about_sequences else [kernel[at % len(kernel)] for kernel in KERNELS]
+        rows += [(name, family, ("plain", "everything")[(at // 2 + i) % 2]) for i, family in enumerate(families)]
+    return rows
+
+
+def interpreted() -> list[tuple[str, str]]:
+    """Rows of a name and a family: in the interpreter types meet both kernels, the others one of them by turns."""
+    both = ("filtered", "context")
+    return [
+        (name, family)
+        for at, name in enumerate((*FEATURES, *SHAPES, *DTYPES))
+        for family in (both if name in DTYPES else both[at % 2 : at % 2 + 1])
+    ]
+
+
+def table_of(name: str, family: str) -> tuple[str, str]:
+    kind = "dtype" if name in DTYPES else "sequences" if "sequences" in SHAPES[name] else "shape"
+    return kind, family
+
+
 def test_no_name_is_in_two_tables() -> None:
     assert len(set().union(*TABLES)) == sum(len(table) for table in TABLES)
 
@@ -133,15 +165,29 @@ def test_features_agree_with_reference(name: str, family: str, split: Any) -> No
     split.assert_agrees(named(split, name, family, {}), SimulatorBackend())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [*SHAPES, *DTYPES])
-@pytest.mark.parametrize("features", [{}, EVERYTHING], ids=["plain", "everything"])
-def test_shapes_and_dtypes_agree_with_reference(name: str, features: dict[str, Any], family: str, split: Any) -> None:
-    split.assert_agrees(named(split, name, family, features), SimulatorBackend())
+def test_covering_has_every_pair() -> None:
+    """Each name meets each kernel and both halves of the features, and so does each family."""
+    rows = covering()
+    assert len({(name, family) for name, family, _ in rows}) == len(rows)
+    assert {(name, kernel) for name, family, _ in rows for kernel in KERNELS if family in kernel} == {
+        (name, kernel) for name in (*SHAPES, *DTYPES) for kernel in KERNELS
+    }
+    assert {(name, features) for name, _, features in rows} == {
+        (name, features) for name in (*SHAPES, *DTYPES) for features in HALVES
+    }
+    tables = {table_of(name, family) for name, family, _ in rows}
+    assert tables == {(kind, family) for kind in ("sequences", "shape", "dtype") for family in FAMILIES}
+    assert {(table_of(name, family), features) for name, family, features in rows} == {
+        (table, features) for table in tables for features in HALVES
+    }
 
 
-@pytest.mark.parametrize("family", ["filtered", "context"])
-@pytest.mark.parametrize("name", [*FEATURES, *SHAPES, *DTYPES])
+@pytest.mark.parametrize(("name", "family", "features"), covering())
+def test_shapes_and_dtypes_agree_with_reference(name: str, family: str, features: str, split: Any) -> None:
+    split.assert_agrees(named(split, name, family, HALVES[features]), SimulatorBackend())
+
+
+@pytest.mark.parametrize(("name", "family"), interpreted())
 def test_interpreter_agrees_with_reference(name: str, family: str, split: Any, interpreter: InterpreterBackend) -> None:
     split.assert_agrees(named(split, name, family, {} if name in FEATURES else EVERYTHING), interpreter)
 

@@ -95,9 +95,9 @@ DTYPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("num_segments", [0, 3], ids=["2d", "3d"])
-@pytest.mark.parametrize("features", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.pairwise(
+    name=tuple(DTYPES), num_segments={"2d": 0, "3d": 3}, features={"plain": {}, "everything": EVERYTHING}
+)
 def test_dtypes_agree_with_reference(
     name: str, num_segments: int, features: dict[str, Any], unified: Any, interpreter: InterpreterBackend
 ) -> None:

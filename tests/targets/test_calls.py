@@ -16,6 +16,8 @@ from fuzz_attn.bindings.binding import Binding, binding_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.engine.judges.in_process import InProcess
+from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -246,6 +248,33 @@ def test_returned_output_fills_live_rows_only() -> None:
     as_target(function, "mine", binding=Binding(layout="rows")).run(tensors)
     assert tensors.output[:3].eq(1).all()
     assert torch.equal(tensors.output[3:].view(torch.int16), before)
+
+
+@pytest.mark.parametrize(
+    ("others", "beyond"),
+    [((), 0), ((None, 3), 0), ((torch.zeros(4, 3),), 1), ((torch.zeros(4, 3), torch.zeros(2)), 2)],
+    ids=["the output", "no tensor", "an LSE", "two tensors"],
+)
+def test_tensors_beside_the_output_are_counted(others: tuple[object, ...], beyond: int) -> None:
+    output = torch.ones(3, 4, 32, dtype=torch.bfloat16)
+    function, _ = recorder(RETURNING, (output, *others))
+    assert as_target(function, "mine", binding=Binding(layout="rows")).run(materialise(CASE)).beyond == beyond
+
+
+@pytest.mark.parametrize(
+    ("result", "note"),
+    [("None", ()), ("out", ()), ("(out, out[:, :, 0].float())", ("a tensor",)), ("[out, q, k_cache]", ("2 tensors",))],
+    ids=["nothing", "the output", "an LSE", "two tensors"],
+)
+def test_what_nobody_judges_is_said(result: str, note: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "target.py"
+    path.write_text(f"def attend({UNIFIED}): return {result}\n")
+    stated = binding_of(STATED | {"layout": "rows"})
+    with InProcess(Setup(f"{path}:attend", backend="interpreter", binding=stated)) as judge:
+        notes = judge.judge(Order(CASE)).notes
+    said = [each for each in notes if "beside the output" in each]
+    assert len(said) == len(note)
+    assert all(words in each for words, each in zip(note, said, strict=True))
 
 
 def test_features_that_a_layout_cannot_express_leave_the_domain() -> None:

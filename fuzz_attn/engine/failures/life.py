@@ -26,12 +26,8 @@ from fuzz_attn.engine.explainer import Explainer
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
 from fuzz_attn.engine.failures.here import Here
-from fuzz_attn.engine.failures.records import Records
-from fuzz_attn.engine.failures.reduction import Reduction
-from fuzz_attn.engine.failures.same_way import shown_in_same_way
-from fuzz_attn.engine.failures.share import Share
-from fuzz_attn.engine.failures.simplicity import is_simpler
-from fuzz_attn.engine.failures.simplification import allowed, second_order
+from fuzz_attn.engine.failures.records import Records, Unfollowed
+from fuzz_attn.engine.failures.reduction import Reduction, Share, allowed, is_simpler, second_order
 from fuzz_attn.engine.failures.triage import (
     HANG,
     OUTPUT,
@@ -43,10 +39,10 @@ from fuzz_attn.engine.failures.triage import (
     has_place,
     is_finding,
     is_same,
+    shown_in_same_way,
     traits_of_both,
     trigger_in,
 )
-from fuzz_attn.engine.failures.unfollowed import Unfollowed
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.messages import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt

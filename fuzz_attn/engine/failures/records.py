@@ -1,10 +1,14 @@
-"""Records: the files of a shard's failures, and the events that report them. Each change is in both."""
+"""Records: the files of a shard's failures, and the events that report them. Each change is in both.
+
+Failures beyond those that a shard follows are saved as they were seen, and counted.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -12,7 +16,8 @@ from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signature_of
 from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
-from fuzz_attn.engine.failures.triage import KnownFailure
+from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
+from fuzz_attn.engine.messages import Order
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -112,3 +117,40 @@ class Records:
 
     def _cannot_save(self, error: OSError) -> None:
         self.note(f"a failure cannot be saved: {error}")
+
+
+MOST_FILES: Final = 40
+"""So many files have failures that are not followed. After that, only a failure of a new class gets one."""
+MOST_CLASSES: Final = 400
+"""So many files there are at most; a failure of another class is not counted then, which fails the run too."""
+
+Save: TypeAlias = Callable[[Order, Verdict], KnownFailure]
+Count: TypeAlias = Callable[[KnownFailure], None]
+
+
+class Unfollowed:
+    """Groups failures by class and signature, those at one line by their class: the first of a group is saved.
+
+    The others are counted with it.
+    ``save`` saves and reports a failure, and ``count`` reports that another case showed it.
+    """
+
+    def __init__(self, save: Save, count: Count) -> None:
+        self._save = save
+        self._count = count
+        self._groups: dict[tuple[str, str], KnownFailure] = {}
+
+    def add(self, order: Order, verdict: Verdict) -> None:
+        """Save a failure, or count it with one that is saved."""
+        name = class_of(verdict), "" if has_place(class_of(verdict)) else signature_of(order.case, verdict)
+        group = self._groups.get(name) or self._fallback(name[0])
+        if group is None and len(self._groups) < MOST_CLASSES:
+            self._groups[name] = self._save(order, verdict)
+        elif group is not None:
+            self._count(group)
+
+    def _fallback(self, failure_class: str) -> KnownFailure | None:
+        """Return the first group of a class where there are too many files for another one."""
+        if len(self._groups) < MOST_FILES:
+            return None
+        return next((group for (name, _), group in self._groups.items() if name == failure_class), None)

@@ -11,7 +11,7 @@ import msgspec
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.failures.simplicity import simplicity
+from fuzz_attn.engine.failures.reduction import simplicity
 from fuzz_attn.engine.failures.triage import KnownFailure, is_same, trigger_in
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.errors import CounterexampleError

@@ -13,7 +13,7 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.messages import Setup
-from fuzz_attn.engine.run.cores import available_cores
+from fuzz_attn.engine.run.machine import available_cores
 from fuzz_attn.engine.seeds import ALL_SHARDS, derived_seed
 
 

@@ -29,13 +29,24 @@ class Call:
         """Return what the target changed of the memory that was made for the call, by the names of its content."""
         return tuple(copy.name for copy in self.problem.copies if copy.is_changed)
 
-    def finish(self, result: object) -> None:
+    def finish(self, result: object) -> int:
         """Copy a returned output to the case's own, where the target returns it.
 
-        Raises :class:`ReturnedOutputError` for a result that is no tensor of the output's shape and type.
+        Return how many tensors it returned beyond the output. Raises :class:`ReturnedOutputError` for a result that is
+        no tensor of the output's shape and type.
         """
-        if self.problem.binding.output == "returned":
+        returned = self.problem.binding.output == "returned"
+        if returned:
             take(result, self.problem.tensors)
+        memory = self.problem.tensors.output.untyped_storage().data_ptr()
+        others = [each for each in _tensors_in(result) if each.untyped_storage().data_ptr() != memory]
+        return len(others) - returned
+
+
+def _tensors_in(result: object) -> list[torch.Tensor]:
+    return [
+        each for each in (result if isinstance(result, tuple | list) else (result,)) if isinstance(each, torch.Tensor)
+    ]
 
 
 def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -> Call:

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 _NAMES: Final[dict[torch.dtype, tuple[str, str, str]]] = {
@@ -56,5 +57,5 @@ def cache_name(tensors: AttentionTensors, *, as_bytes: bool) -> str:
 
 def query_starts(tensors: AttentionTensors) -> torch.Tensor | None:
     """Return the starts of the queries; paged decode needs them only to skip sequences."""
-    needed = tensors.form.query_starts or tensors.filter_by_query_len or tensors.family != "paged"
+    needed = tensors.form.query_starts or tensors.filter_by_query_len or FAMILIES[tensors.family].needs_query_starts
     return tensors.query_start_loc if needed else None

@@ -177,7 +177,7 @@ def _require_known(signature: Signature, bound: set[str]) -> None:
 def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
     """Refuse a signature that lacks a role without which the family's problem cannot be passed."""
     packed = (("new_keys",), ("new_values",)) if FAMILIES[family].packs_new_keys else ()
-    queries = () if family == "paged" else (_QUERIES,)
+    queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
     written = (("output",),) if output == "in_place" else ()
     missing = [roles for roles in (*_EVERY, *packed, *written, *queries, _LENGTHS, _PAGES) if not bound & set(roles)]
     if missing:

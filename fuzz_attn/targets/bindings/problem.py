@@ -13,6 +13,7 @@ import torch
 from fuzz_attn.bindings.binding import Binding, python_value
 from fuzz_attn.bindings.layouts import native_layout
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.cache_copies import Copy, cache_copy, guarded
 
@@ -85,5 +86,5 @@ class Problem:
             copy = cache_copy(name, tensors, layout)
             self.copies.append(copy)
             own = copy.tensor
-        as_bytes = self.binding.fp8 == "bytes" and own.dtype.itemsize == 1
+        as_bytes = self.binding.fp8 == "bytes" and is_fp8_dtype(own.dtype)
         return own.view(torch.uint8) if as_bytes else own

@@ -126,10 +126,12 @@ def _checked(domain: Domain, binding: Binding) -> Domain:
     if lacking:
         has = ", ".join(sorted(known)) or "none"
         raise DomainError(f"domain.features names {', '.join(lacking)}, which its signature lacks; it has {has}")
+    assert binding.family is not None
     roles = binding.parameter_of
     chooses = "num_segments" in roles or _paths(binding) != ("auto",)
     if domain.paths != ("auto",) and not chooses:
-        segments = ", or seq_threshold_3D and the scratch of segments" if binding.family == "unified" else ""
+        has_threshold = FAMILIES[binding.family].has_several_paths
+        segments = ", or seq_threshold_3D and the scratch of segments" if has_threshold else ""
         raise DomainError(f"domain.paths={domain.paths} needs a signature with num_segments{segments}")
     if domain.tile_hint and "tile_size" not in roles:
         raise DomainError("domain.tile_hint=True needs a signature with tile_size")

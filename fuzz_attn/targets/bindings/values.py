@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings import call_forms
 from fuzz_attn.targets.bindings.problem import Problem
@@ -174,7 +175,7 @@ def kv_cache_dtype(problem: Problem) -> str:
 
 def kv_quant_mode(problem: Problem) -> int:
     """Return 1 for a cache with one scale for each tensor, 0 for one without scales."""
-    return int(problem.tensors.key_cache.dtype.itemsize == 1)
+    return int(is_fp8_dtype(problem.tensors.key_cache.dtype))
 
 
 def num_segments(problem: Problem) -> int | None:

@@ -15,7 +15,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine import campaign
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
-from fuzz_attn.engine.failures import life, share
+from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
@@ -204,7 +204,7 @@ def test_a_round_whose_cases_all_hang_takes_little_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     domain, clock, results = Domain(features=frozenset({"sinks"})), Clock(), Results()
-    for module in (campaign, life, share):
+    for module in (campaign, life, reduction):
         monkeypatch.setattr(module, "time", clock)
     seed = next(seed for seed in count() if [shared_round(domain, seed, each).key.sinks for each in (0, 1)] == [0, 1])
     stage.set_ready(ready(0))

@@ -125,11 +125,10 @@ class Run:
         assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
 
     def replay(self, *options: str) -> str:
-        """Return the output of a replay of all that was saved."""
+        """Return the output of a replay of all that was saved, whose workers are forks of the tests' own server."""
         command = [SCRIPT, "replay", "--trust", *options, *map(str, self.files)]
-        done = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        environment = _environment() | {name: value for name, value in os.environ.items() if name == VARIABLE}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
         return done.stdout + done.stderr
 
     def replay_here(self) -> list[str]:

@@ -26,7 +26,7 @@ from fuzz_attn.engine.events import (
     Note,
     SavedPassed,
 )
-from fuzz_attn.engine.failures import life, share, unfollowed
+from fuzz_attn.engine.failures import life, records, reduction
 from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
@@ -170,7 +170,7 @@ FIVE = {
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("bugs", FIVE)
 def test_five_bugs_are_five_failures(bugs: str, seed: int, tmp_path: Path) -> None:
-    run = Run(tmp_path, FakeWorker(*FIVE[bugs]), cases=1800, seed=seed)
+    run = Run(tmp_path, FakeWorker(*FIVE[bugs]), cases=1000, seed=seed)
     assert len(run.failures) == len(run.files) == 5, triggers(run)
     for bug in FIVE[bugs]:
         assert any(bug(found.case) for found in run.failures)
@@ -330,7 +330,7 @@ def test_a_failure_that_is_shrunk_later_has_the_digest_of_its_last_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PART", "LEAST_SECONDS"):
-        monkeypatch.setattr(share, name, 0.0)
+        monkeypatch.setattr(reduction, name, 0.0)
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=20, seconds=600.0)
     first = counterexample.load(run.files[0])
     assert (first.shrunk, first.digest) == (False, digest_of(first.case))
@@ -524,7 +524,7 @@ def test_what_is_not_followed_is_saved_and_counted(tmp_path: Path, monkeypatch: 
 
 def test_what_is_not_followed_is_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "MOST_FAILURES", 0)
-    monkeypatch.setattr(unfollowed, "MOST_FILES", 3)
+    monkeypatch.setattr(records, "MOST_FILES", 3)
     bugs = wrong(lambda case: case.max_seq_len > 4), crash(lambda case: case.max_seq_len == 3)
     run = Run(tmp_path, FakeWorker(*bugs), cases=200)
     rows = run.report.failures
@@ -615,7 +615,7 @@ def test_news_of_a_failure_that_is_being_shrunk_leaves_no_file_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PART", "LEAST_SECONDS"):
-        monkeypatch.setattr(share, name, 0.0)
+        monkeypatch.setattr(reduction, name, 0.0)
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=20, seconds=600.0)
     monkeypatch.undo()
     found = next(event for event in reversed(run.events) if isinstance(event, FailureChanged) and event.done)

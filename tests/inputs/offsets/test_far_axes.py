@@ -21,7 +21,7 @@ from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.parts import FAR_AXES, FarAxis, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.case.traits import without_feature
-from fuzz_attn.engine.failures.simplification import simplify
+from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.messages import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import elements_in, far_axis
@@ -32,7 +32,7 @@ from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.targets.built_in import built_in
-from fuzz_attn.targets.target import Target
+from fuzz_attn.targets.target import Called, Target
 
 TENSORS: dict[FarAxis, tuple[str, ...]] = {
     "q_token": ("query",),
@@ -197,7 +197,7 @@ def test_changed_memory_around_far_elements_is_found(
     assert target is not None
     changed: list[AttentionTensors] = []
 
-    def runs(target: Target, tensors: AttentionTensors) -> tuple[str, ...]:
+    def runs(target: Target, tensors: AttentionTensors) -> Called:
         found = run(target, tensors)
         written(tensors, name, place)
         changed.append(tensors)
