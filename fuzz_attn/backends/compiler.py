@@ -53,7 +53,7 @@ class CompilerBackend:
     @contextmanager
     def running(self) -> Iterator[Watch]:
         """Note the kernel of each launch instead of launching it."""
-        from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
+        from fuzz_attn.backends.poisoned_scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
         from fuzz_attn.ttir.compiler_compat import kernels_wanted  # noqa: PLC0415 - imports Triton
 
         with self._answers(), PoisonedScratch(), kernels_wanted(self._want):

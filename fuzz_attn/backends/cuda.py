@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.gpus import GpuFacts, gpu_facts
 from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.backends.mps.sharing import start_in_turn
+from fuzz_attn.backends.mps.gpu_sharing import start_in_turn
 from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class CudaBackend:
         Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then, and
         :class:`NotCompiledInterrupt` for a kernel that may not be compiled here.
         """
-        from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
+        from fuzz_attn.backends.poisoned_scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
         from fuzz_attn.ttir.compiler_compat import only_compiled_kernels  # noqa: PLC0415 - imports Triton, as above
         from fuzz_attn.ttir.triton_compat import compilations_announced, launches_counted  # noqa: PLC0415 - as above
 

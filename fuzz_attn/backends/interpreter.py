@@ -66,7 +66,7 @@ class InterpreterBackend:
     def running(self) -> Iterator[Watch]:
         """Apply the shims, poison scratch, and silence numpy's warnings on Inf and NaN."""
         from fuzz_attn.backends import shims  # noqa: PLC0415 - imports Triton, so only once prepared
-        from fuzz_attn.backends.scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
+        from fuzz_attn.backends.poisoned_scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
         from fuzz_attn.ttir.triton_compat import launches_counted  # noqa: PLC0415 - imports Triton, as above
 
         watch, scratch = Watch(), PoisonedScratch()

@@ -94,8 +94,8 @@ def watch(*, folder: Path, host: str, port: int) -> int:
     changed.
     """
     _require_libraries()
+    from fuzz_attn.report.page.page_server import PageServer  # noqa: PLC0415 - as above
     from fuzz_attn.report.page.run_log import runs_in  # noqa: PLC0415 - as above
-    from fuzz_attn.report.page.server import PageServer  # noqa: PLC0415 - as above
 
     *_, newest = runs_in((folder,))
     with PageServer(newest, host, port) as server:

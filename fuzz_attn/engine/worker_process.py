@@ -25,7 +25,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from fuzz_attn.backends.mps.sharing import APART, control_of
+from fuzz_attn.backends.mps.gpu_sharing import APART, control_of
 from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
 from fuzz_attn.engine.fork_server.fork import Fork, forked
 from fuzz_attn.engine.fork_server.request import worker_environment

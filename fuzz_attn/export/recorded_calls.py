@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.backends.scratch import PoisonedScratch
+from fuzz_attn.backends.poisoned_scratch import PoisonedScratch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes

@@ -16,10 +16,10 @@ from fuzz_attn.forensics.attended_keys import DEEPEST, Recovered, heatmap_of, ma
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
 from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
-from fuzz_attn.forensics.outputs import output_findings, outside_findings, type_findings, unwritten_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
 from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
+from fuzz_attn.forensics.wrong_outputs import output_findings, outside_findings, type_findings, unwritten_findings
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 

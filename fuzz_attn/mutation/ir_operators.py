@@ -5,7 +5,7 @@ narrowing cast is more precise, and the operands of a commutative operation may 
 effect (raise the constant of `x < 4`, or write `x <= 4`) only one is made.
 
 A kernel is lowered anew for each compile key, so one source line becomes many operations. An
-:class:`~fuzz_attn.mutation.mutant.IrChange` is the same change of all of them that are alike.
+:class:`~fuzz_attn.mutation.audit_results.IrChange` is the same change of all of them that are alike.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.backends.scratch import PoisonedScratch
+from fuzz_attn.backends.poisoned_scratch import PoisonedScratch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensors import storage_bytes

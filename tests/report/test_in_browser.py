@@ -11,11 +11,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from fuzz_attn.engine.events import Event
+from fuzz_attn.report.page import page_server as server_module
 from fuzz_attn.report.page import run_page as page_module
-from fuzz_attn.report.page import server as server_module
+from fuzz_attn.report.page.page_server import PageServer
 from fuzz_attn.report.page.run_log import read_run
 from fuzz_attn.report.page.run_page import run_page
-from fuzz_attn.report.page.server import PageServer
 from fuzz_attn.report.page.trend import trend_page
 
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

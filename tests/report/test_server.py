@@ -10,8 +10,8 @@ import pytest
 
 from fuzz_attn.engine.events import Event
 from fuzz_attn.errors import ReportError
-from fuzz_attn.report.page import server as server_module
-from fuzz_attn.report.page.server import PageServer
+from fuzz_attn.report.page import page_server as server_module
+from fuzz_attn.report.page.page_server import PageServer
 
 Events = Callable[..., list[Event]]
 Log = Callable[..., Path]

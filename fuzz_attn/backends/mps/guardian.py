@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.backends.mps.sharing import NO_DAEMON, PIPES, PROGRAM, Control, pipes_of
+from fuzz_attn.backends.mps.gpu_sharing import NO_DAEMON, PIPES, PROGRAM, Control, pipes_of
 
 START_SECONDS: Final = 10.0
 END_SECONDS: Final = 5.0

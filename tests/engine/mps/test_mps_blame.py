@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.mps.service import multi_process_service
-from fuzz_attn.backends.mps.sharing import FOLDER, broken_mark, pipes_of
+from fuzz_attn.backends.mps.gpu_sharing import FOLDER, broken_mark, pipes_of
+from fuzz_attn.backends.mps.mps_service import multi_process_service
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from fuzz_attn.backends.gpus import visible_gpus
-from fuzz_attn.backends.mps.service import SHARE, multi_process_service
-from fuzz_attn.backends.mps.sharing import FOLDER, PROGRAM, Control, control_of, pipes_of
+from fuzz_attn.backends.mps.gpu_sharing import FOLDER, PROGRAM, Control, control_of, pipes_of
+from fuzz_attn.backends.mps.mps_service import SHARE, multi_process_service
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain

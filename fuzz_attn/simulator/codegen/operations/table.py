@@ -12,9 +12,9 @@ from fuzz_attn.simulator.codegen.operations import (
     integers,
     loads_and_stores,
     loops,
-    reductions,
     selections,
     shapes,
+    tile_reductions,
 )
 
 _HANDLERS: dict[str, Handler] = {
@@ -24,7 +24,7 @@ _HANDLERS: dict[str, Handler] = {
     **selections.HANDLERS,
     **shapes.HANDLERS,
     **grid.HANDLERS,
-    **reductions.HANDLERS,
+    **tile_reductions.HANDLERS,
     **loads_and_stores.HANDLERS,
     **loops.HANDLERS,
     **branches.HANDLERS,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fuzz_attn.backends.gpus import may_use_gpu, visible_gpus
-from fuzz_attn.backends.mps.sharing import FOLDER, PIPES, PROGRAM, Control
+from fuzz_attn.backends.mps.gpu_sharing import FOLDER, PIPES, PROGRAM, Control
 
 START_SECONDS: Final = 30.0
 """The guardian must have started the daemons within this time."""
