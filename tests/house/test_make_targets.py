@@ -16,6 +16,7 @@ from fuzz_attn.cli.main import main
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "reports/README.md")
 DOCUMENTS = (*PAGES, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 SHELL = frozenset(("||", "&&", "|", ">", "2>", ";"))
@@ -41,21 +42,25 @@ def test_prose_is_not_code() -> None:
     assert make_targets_in(markdown) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_name_existing_targets(document: str) -> None:
-    assert make_targets_in((ROOT / document).read_text(encoding="utf-8")) <= set(TARGETS)
+def test_documents_name_existing_targets() -> None:
+    unknown = {(name, target) for name, text in TEXTS.items() for target in make_targets_in(text) - set(TARGETS)}
+    assert unknown == set()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_name_existing_files(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
+def test_documents_name_existing_files() -> None:
+    assert {document: missing_files(document) for document in TEXTS if missing_files(document)} == {}
+
+
+def missing_files(document: str) -> set[str]:
+    """Return the files that a document names or links to and that are nowhere."""
+    text = TEXTS[document]
     code = [span for part in code_of(text) for span in re.findall(r"(?<![\w./])[\w.-]+(?:/[\w.-]+)+/?", part)]
     linked = re.findall(r"\]\(([\w./-]*\w)\)", text)
     places = (ROOT, ROOT / "fuzz_attn", (ROOT / document).parent, ROOT / "fuzz_attn" / "simulator")
     named = {
         name for name in code if name.endswith((".py", ".toml", ".svg", ".md", ".yml", "/")) and not invented(name)
     }
-    assert {name for name in named | set(linked) if not any((place / name).exists() for place in places)} == set()
+    return {name for name in named | set(linked) if not any((place / name).exists() for place in places)}
 
 
 def invented(name: str) -> bool:
@@ -63,17 +68,19 @@ def invented(name: str) -> bool:
     return "TARGET" in name or name.startswith(("path/", "my_package/", "a.json", "merged/", "OWNER/"))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_name_existing_commands(document: str) -> None:
+def test_documents_name_existing_commands() -> None:
     calls = [
-        call for code in code_of((ROOT / document).read_text()) for call in re.findall(r"fuzz-attn ([a-z]+)(.*)", code)
+        (document, *call)
+        for document, text in TEXTS.items()
+        for code in code_of(text)
+        for call in re.findall(r"fuzz-attn ([a-z]+)(.*)", code)
     ]
-    assert {name for name, _ in calls} <= set(main.commands)
-    for name, rest in calls:
+    assert {(document, name) for document, name, _ in calls if name not in main.commands} == set()
+    for document, name, rest in calls:
         options = {
             option for parameter in main.commands[name].params for option in parameter.opts + parameter.secondary_opts
         }
-        assert set(re.findall(r"--[a-z-]+", rest.partition("`")[0])) <= options | {"--help"}
+        assert set(re.findall(r"--[a-z-]+", rest.partition("`")[0])) <= options | {"--help"}, document
 
 
 def command_lines(markdown: str) -> Iterator[list[str]]:
@@ -97,10 +104,9 @@ def test_command_lines_are_found_whole() -> None:
     ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_command_lines_in_documents_parse(document: str) -> None:
+def test_command_lines_in_documents_parse() -> None:
     """The program's own parser takes each command: its options, their values, and how many arguments it needs."""
-    for words in command_lines((ROOT / document).read_text(encoding="utf-8")):
+    for document, words in ((document, words) for document, text in TEXTS.items() for words in command_lines(text)):
         command = main.commands[words[0]]
         try:
             command.make_context(words[0], words[1:])
@@ -114,20 +120,18 @@ def anchors_of(markdown: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_to_existing_headings(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    for place, anchor in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text):
-        target = (ROOT / document).parent / place if place else ROOT / document
-        assert anchor in anchors_of(target.read_text(encoding="utf-8")), f"{place}#{anchor}"
+def test_links_lead_to_existing_headings() -> None:
+    for document, text in TEXTS.items():
+        for place, anchor in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text):
+            target = (ROOT / document).parent / place if place else ROOT / document
+            assert anchor in anchors_of(target.read_text(encoding="utf-8")), f"{document}: {place}#{anchor}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_documents_import_existing_names(document: str) -> None:
-    for code in code_of((ROOT / document).read_text(encoding="utf-8")):
+def test_documents_import_existing_names() -> None:
+    for document, code in ((document, code) for document, text in TEXTS.items() for code in code_of(text)):
         for module, names in re.findall(r"from (fuzz_attn[\w.]*) import ([\w, ]+)", code):
             imported = importlib.import_module(module)
-            assert [name for name in names.split(", ") if not hasattr(imported, name.strip())] == []
+            assert [name for name in names.split(", ") if not hasattr(imported, name.strip())] == [], document
 
 
 def test_readme_names_the_two_commands() -> None:

@@ -253,7 +253,7 @@ def test_keys_may_be_shifted_to_zero(context_len: int) -> None:
     assert verdict.passed, verdict.message
 
 
-@settings(max_examples=600, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(domain=DOMAIN), choice=CHOICES)
 def test_right_target_passes_every_relation(judge_of: JudgeOf, case: AttentionCase, choice: int) -> None:
     relation = chosen_relation(choice, case, DOMAIN)
