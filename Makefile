@@ -29,6 +29,10 @@ endif
 
 .PHONY: help fuzz replay ledger explanations operations nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
 
+# Compiled files are kept, which `make clean` removes: the tests start hundreds of processes, and each would compile this
+# package again, and pytest every test in every worker.
+unexport PYTHONDONTWRITEBYTECODE
+
 # On a machine with a GPU too, the benchmarks measure the CPU; bench_dot_rounding.py, which needs a GPU, unsets it.
 bench: export TRITON_INTERPRET ?= 1
 
@@ -58,7 +62,7 @@ nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; seconds: N
 	@$(BIN)/fuzz-attn run --backend cuda --max-time $(NIGHTLY_TIME) --out reports/nightly $(ARGS)
 
 test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k links"
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
 
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
 	@$(BIN)/pytest -q -n $(WORKERS) tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)

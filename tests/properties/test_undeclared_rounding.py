@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.bindings.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, Scales, Sequence
 from fuzz_attn.case.recipes import NormalScores, QQBiasRecipe
@@ -71,10 +73,16 @@ def roundings() -> dict[str, dict[str, Any]]:
     return found
 
 
+@cache
+def stream_of(domain: Domain) -> CaseStream:
+    """Return the cases of a domain, which the targets share: a round of them is drawn at a time."""
+    return CaseStream(domain, seed=4)
+
+
 @pytest.mark.parametrize("name", roundings())
 def test_declared_target_passes(name: str) -> None:
     target = narrow_target(name, **roundings()[name])
-    stream = CaseStream(target.domain, seed=4)
+    stream = stream_of(target.domain)
     for number in range(CASES):
         verdict = check(Experiment(stream[number].case, target, InterpreterBackend()))
         assert verdict.passed, verdict
