@@ -28,9 +28,9 @@ def test_launches_find_what_was_compiled_ahead(family: str, number: int, tmp_pat
         "autotuned": 2,
         "with options": [True, 2, 1],
         "refused to lower": [True, False],
-        "compiled": [True, True],
-        "found": [[True], [True], "refused"],
-        "compiled again": [False, False],
+        "compiled": [True],
+        "found": [[True], "refused"],
+        "compiled again": [False],
     }
 
 

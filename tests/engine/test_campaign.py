@@ -32,7 +32,7 @@ from fuzz_attn.properties.relations import RELATIONS
 Run = Callable[..., Results]
 SpecOf = Callable[[str], str]
 
-ENOUGH_CASES = 150
+ENOUGH_CASES = 60
 IN_PROCESS: dict[str, Any] = {"backend": "interpreter", "in_process": True}
 """How to replay on a target that does this process no harm: a worker process takes seconds to start."""
 

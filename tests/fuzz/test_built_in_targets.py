@@ -10,7 +10,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.messages import Setup
 from fuzz_attn.report.mask_gaps import Explanation
 
-CASES: dict[Family, int] = {"unified": 300, "paged": 200, "context": 200, "chunked": 200}
+CASES: dict[Family, int] = {"unified": 150, "paged": 100, "context": 100, "chunked": 100}
 
 
 @pytest.mark.parametrize("family", CASES)
