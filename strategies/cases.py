@@ -21,12 +21,7 @@ from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
 from fuzz_attn.strategies.dtypes import one_byte_operands
-from fuzz_attn.strategies.features.alibi_slopes import alibi_slopes
-from fuzz_attn.strategies.features.qq_biases import qq_biases
-from fuzz_attn.strategies.features.scales import scales, softmax_scales
-from fuzz_attn.strategies.features.sinks import sinks
-from fuzz_attn.strategies.features.soft_caps import soft_caps
-from fuzz_attn.strategies.features.windows import windows
+from fuzz_attn.strategies.features import alibi_slopes, qq_biases, scales, sinks, soft_caps, softmax_scales, windows
 from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes

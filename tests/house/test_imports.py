@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Set
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
@@ -56,6 +57,11 @@ KERNELS_MAY_USE: Final = {"torch", "triton"} | sys.stdlib_module_names
 MODULES_OF_FUZZ_ATTN: Final = 9
 MODULES_OF_A_FOLDER: Final = 25
 LINES_OF_A_MODULE: Final = 700
+
+NAMED_AFTER_OTHERS: Final = {"kernels", "strategies", "cli", "backends"}
+"""Folders whose modules have the names of what they call, draw, start or run: of roles, recipes, commands, options."""
+NAMED_TWICE: Final = {"explanation", "fork", "reduction"}
+"""Names of modules that the engine also has, or has twice. The list only gets shorter."""
 
 
 def modules() -> dict[str, Path]:
@@ -236,6 +242,12 @@ def test_folders_and_modules_stay_small() -> None:
     assert {folder: size for folder, size in sizes.items() if size > MODULES_OF_A_FOLDER} == {}
     lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in files}
     assert {path: number for path, number in lines.items() if number > LINES_OF_A_MODULE} == {}
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    own = (name for name in MODULES if name not in PACKAGES and part_of(name) not in NAMED_AFTER_OTHERS)
+    counted = Counter(name.rpartition(".")[2] for name in own)
+    assert {name for name, count in counted.items() if count > 1} - NAMED_TWICE == set()
 
 
 def test_the_architecture_page_prints_the_layers() -> None:

@@ -25,12 +25,16 @@ from fuzz_attn.case.recipes import (
     SinkRecipe,
 )
 from fuzz_attn.strategies.dtypes import dtypes
-from fuzz_attn.strategies.features.alibi_slopes import alibi_slopes
-from fuzz_attn.strategies.features.qq_biases import qq_biases
-from fuzz_attn.strategies.features.scales import scales, softmax_scales
-from fuzz_attn.strategies.features.sinks import sinks
-from fuzz_attn.strategies.features.soft_caps import soft_caps
-from fuzz_attn.strategies.features.windows import HUGE, windows
+from fuzz_attn.strategies.features import (
+    HUGE_WINDOW,
+    alibi_slopes,
+    qq_biases,
+    scales,
+    sinks,
+    soft_caps,
+    softmax_scales,
+    windows,
+)
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS, MOST_ROW_ELEMENTS, head_layouts, head_sizes
 from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
@@ -116,7 +120,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         ),
         *((windows(block_size=24), lambda window, edge=edge: window == edge) for edge in (23, 24, 25)),
         *((windows(tile_sizes=(64,)), lambda window, edge=edge: window == edge) for edge in (63, 64, 65)),
-        (windows(sequences=BATCH), lambda window: window == HUGE),
+        (windows(sequences=BATCH), lambda window: window == HUGE_WINDOW),
     ],
 )
 def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: Any) -> None:
