@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.errors import LaunchReachedInterrupt
 from fuzz_attn.oracle.verdict import Kind
@@ -136,6 +134,8 @@ class Backend(Protocol):
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence numpy's floating-point warnings while the context lasts."""
+    import numpy as np  # noqa: PLC0415 - the commands that run no kernel import this module and need no numpy
+
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield

@@ -72,6 +72,11 @@ def save(folder: Path, case: AttentionCase) -> Save:
     return saved
 
 
+def folders_in(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, but for Python's own cache of a target that lies there."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__")
+
+
 def one_line(result: Result) -> str:
     """Return the one line on standard error, and check that nothing else was printed."""
     assert result.stdout == ""
@@ -96,7 +101,7 @@ def test_run_on_a_correct_target(folder: Path) -> None:
     (summary,) = re.findall(r"^Written  (reports/runs/\S+/summary\.json)$", done.stdout, re.MULTILINE)
     assert json.loads((folder / summary).read_text())["cases"] == 40
     assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
-    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["reports"]
+    assert folders_in(folder) == ["reports"]
 
 
 def test_several_targets_share_the_limits(folder: Path) -> None:
@@ -142,7 +147,7 @@ def test_run_on_a_wrong_target_writes_below_out(folder: Path) -> None:
     command = [SCRIPT, "run", *arguments, "--out", "my results"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["my results"]
+    assert folders_in(folder) == ["my results"]
     (file,) = (folder / "my results" / "counterexamples").rglob("*.json")
     assert re.search(r"^FAILED \S+:last_row_unwritten on \w+\noracle \(unwritten\): ", done.stdout, re.MULTILINE)
     assert re.search(r"^ failures +1$", done.stdout, re.MULTILINE)
