@@ -17,7 +17,7 @@ Positions = TypeVar("Positions", int, "npt.NDArray[np.int64]", "torch.Tensor")
 
 
 class Visibility(NamedTuple):
-    """Causality, and a sliding window of so many keys, a token's own key among them; 0 is no window."""
+    """Causality and a sliding window. ``window`` counts the keys that a token sees, its own among them; 0 is none."""
 
     window: int = 0
 

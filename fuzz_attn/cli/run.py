@@ -199,7 +199,7 @@ def merge(*, places: tuple[Path, ...], out: Path, **documents: Any) -> int:
     for each target, and the counterexamples; a status that you give to one of them stays.
 
     The exit status is that of one run: 0 no case fails but known failures, 1 a case fails, 2 too few were judged or a
-    part is missing or was cut off, whatever the others found, 128 and the number of the signal that ended a part.
+    part is missing or was cut off, whatever the others found, 128 plus the number of the signal that ended a part.
     """
     printer = console(stderr=documents["json"])
     merged = merge_runs(places, out)

@@ -52,6 +52,7 @@ from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.refusals.reduction import Rule
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told
 from fuzz_attn.engine.schedule import (
@@ -483,19 +484,23 @@ class Campaign:
 
     def _reduce_refusal(self, order: Order, refusal: Refusal) -> None:
         """Find out what else is refused for a reason, unless another process does; that takes hundreds of probes."""
-        if self._rounds is not None and not self._rounds.claim(refusal.site):
-            return
-        try:
-            if self._rounds is not None:
+        if self._rounds is None:
+            self._rules_for(order, refusal)
+        elif self._rounds.claim(refusal.site):
+            try:
                 self._learn_refusals()
-            probe = partial(self._probe, host_only=refusal.stage == "host")
-            for rule in self._refusals.refused(order.case, refusal, probe):
-                self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
-                if self._rounds is not None:
+                for rule in self._rules_for(order, refusal):
                     self._rounds.tell(*told(rule))
-        finally:
-            if self._rounds is not None:
+            finally:
                 self._rounds.release(refusal.site)
+
+    def _rules_for(self, order: Order, refusal: Refusal) -> tuple[Rule, ...]:
+        """Return the rules that a refused case leads to, and report them."""
+        probe = partial(self._probe, host_only=refusal.stage == "host")
+        rules = self._refusals.refused(order.case, refusal, probe)
+        for rule in rules:
+            self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
+        return rules
 
     def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""

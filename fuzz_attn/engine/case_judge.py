@@ -215,7 +215,7 @@ def _unjudged(experiment: Experiment) -> tuple[str, ...]:
     if not beyond:
         return ()
     tensors = "a tensor" if beyond == 1 else f"{beyond} tensors"
-    return (f"It returns {tensors} beside the output, as some do with an LSE. Only the output is judged.",)
+    return (f"It returns {tensors} beside the output, such as an LSE. Nothing is checked in them.",)
 
 
 def load(setup: Setup) -> CaseJudge:

@@ -51,7 +51,7 @@ def siblings(case: AttentionCase) -> Iterator[AttentionCase]:
 
 
 def without_empty(case: AttentionCase) -> AttentionCase | None:
-    """Return a case without its sequences that have no query tokens; None where there is none, or are no others."""
+    """Return a case without its empty sequences; None if it has none, or only such."""
     answered = tuple(sequence for sequence in case.sequences if sequence.query_len)
     if not answered or len(answered) == len(case.sequences):
         return None

@@ -18,8 +18,9 @@ from pathlib import PurePath
 from typing import Final, TypeAlias
 
 from fuzz_attn.mutation.audit_results import IN_32_BITS, IrChange
-from fuzz_attn.mutation.ir_rewriting import Replacement, new_value, rewritten, walk
+from fuzz_attn.mutation.ir_rewriting import Replacement, new_value, rewritten
 from fuzz_attn.ttir.ir import Function, Operation, Type, Value, parse_literal
+from fuzz_attn.ttir.value_graph import walk
 
 FINITE_INFINITY: Final = -10000.0
 """The finite number that many kernels use in place of -inf."""

@@ -40,15 +40,6 @@ class Replacement:
     compared: tuple[tuple[Value, Value], ...] = ()
 
 
-def walk(blocks: list[Block]) -> Iterator[Operation]:
-    """Yield all operations of blocks in the order of the text, nested ones after the operation that contains them."""
-    for block in blocks:
-        for operation in block.operations:
-            yield operation
-            for region in operation.regions:
-                yield from walk(region)
-
-
 def new_value(type_: Type) -> Value:
     """Return a value of a unique name."""
     return Value(f"%audit{next(_NUMBERS)}", type_)

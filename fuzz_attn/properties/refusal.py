@@ -5,6 +5,8 @@ from typing import Literal, TypeAlias
 from fuzz_attn.case.plain import Plain
 
 Stage: TypeAlias = Literal["host", "compile"]
+Site: TypeAlias = tuple[str, str, str]
+"""Where a target refuses, and how."""
 
 
 class Refusal(Plain, frozen=True):
@@ -22,6 +24,6 @@ class Refusal(Plain, frozen=True):
     source: str = ""
 
     @property
-    def site(self) -> tuple[str, str, str]:
+    def site(self) -> Site:
         """What refusals for one reason have in common; the message may name sizes, so it is the site without a line."""
         return (self.stage, self.error, self.location or self.message)

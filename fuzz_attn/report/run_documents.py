@@ -225,7 +225,7 @@ _PROPERTY: Final = {**_DATA, ord(":"): "%3A", ord(","): "%2C"}
 
 
 def annotations_of_run(reports: Iterable[RunReport]) -> Iterator[str]:
-    """Yield an error for each failure and for whatever ended a run, and a notice for each known failure."""
+    """Yield an error for each failure and each problem of a run, and a notice for each known failure."""
     for report in reports:
         for found in report.failures:
             yield _annotation_of_failure(report.target, found)

@@ -19,7 +19,7 @@ _THROUGH = frozenset(
 
 
 def walk(blocks: list[Block]) -> Iterator[Operation]:
-    """Yield all operations of blocks, nested ones included."""
+    """Yield all operations of blocks in the order of the text, nested ones after the operation that contains them."""
     for block in blocks:
         for operation in block.operations:
             yield operation

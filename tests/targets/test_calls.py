@@ -261,6 +261,25 @@ def test_tensors_beside_the_output_are_counted(others: tuple[object, ...], beyon
     assert as_target(function, "mine", binding=Binding(layout="rows")).run(materialise(CASE)).beyond == beyond
 
 
+def test_an_output_that_is_returned_as_it_was_given_is_no_other_tensor() -> None:
+    """Nor is one without elements, whose memory has no address."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(f"def attend({UNIFIED}): return out", names)
+    stated = binding_of(STATED | {"layout": "rows", "output": "returned"})
+    empty = replace(CASE, sequences=())
+    for case in (CASE, empty):
+        assert as_target(names["attend"], "mine", binding=stated).run(materialise(case)).beyond == 0
+    function, _ = recorder(RETURNING, torch.empty(0, 4, 32, dtype=torch.bfloat16))
+    assert as_target(function, "mine", binding=Binding(layout="rows")).run(materialise(empty)).beyond == 0
+
+
+def test_a_sparse_tensor_beside_the_output_is_one_that_nobody_judges() -> None:
+    names: dict[str, Any] = {"torch": torch}
+    exec(f"def attend({UNIFIED}): return torch.eye(2).to_sparse()", names)
+    target = as_target(names["attend"], "mine", binding=binding_of(STATED | {"layout": "rows"}))
+    assert target.run(materialise(CASE)).beyond == 1
+
+
 @pytest.mark.parametrize(
     ("result", "note"),
     [("None", ()), ("out", ()), ("(out, out[:, :, 0].float())", ("a tensor",)), ("[out, q, k_cache]", ("2 tensors",))],

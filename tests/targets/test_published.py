@@ -184,14 +184,16 @@ def test_module_that_fails_to_import_is_a_stub_that_says_why(load: Callable[[str
     [
         ("import sys; sys.sample_runs += 1", 0),
         ("import sys; sys.sample_runs += 1; from sample_project.helpers import twice as helpers", 1),
+        ("import sys; sys.sample_runs += 1; from sample_project.names import *", 1),
     ],
-    ids=["does not name it", "gives the name to a function"],
+    ids=["does not name it", "gives the name to a function", "imports any names"],
 )
 def test_a_submodule_needs_no_package_that_does_not_name_it(
     init: str, runs: int, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "sample_runs", 0, raising=False)
     (checkout / "sample_project/__init__.py").write_text(init)
+    (checkout / "sample_project/names.py").write_text("from sample_project.helpers import twice as helpers\n")
     (checkout / "sample_project/ops/attention.py").write_text("from sample_project import helpers\n")
     module = import_published(Folder(checkout), MODULE, answers_of("sample_project"))
     assert sys.sample_runs == runs  # type: ignore[attr-defined] # set above

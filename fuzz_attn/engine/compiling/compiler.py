@@ -27,12 +27,12 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import Forks
 from fuzz_attn.engine.compiling.reductions import Reductions
-from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, Site, StagePlan
+from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
 from fuzz_attn.engine.messages import Order, Ready, Setup
 from fuzz_attn.engine.schedule import SharedRound, shared_round
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.properties.refusal import Refusal, Site
 from fuzz_attn.strategies.kernel_variants import USUAL
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ START_NICE: Final = 5
 """As long as no worker is ready, their start goes first. Then compiling goes before judging, which gives way by itself
 (:data:`fuzz_attn.engine.child.worker.NICE`), until there is a round for each core that no shard has begun."""
 REST_NICE: Final = 10
+"""From then on judging goes first."""
 FIRST_KERNELS, LATER_KERNELS = 3, 12
 """How many kernels of a round are compiled in the first visit of its key and in later ones, in which all keys have been
 visited once. Of the rounds that all workers wait for at first, only those of one case: a kernel takes up to 10 s."""
@@ -140,7 +141,8 @@ class Compiler:
         """Make a round ready, a refused one when it is known which combination is refused."""
         self._reductions.accepted(outcome.accepted)
         for number, refused in self._reductions.wanted(outcome.refused):
-            self._forks.start(number, partial(self._reductions.reduce, refused, self._rehearsal.refusals_of), nice)
+            reduce = partial(self._reductions.reduce, refused, self._rehearsal.refusals_of)
+            self._forks.start(number, reduce, nice, awaited=True)
         yield outcome.compiled
         if outcome.is_refused:
             self._held.append(outcome)

@@ -28,6 +28,7 @@ class _Fork:
     process: int
     number: int
     started: float
+    awaited: bool
     aside: bool = False
     received: bytes = b""
 
@@ -45,14 +46,14 @@ class Forks:
         """The number of forks that are not set aside."""
         return sum(not fork.aside for fork in self._forks.values())
 
-    def start(self, number: int, work: Callable[[], bytes], nice: int = 0) -> None:
-        """Do a piece of work in a fork."""
+    def start(self, number: int, work: Callable[[], bytes], nice: int = 0, *, awaited: bool = False) -> None:
+        """Do a piece of work in a fork; one that others wait for is not set aside."""
         source, sink = os.pipe()
         process = os.fork()
         if not process:
             _work(work, sink, nice)
         os.close(sink)
-        self._forks[source] = _Fork(process, number, time.monotonic())
+        self._forks[source] = _Fork(process, number, time.monotonic(), awaited)
 
     def ended(self, seconds: float) -> Iterator[tuple[int, bytes]]:
         """Wait up to some seconds for forks that end, and yield their numbers and results; empty for one that died."""
@@ -86,7 +87,8 @@ class Forks:
         """Let slow forks go on at the lowest priority, with the compilers that they have started."""
         forks = sorted(self._forks.values(), key=lambda fork: fork.started)
         room = self._most_aside - sum(fork.aside for fork in forks)
-        slow = [fork for fork in forks if not fork.aside and time.monotonic() - fork.started > SLOW_SECONDS]
+        may_wait = [fork for fork in forks if not fork.aside and not fork.awaited]
+        slow = [fork for fork in may_wait if time.monotonic() - fork.started > SLOW_SECONDS]
         for fork in slow[: max(0, room)]:
             fork.aside = True
             for process in (fork.process, *children_of(fork.process)):

@@ -15,11 +15,12 @@ import msgspec
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling.rounds import Rounds, Site
+from fuzz_attn.engine.compiling.rounds import Rounds
 from fuzz_attn.engine.events import WHOLE_RUN, RefusalReduced
 from fuzz_attn.engine.refusals.reduction import Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, MOST_REDUCTIONS, Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told
+from fuzz_attn.properties.refusal import Site
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Refused

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.messages import Setup
+from fuzz_attn.properties.refusal import Site
 
 CASES: Final = 32
 """Cases of a shard before it looks for another round: enough to see what a compile key shows at once."""
@@ -34,9 +35,6 @@ CLAIM_SECONDS: Final = 60.0
 _ENDED: Final = "ended"
 _READY, _BEGUN, _TOLD = "ready-", "begun-", "told-"
 _CLAIMED: Final = "claimed-"
-
-Site: TypeAlias = tuple[str, str, str]
-"""Where a target refuses: what :attr:`fuzz_attn.properties.refusal.Refusal.site` returns."""
 
 
 class StagePlan(Plain, frozen=True):

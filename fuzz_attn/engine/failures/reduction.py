@@ -62,11 +62,11 @@ class Share:
 
     @classmethod
     def of_time(cls, max_time: float, *, hang: bool) -> Self:
-        """Return the share of a failure in a campaign of so many seconds."""
+        """Return what one failure may take of a campaign that lasts ``max_time`` seconds."""
         return cls(time.monotonic() + max(LEAST_SECONDS, (PART_OF_A_HANG if hang else PART) * max_time))
 
     def leave(self, seconds_left: float, launch_seconds: float) -> None:
-        """Leave time for the check of a hang before the campaign ends, which is in so many seconds."""
+        """Leave time to check a hang before the campaign ends in ``seconds_left``."""
         self.until = min(self.until, time.monotonic() + seconds_left - CHECK_OF_A_HANG * launch_seconds)
 
     def spend(self) -> None:
@@ -387,7 +387,7 @@ class _Trigger:
         return (*own, *nuances, *sizes, *self._relation())
 
     def _needs(self, trait: Trait, *, unless: bool) -> bool:
-        """Return whether the order passes without a trait; ``unless`` there is no such case."""
+        """Return whether the order passes without a trait, and ``unless`` where no case is without it."""
         without = self._allowed(changed(self._order, trait.without))
         return unless if without is None else self._judge(without) == "passes"
 

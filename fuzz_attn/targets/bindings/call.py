@@ -32,21 +32,27 @@ class Call:
     def finish(self, result: object) -> int:
         """Copy a returned output to the case's own, where the target returns it.
 
-        Return how many tensors it returned beyond the output. Raises :class:`ReturnedOutputError` for a result that is
+        Return how many tensors it returned beside the output. Raises :class:`ReturnedOutputError` for a result that is
         no tensor of the output's shape and type.
         """
-        returned = self.problem.binding.output == "returned"
-        if returned:
-            take(result, self.problem.tensors)
-        memory = self.problem.tensors.output.untyped_storage().data_ptr()
-        others = [each for each in _tensors_in(result) if each.untyped_storage().data_ptr() != memory]
-        return len(others) - returned
+        values = _values_of(result)
+        if self.problem.binding.output == "returned":
+            take(values[0], self.problem.tensors)
+            values = values[1:]
+        output = self.problem.tensors.output
+        return sum(isinstance(each, torch.Tensor) and not _is_memory_of(output, each) for each in values)
 
 
-def _tensors_in(result: object) -> list[torch.Tensor]:
-    return [
-        each for each in (result if isinstance(result, tuple | list) else (result,)) if isinstance(each, torch.Tensor)
-    ]
+def _values_of(result: object) -> tuple[object, ...]:
+    """Return what a target returned, value by value; the output is the first one, if it is returned."""
+    return tuple(result) if isinstance(result, tuple | list) and result else (result,)
+
+
+def _is_memory_of(output: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether a tensor is a view of the output; only dense ones on a device have memory with an address."""
+    if other.layout is not torch.strided or other.device != output.device:
+        return False
+    return other.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
 
 
 def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -> Call:
@@ -68,9 +74,8 @@ def _is_implied(name: str, role: str, binding: Binding, signature: Signature, te
     return role in binding.implied and optional and has_default_scale(tensors)
 
 
-def take(result: object, tensors: AttentionTensors) -> None:
-    """Copy the rows that a target must answer from what it returned to the case's output."""
-    found = result[0] if isinstance(result, tuple | list) and result else result
+def take(found: object, tensors: AttentionTensors) -> None:
+    """Copy the rows that a target must answer from the output that it returned to the case's own."""
     output = tensors.output
     if not isinstance(found, torch.Tensor):
         raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises the output")

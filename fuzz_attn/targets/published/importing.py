@@ -84,7 +84,7 @@ class LazyPackage(ModuleType):
 
         That of vLLM imports torch's compiler, which takes three seconds in each worker.
         """
-        named = re.search(rf"\b{re.escape(name)}\b", source.read_text(errors="replace"))
+        named = re.search(rf"\b{re.escape(name)}\b|\bimport \*", source.read_text(errors="replace"))
         return named is None and self._has_module(f"{self.__name__}.{name}")
 
 

@@ -80,6 +80,18 @@ def test_slow_forks_are_set_aside_with_the_compilers_that_they_started(monkeypat
         os.close(descriptor)
 
 
+def test_a_fork_that_others_wait_for_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "SLOW_SECONDS", 0.0)
+    forever, forks = os.pipe(), Forks(MOST_ASIDE)
+    for number in (-1, 1):
+        forks.start(number, lambda: os.read(forever[0], 1), awaited=number < 0)
+    assert list(forks.ended(0.0)) == []
+    assert forks.at_work == 1
+    forks.kill()
+    os.close(forever[0])
+    os.close(forever[1])
+
+
 def test_all_forks_can_be_ended() -> None:
     forever, forks = os.pipe(), Forks(MOST_ASIDE)
     for number in range(3):

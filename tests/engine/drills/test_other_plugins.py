@@ -65,4 +65,6 @@ def test_the_suite_passes_beside_a_known_plugin(plugin: str, tmp_path: Path) -> 
 
 
 def test_an_unknown_warning_is_still_an_error(tmp_path: Path) -> None:
-    assert suite_beside(UNKNOWN, tmp_path).returncode != 0
+    done = suite_beside(UNKNOWN, tmp_path)
+    assert done.returncode != 0
+    assert "UserWarning: a plugin that this suite does not know complains" in done.stdout + done.stderr
