@@ -81,6 +81,10 @@ from fuzz_attn.properties.relations import RELATIONS
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 LAST_PART: Final = 0.75
 """From then on what is left of the time goes to failures whose shrinking is not complete."""
+RESERVED: Final = 0.1
+"""At most this part of the time is left at the end for what a last case shows, where failures have been found before.
+
+It is as long as following one of them has taken. Some cases more are worth less than a row that is shrunk."""
 GRACE_SECONDS: Final = 5.0
 """A failure that was found just before the end may still be confirmed for this long."""
 AVOIDED: Final = 0.75
@@ -312,6 +316,12 @@ class Campaign:
             return 0.0
         return max(0.0, self.plan.max_time - self.elapsed())
 
+    def _is_late(self) -> bool:
+        """Return whether a failure that the next case shows could not be followed as long as earlier ones were."""
+        if self.plan.max_time is None:
+            return False
+        return self.elapsed() > self.plan.max_time - min(self._lives.longest, RESERVED * self.plan.max_time)
+
     def _has_time(self) -> bool:
         return self._deadline is None or time.monotonic() < self._deadline
 
@@ -392,6 +402,8 @@ class Campaign:
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
         self._lives.resume(self._seconds_left())
+        if self._is_late():
+            raise BudgetSpentInterrupt
         before = tuple(self._last)
         answer = self.judge(order, "search")
         if not answer.verdict.passed:

@@ -111,7 +111,9 @@ class FailureLives:
         self._max_time = float("inf") if max_time is None else max_time
         self._elapsed = elapsed
         self._open: list[KnownFailure] = []
-        self._resumed = False
+        self._resumed: list[KnownFailure] = []
+        self.longest = 0.0
+        """The seconds that following a failure has taken at most."""
         self._unmet: tuple[Order, Answer] | None = None
         """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
@@ -463,9 +465,11 @@ class FailureLives:
 
     def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order], *, beside: bool = False) -> None:
         """Confirm, shrink and classify one failure, and look at what shows beside it."""
+        started = time.monotonic()
         with self._followed(failure, beside=beside):
             if not self._live_there(failure):
                 self._confirm(failure, answer, before)
+        self.longest = max(self.longest, time.monotonic() - started)
 
     def _live_there(self, failure: KnownFailure) -> bool:
         """Replay a failure on the explaining backend, and follow it there if it fails in the same way.
@@ -599,11 +603,11 @@ class FailureLives:
                 self._end_as(other, earlier)
 
     def resume(self, seconds: float) -> None:
-        """Go on with the shrinking of each failure that its share did not complete, for so many seconds together."""
-        if seconds <= 0.0 or self._resumed:
+        """Go on, once, with shrinking each failure that its share did not complete, for so many seconds in all."""
+        if seconds <= 0.0:
             return
-        self._resumed = True
-        waiting = [known for known in self.known if known.shard == self.shard and not known.complete]
+        waiting = [known for known in self.known if self._may_resume(known)]
+        self._resumed += waiting
         for failure in waiting:
             if failure not in tuple(self.known):  # what another shard has told meanwhile is the same bug
                 continue
@@ -620,6 +624,10 @@ class FailureLives:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
         self._follow_beside()
+
+    def _may_resume(self, known: KnownFailure) -> bool:
+        """Return whether a failure of this shard is not shrunk fully, and has not been gone on with."""
+        return known.shard == self.shard and not known.complete and known not in self._resumed
 
     def also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
         """Return the classes of what follows from a failure: that no line and no known failure explains."""
