@@ -47,7 +47,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
-from fuzz_attn.engine.failures.life import FailureLives
+from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
@@ -79,8 +79,6 @@ from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
-LAST_PART: Final = 0.75
-"""From then on what is left of the time goes to failures whose shrinking is not complete."""
 RESERVED: Final = 0.1
 """At most this part of the time is left at the end for what a last case shows, where failures have been found before.
 
@@ -297,6 +295,7 @@ class Campaign:
             while self._has_budget() and not self._refusals.hopeless(self._rounds_tried()):
                 self._round(number)
                 number += 1
+            self._lives.follow_waiting(search_is_over=True)
 
     def _saved_files(self) -> list[Path]:
         """Return the target's counterexamples from before the run."""
@@ -401,6 +400,7 @@ class Campaign:
 
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
+        self._lives.follow_waiting()
         self._lives.resume(self._seconds_left())
         if self._is_late():
             raise BudgetSpentInterrupt
