@@ -190,8 +190,8 @@ shown_by = "A scratch beyond 2^31 elements."
 
 [[narrow.edits]]
 file = "{file}"
-anchor = "segm_output_ptr + index[:, None]"
-replacement = "segm_output_ptr + index.to(tl.int32)[:, None]"
+anchor = "partials.output_ptr + index[:, None]"
+replacement = "partials.output_ptr + index.to(tl.int32)[:, None]"
 """
 FAR_SCRATCH = Path(__file__).with_name("far_scratch_program.py")
 SCRATCH_BYTES = 66 * 512 * 256 * 256 * 4
