@@ -238,7 +238,7 @@ def test_a_query_scaled_in_its_own_type_is_allowed_and_told(edited: Callable[...
 
 
 def test_weights_in_fp8_are_told_and_not_allowed(edited: Callable[..., Target]) -> None:
-    target = edited(FILE, "tl.dot(weights.to(tiling", "tl.dot(weights.to(tl.float8e4nv).to(tiling")
+    target = edited(FILE, "tl.dot(weights.to(PV_DTYPE", "tl.dot(weights.to(tl.float8e4nv).to(PV_DTYPE")
     passed, (note,) = _judged(target, FLOAT16)
     assert not passed
     assert note.startswith("Its kernels round P to float8_e4m3fn before its dot with V at ")
