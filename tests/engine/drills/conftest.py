@@ -36,7 +36,12 @@ SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
 
 
 class Run:
-    """One ``fuzz-attn run`` in a folder. All of its processes have a mark of their own in their environment."""
+    """One ``fuzz-attn run`` in a folder. All of its processes have a mark of their own in their environment.
+
+    Its shards and workers are forks of the tests' own server, whose environment has no mark: they are known by their
+    folder. With ``own_server`` the run imports torch in a server of its own, as a user's run does: for drills about
+    processes, and for limits of a shell, which only processes inherit that the run starts.
+    """
 
     def __init__(
         self,
@@ -44,17 +49,19 @@ class Run:
         target: str,
         *options: str,
         shell: str = "true",
+        own_server: bool = False,
         **environment: str,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.mark = uuid4().hex
+        self._own_server = own_server or shell != "true"
         spec = target if target in get_args(Family) else f"{TARGETS}:{target}"
         command = [SCRIPT, "run", "--target", spec, "--workers", "1", "--seed", "1", "--out", "out"]
         self.process = subprocess.Popen(
             ["sh", "-c", f'{shell} && exec "$@"', "sh", *command, *options],
             cwd=folder,
-            env={**_environment(), MARK: self.mark, **environment},
+            env={**_environment(), **({} if self._own_server else _server()), MARK: self.mark, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,9 +98,10 @@ class Run:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            forked = not self._own_server and Path(f"/proc/{pid}/cwd").readlink() == self.folder
         except OSError:
             return False
-        return f"{MARK}={self.mark}".encode() in environment and part.encode() in command
+        return (forked or f"{MARK}={self.mark}".encode() in environment) and part.encode() in command
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
         """Wait until something holds; fails if the run ends before."""
@@ -127,8 +135,9 @@ class Run:
     def replay(self, *options: str) -> str:
         """Return the output of a replay of all that was saved, whose workers are forks of the tests' own server."""
         command = [SCRIPT, "replay", "--trust", *options, *map(str, self.files)]
-        environment = _environment() | {name: value for name, value in os.environ.items() if name == VARIABLE}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        done = subprocess.run(
+            command, env=_environment() | _server(), capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
         return done.stdout + done.stderr
 
     def replay_here(self) -> list[str]:
@@ -147,6 +156,11 @@ class Run:
 def _environment() -> dict[str, str]:
     """Return the environment of a user: a run starts a fork server of its own."""
     return {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", VARIABLE)}
+
+
+def _server() -> dict[str, str]:
+    """Return the variable that names the tests' own fork server."""
+    return {name: value for name, value in os.environ.items() if name == VARIABLE}
 
 
 @pytest.fixture

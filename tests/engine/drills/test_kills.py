@@ -32,7 +32,7 @@ def test_a_killed_worker_is_no_failure(start: Start) -> None:
 
 @pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, "all workers are forks of was killed")])
 def test_a_killed_engine_ends_the_run_and_says_so(process: str, words: str, start: Start) -> None:
-    run = start("slow", *LONG)
+    run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: running(run))
     run.kill(process)
     run.end(2)
@@ -49,7 +49,7 @@ def test_a_killed_engine_leaves_the_failure_that_it_had_found(start: Start) -> N
 
 
 def test_a_killed_parent_leaves_no_process_and_the_failure(start: Start) -> None:
-    run = start("slow_and_wrong", *LONG)
+    run = start("slow_and_wrong", *LONG, own_server=True)
     run.wait_until(lambda: run.files)
     run.process.kill()
     run.process.wait()
@@ -59,7 +59,7 @@ def test_a_killed_parent_leaves_no_process_and_the_failure(start: Start) -> None
 
 @pytest.mark.parametrize("number", INTERRUPTED)
 def test_a_signal_ends_the_search(number: signal.Signals, start: Start) -> None:
-    run = start("slow", *LONG)
+    run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: running(run))
     run.process.send_signal(number)
     run.end(INTERRUPTED[number])
@@ -76,7 +76,7 @@ def test_a_signal_while_shrinking_keeps_the_failure(number: signal.Signals, star
 
 
 def test_an_interrupt_while_the_workers_start(start: Start) -> None:
-    run = start("slow", *LONG)
+    run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: run.processes(WORKER))
     run.process.send_signal(signal.SIGINT)
     run.end(130)
@@ -84,14 +84,14 @@ def test_an_interrupt_while_the_workers_start(start: Start) -> None:
 
 def test_an_interrupt_of_the_whole_group(start: Start) -> None:
     """A terminal sends it to every process of the group in the foreground."""
-    run = start("slow", *LONG)
+    run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: running(run))
     os.killpg(run.process.pid, signal.SIGINT)
     run.end(130)
 
 
 def test_impatient_interrupts(start: Start) -> None:
-    run = start("slow", *LONG)
+    run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: running(run))
     for _ in range(3):
         run.process.send_signal(signal.SIGINT)
