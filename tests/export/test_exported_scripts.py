@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +25,7 @@ from fuzz_attn.case.parts import CallForm, DTypes, FarAxis, HeadLayout, PageLayo
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.export.script import WIDTH, wrapped
+from fuzz_attn.export.script import WIDTH, exported, wrapped
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
@@ -110,10 +111,10 @@ RANGE: dict[str, Any] = {"property_name": "value_range"}
 ONLY_SEEN: dict[str, Any] = {"property_name": "sanitizers", "kind": "race"}
 
 
-@pytest.fixture
-def kernels(tmp_path: Path) -> Path:
-    """Return a folder with a copy of the kernels as the package ``standing``, right and broken."""
-    folder = tmp_path / "kernels"
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a folder with a copy of the kernels as the package ``standing``, right and broken, to import from."""
+    folder = tmp_path_factory.mktemp("kernels")
     shutil.copytree(kernels_folder(), folder / "standing")
     for family, place in LAUNCHERS.items():
         module, _, name = place.partition(":")
@@ -121,7 +122,12 @@ def kernels(tmp_path: Path) -> Path:
         source.write_text(source.read_text() + BROKEN.format(name=name, family=family))
     shutil.copy(TARGETS / "torch_attention.py", folder)
     (folder / "misbehaving.py").write_text(MISBEHAVING)
-    return folder
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        yield folder
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
 
 
 def run(program: Path, *arguments: object, path: Path) -> str:
@@ -135,7 +141,7 @@ def run(program: Path, *arguments: object, path: Path) -> str:
 
 
 @pytest.fixture
-def scripts(tmp_path: Path, kernels: Path) -> Path:
+def scripts(tmp_path: Path) -> Path:
     """Return a new folder for counterexamples and their scripts."""
     (tmp_path / "scripts").mkdir()
     return tmp_path / "scripts"
@@ -158,9 +164,13 @@ def save(
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(found))
 
 
-def export(folder: Path, kernels: Path) -> None:
-    """Export all counterexamples of a folder."""
-    run(HERE / "exporting_program.py", folder, path=kernels)
+def export(folder: Path) -> None:
+    """Export each counterexample of a folder as a script beside it."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TRITON_INTERPRET", os.environ["TRITON_INTERPRET"])  # which this changes
+        for path in sorted(folder.glob("*.json")):
+            found = counterexample.load(path)
+            exported(found, found.target, found.binding).save(path.with_suffix(".py"))
 
 
 def results(folder: Path, kernels: Path, *arguments: str) -> dict[str, tuple[int, str]]:
@@ -177,7 +187,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         module, _, function = LAUNCHERS[case.family].partition(":")
         save(scripts, f"right_{name}", f"standing.{module}:{function}", case)
         save(scripts, f"broken_{name}", f"standing.{module}:broken_{case.family}", case)
-    export(scripts, kernels)
+    export(scripts)
     found = results(scripts, kernels, "--device", "cpu", *options)
     for name in CASES:
         assert found[f"right_{name}"] == (0, "right\n")
@@ -221,7 +231,7 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     save(scripts, "writes_far_padding", f"{misbehaving}:writes_padded_rows", far_output)
     save(scripts, "right_range", right, case, **RANGE)
     save(scripts, "right_seen", right, case, **ONLY_SEEN)
-    export(scripts, kernels)
+    export(scripts)
     found = results(scripts, kernels, "--device", "cpu")
     assert {name: status for name, (status, _) in found.items()} == {
         name: 0 if name.startswith("right") else 1 for name in found
@@ -254,7 +264,7 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
         for name in functions:
             save(scripts, name, f"{kernels / file}.py:{name}", case, binding=binding)
     save(scripts, "order", f"{kernels / 'invented_names'}.py:ragged_paged", case, "batch_order", binding=binding)
-    export(scripts, kernels)
+    export(scripts)
     found = results(scripts, kernels, "--device", "cpu")
     assert (found["ragged_paged"], found["in_a_tuple"]) == ((0, "right\n"), (0, "right\n"))
     assert found["order"] == (0, "Second call, a launch of the batch in reverse order\nright\n")
@@ -273,7 +283,7 @@ def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernel
         domain = Domain(family=family, paths=FAMILIES[family].paths, tile_hint=True)
         for relation in ("poison_independence", "page_permutation", "value_shift", "unit_scales"):
             save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
-    export(scripts, kernels)
+    export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
     assert len(found) == 16
@@ -298,7 +308,7 @@ def test_target_of_a_declaration_needs_the_declaration(scripts: Path, kernels: P
     )
     save(scripts, "mine", "declared:mine", replace(CASES["unified"], alibi=None, sinks=None, window=0))
     save(scripts, "wrapped", "declared:wrapped", replace(CASES["unified"], alibi=None, sinks=None, window=0))
-    export(scripts, kernels)
+    export(scripts)
     assert "from standing.unified_attention import unified_attention" in (scripts / "mine.py").read_text()
     assert "from declared import wrapped\n\n    return wrapped.call" in (scripts / "wrapped.py").read_text()
 
