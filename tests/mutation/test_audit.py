@@ -34,6 +34,13 @@ edits = [{{ file = "unified_attention.py", anchor = "    plan = plan_launch(", r
 """
 
 
+HANGS = """    import signal
+    left, _ = signal.getitimer(signal.ITIMER_PROF)
+    signal.setitimer(signal.ITIMER_PROF, left / 50)
+    while True: pass"""
+"""A launch without an end, to which a fiftieth of its limit is left: none, and no end, where there is no limit."""
+
+
 def request(folder: Path, **changes: Any) -> Request:
     options: dict[str, Any] = {
         "target": "unified",
@@ -93,7 +100,7 @@ def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_pa
     bugs = bugs_that_run(
         tmp_path / "bugs",
         ends="    import os; os._exit(3)",
-        hangs="    while True: pass",
+        hangs=HANGS,
         raises="    raise ValueError('no')",
         nothing="    pass",
     )
