@@ -1,10 +1,10 @@
-"""Tensors: every input and the poisoned output of one attention call, on one device."""
+"""Tensors: every input and the poisoned outputs of one attention call, on one device."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -24,6 +24,7 @@ from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
@@ -52,7 +53,8 @@ from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of, is
 class AttentionTensors:
     """What one attention call reads and writes, by the glossary's names.
 
-    ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``; ``output`` may have more rows.
+    ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``outputs`` are those of :data:`OUTPUTS`
+    by their names; ``out``, of the shape of the query, may have more rows.
     ``key_cache`` and ``value_cache`` have the axes of the family's cache format
     (:mod:`fuzz_attn.case.cache_layout`) and any strides with the last one 1; :meth:`keys_at` and :meth:`values_at`
     read them by slot. ``new_keys`` and ``new_values`` are
@@ -67,7 +69,7 @@ class AttentionTensors:
     query: torch.Tensor
     key_cache: torch.Tensor
     value_cache: torch.Tensor
-    output: torch.Tensor
+    outputs: dict[str, OutputTensor]
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
@@ -87,8 +89,6 @@ class AttentionTensors:
     sinks: torch.Tensor | None = None
     new_keys: torch.Tensor | None = None
     new_values: torch.Tensor | None = None
-    output_poison: int = 0
-    """The bits of an output element not yet written."""
     launch: LaunchHints = field(default_factory=LaunchHints)
     """How the launcher should run; no number depends on it."""
     form: CallForm = field(default_factory=CallForm)
@@ -97,7 +97,7 @@ class AttentionTensors:
     kv_dtype: torch.dtype = torch.float32
     """The type of the numbers in the caches, which may be passed as uint8."""
     answers: tuple[bool, ...] = ()
-    """For each sequence, whether the target writes its rows; the others must stay unchanged. Empty: all."""
+    """For each sequence, whether the target writes its rows; the others are not live in the outputs. Empty: all."""
     filter_by_query_len: bool = False
     """Whether the target must skip the sequences of the other family."""
     reads_packed: tuple[bool, ...] = ()
@@ -146,13 +146,18 @@ class AttentionTensors:
         return self.value_cache.permute(self.cache_format.value_axes)
 
     @property
-    def answered_tokens(self) -> torch.Tensor | None:
-        """Bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
-        if all(self.answers):
-            return None
-        device = self.query.device
-        answers, lengths = (torch.tensor(each, device=device) for each in (self.answers, self.query_lens))
-        return answers.repeat_interleave(lengths)
+    def output(self) -> torch.Tensor:
+        """The attention output, ``[num_tokens or more, num_query_heads, head_size]``."""
+        return self.outputs["out"].tensor
+
+    def output_words(self, name: str) -> str:
+        """Return an output in words, by its name if there are several."""
+        return "the output" if len(self.outputs) == 1 else f"the output {name}"
+
+    def with_outputs(self, **tensors: torch.Tensor) -> AttentionTensors:
+        """Return the same problem with other tensors in place of some outputs."""
+        changed = {name: dataclasses.replace(self.outputs[name], tensor=tensor) for name, tensor in tensors.items()}
+        return dataclasses.replace(self, outputs=self.outputs | changed)
 
     def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
@@ -202,9 +207,7 @@ class AttentionTensors:
 
 
 INPUT_NAMES: Final = tuple(
-    entry.name
-    for entry in dataclasses.fields(AttentionTensors)
-    if entry.name != "output" and str(entry.type).startswith("torch.Tensor")
+    entry.name for entry in dataclasses.fields(AttentionTensors) if str(entry.type).startswith("torch.Tensor")
 )
 """Every tensor that an attention call may read; some are None in most cases."""
 
@@ -219,7 +222,7 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         query=_query(case, numbers.queries, device),
         key_cache=key_cache,
         value_cache=value_cache,
-        output=output_of(case, device),
+        outputs=outputs_of(case, device),
         query_start_loc=_integers(starts, device),
         seq_lens=_integers(seq_lens, device),
         block_table=_block_table(case, pages, device),
@@ -237,7 +240,6 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         sinks=_sinks(case, device),
         new_keys=_new(case, numbers.keys, (0, 0), device),
         new_values=_new(case, numbers.values, (case.strides.new_value_token, case.strides.new_value_head), device),
-        output_poison=output_poison(case.dtypes.out, case.poison.out),
         launch=case.launch,
         form=case.form,
         family=case.family,
@@ -249,13 +251,34 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
     )
 
 
-def output_of(case: AttentionCase, device: str) -> torch.Tensor:
-    """Return only the poisoned output of a case."""
+def _out(case: AttentionCase, device: str) -> OutputTensor:
+    """Return the attention output: rows of the tokens, then those of padding."""
     gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
     memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
     view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
-    return _far(case, tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0], {"out_token": 0, "out_head": 1})
+    near = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+    answered = _answered_tokens(case, device)
+    live = None if answered is None else answered[:, None, None]
+    return OutputTensor(_far(case, near, {"out_token": 0, "out_head": 1}), poison, (slice(0, case.num_tokens),), live)
+
+
+def _answered_tokens(case: AttentionCase, device: str) -> torch.Tensor | None:
+    """Return bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
+    if all(case.answers):
+        return None
+    lengths = torch.tensor([sequence.query_len for sequence in case.sequences])
+    return torch.tensor(case.answers).repeat_interleave(lengths).to(device)
+
+
+OUTPUTS: Final[dict[str, Callable[[AttentionCase, str], OutputTensor | None]]] = {"out": _out}
+"""Every output of an attention call by its name: what returns it for a case on a device, None for a case without it."""
+
+
+def outputs_of(case: AttentionCase, device: str) -> dict[str, OutputTensor]:
+    """Return only the poisoned outputs of a case."""
+    made = ((name, make(case, device)) for name, make in OUTPUTS.items())
+    return {name: output for name, output in made if output is not None}
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -281,9 +304,9 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest_of(tensors: AttentionTensors) -> str:
-    """Return 16 hexadecimal digits of all inputs' memory and the poisoned output, to detect changed generation."""
+    """Return 16 hexadecimal digits of all inputs' memory and the poisoned outputs, to detect changed generation."""
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
+    for name, tensor in (*tensors.inputs(), *(("output", output.tensor) for output in tensors.outputs.values())):
         layout = f"{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
         digest.update(f"{name}{tensor.dtype}{layout}".encode())
         digest.update(tensors.memory_of(tensor).cpu().numpy().tobytes())

@@ -26,10 +26,10 @@ from fuzz_attn.targets.torch_defaults import target_defaults
 
 
 class Called(NamedTuple):
-    """What a call of a target left beside its output.
+    """What a call of a target left beside its outputs.
 
     ``changed`` names what it changed of the memory that was made for the call only, and ``beyond`` is the number of
-    tensors that it returned beside the output.
+    tensors that it returned beside the outputs.
     """
 
     changed: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Target:
             raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
 
     def run(self, tensors: AttentionTensors) -> Called:
-        """Call the target on tensors; ``tensors.output`` then holds its output.
+        """Call the target on tensors; ``tensors.outputs`` then hold what it wrote or returned, each by its name.
 
         Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
         """
