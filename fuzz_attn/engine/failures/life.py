@@ -30,14 +30,13 @@ from fuzz_attn.engine.failures.records import Records, Unfollowed
 from fuzz_attn.engine.failures.reduction import Reduction, Share, allowed, is_simpler, second_order
 from fuzz_attn.engine.failures.triage import (
     HANG,
-    OUTPUT,
-    UNWRITTEN,
     KnownFailure,
     KnownFailures,
     class_of,
     failures_of,
     has_place,
     is_finding,
+    is_of_output,
     is_same,
     shown_in_same_way,
     traits_of_both,
@@ -665,7 +664,7 @@ class FailureLives:
     def _explain(self, failure: KnownFailure) -> None:
         """Let the failure name poison that reaches the output, or a rounding, if there is time left."""
         found = failure.found
-        if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
+        if found.confirmation != "confirmed" or not is_of_output(failure.failure_class):
             return
         with contextlib.suppress(BudgetSpentInterrupt):
             verdict = explained(self._judge, order_of(found), found.verdict)
