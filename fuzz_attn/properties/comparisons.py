@@ -43,11 +43,11 @@ class SameBits:
 class WithinBound:
     """A launch that must give ``exact``, up to the error bound of its own problem.
 
-    ``change`` describes the launch in a message. ``exact`` follows from the exact answer to another problem; only the
-    outputs that it has are compared. Two
-    launches that both stay within their bounds of it differ by at most the sum of the bounds; checking each against its
-    own bound finds more than checking their difference. ``slack`` is what the relation itself loses in float64 of an
-    output; what ``exact`` lost is counted too (:func:`reference_of`).
+    ``change`` describes the launch in a message. ``exact`` follows from the exact answer to another problem; outputs
+    that it or the launch does not have are not compared. Two launches that both stay within their bounds of it differ
+    by at most the sum of the bounds; checking each against its own bound finds more than checking their difference.
+    ``slack`` is what the relation itself loses in float64 of an output; what ``exact`` lost is counted too
+    (:func:`reference_of`).
 
     ``own`` is the reference of the launch's own problem where it is known: no row's bound depends on the row's place,
     so a reordered batch has the reordered reference. Otherwise it is computed for ``rounding_model``, by default
@@ -131,13 +131,9 @@ def _same_rows(comparison: SameBits, first: Launch, name: str) -> Verdict:
 
 def _same_output(comparison: SameBits, first: Launch, name: str, output: str) -> Verdict:
     """Return the verdict on the bits of one output's live elements."""
-    other, before, tokens = (
-        comparison.launch.tensors.outputs[output],
-        first.tensors.outputs[output].bits,
-        comparison.tokens,
-    )
-    if tokens is not None and "token" in other.axes:
-        before = before.index_select(other.axes.index("token"), tokens)
+    other, before = comparison.launch.tensors.outputs[output], first.tensors.outputs[output].bits
+    if comparison.tokens is not None and "token" in other.axes:
+        before = before.index_select(other.axes.index("token"), comparison.tokens)
     different = before != other.bits
     if other.live is not None:
         different &= other.live
@@ -169,7 +165,9 @@ def reference_of(comparison: WithinBound, experiment: Experiment) -> Reference:
     tensors = comparison.launch.tensors
     own = comparison.own or attend(tensors, comparison.rounding_model or experiment.target.rounding_model)
     return {
-        name: _together(exact, own[name], comparison.slack.get(name, 0.0)) for name, exact in comparison.exact.items()
+        name: _together(exact, own[name], comparison.slack.get(name, 0.0))
+        for name, exact in comparison.exact.items()
+        if name in tensors.outputs
     }
 
 
