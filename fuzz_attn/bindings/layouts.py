@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, TypeAlias
 
-from fuzz_attn.case.cache_layout import SPLIT
+from fuzz_attn.case.cache_layout import HEADS, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
@@ -78,3 +78,19 @@ def native_layout(family: Family) -> Layout:
 def native_layout_name(family: Family) -> str:
     """Return the name of the layout in which the tensors of a family's cases already are."""
     return "split" if FAMILIES[family].cache is SPLIT else "rows"
+
+
+_FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS}
+"""The layouts in which the caches of every family can lie."""
+
+
+def format_of(layout: Layout | None, family: Family) -> CacheFormat | None:
+    """Return the format in which the caches of a family's cases lie for a target with this layout.
+
+    None for a layout that they cannot have, of which a call needs a copy; the family's own where none is stated.
+    """
+    native = native_layout(family)
+    if layout is None or (layout.keys, layout.values) == (native.keys, native.values):
+        return FAMILIES[family].cache
+    pairs = ((LAYOUTS[name], each) for name, each in _FORMATS.items())
+    return next((each for other, each in pairs if (other.keys, other.values) == (layout.keys, layout.values)), None)

@@ -55,7 +55,7 @@ class AttentionTensors:
 
     ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``outputs`` are those of :data:`OUTPUTS`
     by their names; ``out``, of the shape of the query, may have more rows.
-    ``key_cache`` and ``value_cache`` have the axes of the family's cache format
+    ``key_cache`` and ``value_cache`` have the axes of the cache format
     (:mod:`fuzz_attn.case.cache_layout`) and any strides with the last one 1; :meth:`keys_at` and :meth:`values_at`
     read them by slot. ``new_keys`` and ``new_values`` are
     ``[num_tokens + padded_tokens or more, num_kv_heads, head_size]`` in q's type, None where every key is read from the
@@ -104,6 +104,8 @@ class AttentionTensors:
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
     first_block: int = 0
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
+    stored_as: CacheFormat | None = None
+    """The format of the caches where it is not the family's own."""
 
     @property
     def visibility(self) -> Visibility:
@@ -123,7 +125,7 @@ class AttentionTensors:
     @property
     def cache_format(self) -> CacheFormat:
         """Which axis of the caches means what."""
-        return FAMILIES[self.family].cache
+        return self.stored_as or FAMILIES[self.family].cache
 
     @property
     def num_kv_heads(self) -> int:
@@ -171,9 +173,11 @@ class AttentionTensors:
         return stored.view(self.kv_dtype) if stored.dtype == torch.uint8 else stored
 
     def void_before(self, tensor: torch.Tensor) -> int:
-        """Return how many bytes at the start of the storage of one of these tensors have no memory."""
-        far = self.first_block and (tensor is self.key_cache or tensor is self.value_cache)
-        return self.first_block * tensor.stride(0) * tensor.element_size() if far else 0
+        """Return how many bytes at the start of the storage of one of these tensors, or of its view, have no memory."""
+        for cache in (self.key_cache, self.value_cache) if self.first_block else ():
+            if tensor.data_ptr() == cache.data_ptr():
+                return self.first_block * cache.stride(0) * cache.element_size()
+        return 0
 
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory that one of these tensors is a view of, as uint8, without addresses that have none."""
@@ -212,10 +216,13 @@ INPUT_NAMES: Final = tuple(
 """Every tensor that an attention call may read; some are None in most cases."""
 
 
-def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
-    """Return the tensors of a case, the same bits on every machine and device."""
+def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat | None = None) -> AttentionTensors:
+    """Return the tensors of a case, the same bits on every machine and device; the caches in the family's own format.
+
+    In another format, ``stored_as``, they hold the same numbers, and as much padding and poison.
+    """
     numbers, pages = numbers_of(case), page_map(case)
-    key_cache, value_cache = _caches(case, numbers, pages, device)
+    key_cache, value_cache = _caches(case, stored_as or FAMILIES[case.family].cache, numbers, pages, device)
     starts = list(accumulate((s.query_len for s in case.sequences), initial=0))
     seq_lens = [s.seq_len for s in case.sequences]
     return AttentionTensors(
@@ -248,6 +255,7 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         filter_by_query_len=case.filter_by_query_len,
         reads_packed=case.reads_packed,
         first_block=case.pages.first_block,
+        stored_as=stored_as,
     )
 
 
@@ -352,11 +360,13 @@ def _far(case: AttentionCase, near: torch.Tensor, axes: dict[FarAxis, int]) -> t
     return near
 
 
-def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
+def _caches(
+    case: AttentionCase, cache: CacheFormat, numbers: Numbers, pages: PageMap, device: str
+) -> tuple[torch.Tensor, ...]:
     """Return both caches: slots of keys that some row may see hold numbers, everything else poison."""
     dtype = case.dtypes.kv
     poisons = slot_poison(dtype, case.poison.keys), slot_poison(dtype, case.poison.values)
-    caches = cache_memory(case, pages.num_blocks - pages.first_block, poisons)
+    caches = cache_memory(case, cache, pages.num_blocks - pages.first_block, poisons)
     everything = bool(pages.held.all())
     blocks, offsets = np.divmod(pages.slots if everything else pages.slots[pages.held], case.pages.block_size)
     blocks = blocks - pages.first_block
@@ -365,12 +375,11 @@ def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) 
         held = rounded(array if everything else array[pages.held], dtype, scale)
         slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
     torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
-    page_strides = case.cache_layout.page_strides
+    page_strides = caches.layout.page_strides
     if len(caches.memory) == 1:
         return _over(caches.memory[0], caches.views, torch_dtype, device, page_strides[0], pages.first_block)
     triples = zip(caches.memory, caches.views, page_strides, strict=True)
     near = (_over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples)
-    cache = FAMILIES[case.family].cache
     return tuple(_far(case, each, axes) for each, axes in zip(near, cache.far_axes, strict=True))
 
 

@@ -106,7 +106,7 @@ class PreparedCase:
         """Return tensors of this case or of one derived from it; each number has tensors of its own."""
         made = self._tensors.setdefault(case, [])
         while len(made) <= number:
-            made.append(RestorableTensors(materialise(case, self.backend.device)))
+            made.append(RestorableTensors(materialise(case, self.backend.device, self.target.stored_as)))
         return made[number].restored()
 
     def compute_reference(self, *, with_tolerances: bool) -> None:

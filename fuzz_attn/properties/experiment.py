@@ -180,11 +180,11 @@ class Experiment:
 
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
-        return self.launch_tensors(materialise(case, self.place))
+        return self.launch_tensors(materialise(case, self.place, self.target.stored_as))
 
     def fresh(self) -> AttentionTensors:
         """Return new tensors of the case, which the caller may change and launch."""
-        return materialise(self.case, self.place)
+        return materialise(self.case, self.place, self.target.stored_as)
 
     def again(self) -> AttentionTensors:
         """Return tensors of the case for another launch: new outputs, and the first launch's inputs if unchanged."""

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
+from fuzz_attn.bindings.layouts import format_of
+from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family, Feature
 from fuzz_attn.case.plain import shortened
@@ -76,6 +78,11 @@ class Target:
     def match(self) -> Match:
         """The binding, with the reasons for it; raises :class:`BindingError` where there is none."""
         return match_of(self.signature, self.family, self.stated)
+
+    @cached_property
+    def stored_as(self) -> CacheFormat | None:
+        """The format in which it takes the caches, None for a layout of which its calls get copies."""
+        return format_of(self.match.binding.cache_layout, self.family)
 
     @property
     def slug(self) -> str:

@@ -298,9 +298,11 @@ def test_what_nobody_judges_is_said(result: str, note: tuple[str, ...], tmp_path
 
 def test_features_that_a_layout_cannot_express_leave_the_domain() -> None:
     function, _ = recorder(SCALES)
-    rows, other = (as_target(function, "m", binding=Binding(layout=name)).domain for name in ("rows", "heads_first"))
-    assert rows.features - other.features == {"large_offsets"}
-    assert other.features < rows.features
+    rows, heads, split = (
+        as_target(function, "m", binding=Binding(layout=name)).domain for name in ("rows", "heads_first", "split")
+    )
+    assert rows.features - split.features == {"large_offsets"}
+    assert split.features < rows.features == heads.features
 
 
 def test_rounding_of_a_binding_wins_over_that_of_a_target() -> None:
