@@ -401,6 +401,10 @@ class Campaign:
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
         self._lives.follow_waiting()
+        while self._lives.waits() and self._has_time():
+            time.sleep(POLL_SECONDS)
+            self.learn()
+            self._lives.follow_waiting()
         self._lives.resume(self._seconds_left())
         if self._is_late():
             raise BudgetSpentInterrupt

@@ -21,6 +21,8 @@ from fuzz_attn.kernels.unified_attention import unified_attention
 
 PARTS: Final = 128
 """Partial results of a row, equal ones, so that each counts and merging them is exact for halves."""
+AROUND: Final = 2**24
+"""Elements of memory before and behind the parts, so that a load of a wrong place does not break the GPU."""
 MOST_ROWS: Final = 4096
 """Rows that are merged in one launch, whose parts take 270 MB."""
 COLUMNS: Final = 128
@@ -120,7 +122,9 @@ def _merged(values: torch.Tensor, *, compares_broadcast: bool) -> torch.Tensor:
     merged = torch.empty_like(values, memory_format=torch.contiguous_format)
     for first in range(0, head_size, COLUMNS):
         columns = values[..., first : first + COLUMNS]
-        parts = torch.zeros(tokens, heads, PARTS, COLUMNS + 2, device=values.device)
+        count = tokens * heads * PARTS * (COLUMNS + 2)
+        memory = torch.zeros(AROUND + count + AROUND, device=values.device)
+        parts = memory[AROUND : AROUND + count].view(tokens, heads, PARTS, COLUMNS + 2)
         parts[..., : columns.shape[-1]] = columns[:, :, None] / PARTS  # else their sum could overflow
         parts[..., COLUMNS + 1] = 1.0 / PARTS
         out = torch.empty(tokens, heads, COLUMNS, device=values.device)

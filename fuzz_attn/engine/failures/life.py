@@ -302,8 +302,12 @@ class FailureLives:
                 self._end_as(failure, known)
 
     def _live_or_wait(self, waiting: Waiting) -> None:
-        if self._is_late() or not self._waiting.takes(waiting):
+        if self._is_late() or not self._waiting.takes(waiting, self._max_time):
             self._live(waiting)
+
+    def waits(self) -> bool:
+        """Return whether so much waits for other shards that the search should wait too."""
+        return self._waiting.full
 
     def follow_waiting(self, *, search_is_over: bool = False) -> None:
         """Follow what no longer waits for other shards, or end it as what they told."""

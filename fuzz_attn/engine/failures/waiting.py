@@ -6,6 +6,7 @@ for other bugs. A failure waits only for those that were found before it, so no 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -13,8 +14,13 @@ from fuzz_attn.engine.events import FailureChanged, FailureFound, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of
 from fuzz_attn.engine.messages import Answer, Order
 
-MOST_WAITING: Final = 4
-"""So many failures wait for what other shards follow; with more a shard follows the first itself."""
+MOST_WAITING: Final = 2
+"""While so many failures wait, the shard does too: a search would find the same ones again."""
+PATIENCE: Final = 60.0
+"""The seconds that a failure waits at most in a run without a time limit: the other shard may have been killed."""
+PATIENT_PART: Final = 0.2
+LEAST_PATIENCE: Final = 6.0
+"""In a run with one it waits for this part, or so many seconds, which are twice what the shrinking of one may take."""
 
 
 class Waiting(NamedTuple):
@@ -26,6 +32,8 @@ class Waiting(NamedTuple):
     beside: bool = False
     others: frozenset[Which] = frozenset()
     """The failures of its class that other shards had found before it, one of which it may be."""
+    until: float = 0.0
+    """When it waits no longer, a time of ``time.monotonic``."""
 
 
 class WaitingFailures:
@@ -45,20 +53,25 @@ class WaitingFailures:
         elif event.shard != self._shard and event.followed and not event.saved:
             self._elsewhere[which] = class_of(event.counterexample.verdict)
 
-    def takes(self, waiting: Waiting) -> bool:
-        """Return whether a failure waits from now on, because other shards are following some of its class."""
+    def takes(self, waiting: Waiting, max_time: float) -> bool:
+        """Return whether a failure of a run of ``max_time`` seconds waits from now on, as others follow its class."""
         name = waiting.failure.failure_class
         others = frozenset(which for which, other in self._elsewhere.items() if other == name)
         if others:
-            self._waiting.append(waiting._replace(others=others))
+            seconds = min(PATIENCE, max(LEAST_PATIENCE, PATIENT_PART * max_time))
+            self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
         return bool(others)
 
+    @property
+    def full(self) -> bool:
+        """Whether the search should wait too."""
+        return len(self._waiting) >= MOST_WAITING
+
     def leaving(self, *, all_of_them: bool) -> Iterator[Waiting]:
-        """Yield the failures that wait no longer: all, else those that wait for none, and the first of too many."""
+        """Yield the failures that wait no longer: all, else those whose others have ended, or whose patience has."""
         waiting, self._waiting = self._waiting, []
-        for number, each in enumerate(waiting):
-            too_many = len(waiting) > MOST_WAITING and number == 0
-            if all_of_them or too_many or each.others.isdisjoint(self._elsewhere):
+        for each in waiting:
+            if all_of_them or each.others.isdisjoint(self._elsewhere) or each.until < time.monotonic():
                 yield each
             else:
                 self._waiting.append(each)

@@ -29,7 +29,7 @@ from fuzz_attn.engine.events import (
     Told,
     no_news,
 )
-from fuzz_attn.engine.failures import life, records, reduction
+from fuzz_attn.engine.failures import life, records, reduction, waiting
 from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
@@ -684,8 +684,9 @@ def test_another_bug_of_its_class_is_followed_after_that(tmp_path: Path, ended: 
 
 @pytest.mark.parametrize("bug", [wrong(lambda case: case.sinks is not None), wrong(lambda case: case.softcap)])
 def test_what_waits_is_followed_though_the_other_shard_never_tells(
-    bug: Bug, tmp_path: Path, ended: FailureChanged
+    bug: Bug, tmp_path: Path, ended: FailureChanged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
     run = Run(tmp_path, FakeWorker(bug), cases=100, news=Telling(ended, after=None))
     _, failure = run.failures
     assert failure.shrunk
