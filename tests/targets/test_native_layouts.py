@@ -36,7 +36,8 @@ STATED: dict[str, Any] = {"window": "keys", "scales": "tensor", "scale_direction
 
 def answered(tensors: AttentionTensors) -> list[torch.Tensor]:
     """Return the keys and values of each sequence that has rows to answer."""
-    store, found = Store(tensors), []
+    store = Store(tensors)
+    found: list[torch.Tensor] = []
     for sequence, (new, old) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
         if new and (not tensors.answers or tensors.answers[sequence]):
             first = tensors.visibility.first(old)
