@@ -70,27 +70,16 @@ LAYOUTS: Final[dict[str, Layout]] = {
 """Every layout that has a name."""
 
 
-def native_layout(family: Family) -> Layout:
-    """Return the layout in which the tensors of a family's cases already are."""
-    return LAYOUTS[native_layout_name(family)]
-
-
-def native_layout_name(family: Family) -> str:
-    """Return the name of the layout in which the tensors of a family's cases already are."""
-    return "split" if FAMILIES[family].cache is SPLIT else "rows"
-
-
-_FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS}
-"""The layouts in which the caches of every family can lie."""
+_FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS, "split": SPLIT}
+"""The format in which caches lie for each layout that has a name."""
 
 
 def format_of(layout: Layout | None, family: Family) -> CacheFormat | None:
     """Return the format in which the caches of a family's cases lie for a target with this layout.
 
-    None for a layout that they cannot have, of which a call needs a copy; the family's own where none is stated.
+    None for a pattern of one's own, of which a call gets a copy; the family's own where no layout is stated.
     """
-    native = native_layout(family)
-    if layout is None or (layout.keys, layout.values) == (native.keys, native.values):
+    if layout is None:
         return FAMILIES[family].cache
-    pairs = ((LAYOUTS[name], each) for name, each in _FORMATS.items())
-    return next((each for other, each in pairs if (other.keys, other.values) == (layout.keys, layout.values)), None)
+    named = ((LAYOUTS[name], each) for name, each in _FORMATS.items())
+    return next((each for other, each in named if (other.keys, other.values) == (layout.keys, layout.values)), None)

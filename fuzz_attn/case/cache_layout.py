@@ -85,7 +85,7 @@ class CacheFormat:
         return {**keys, "cache_dim": dim}, values
 
     def piece(self, dtype: DTypeName) -> int:
-        """Return ``x``, the elements of a key that lie together; a head size must be a multiple of it."""
+        """Return ``x``, the elements of a key that lie together; of a head size that is no multiple of it, all do."""
         return max(1, self.piece_bytes // DTYPES[dtype].bytes)
 
     def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:
@@ -95,6 +95,7 @@ class CacheFormat:
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
         if self.is_split:
             piece, (chunk, slot, dim) = strides.key_piece or self.piece(dtype), _inner_paddings(strides)
+            piece = heads.head_size if heads.head_size % piece else piece
             shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
             keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
             shape_of_values = heads.num_kv_heads, heads.head_size, block_size

@@ -45,7 +45,7 @@ def answered(tensors: AttentionTensors) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("stored_as", [ROWS, HEADS, SLOTS], ids=["rows", "heads", "slots"])
+@pytest.mark.parametrize("stored_as", [ROWS, HEADS, SLOTS, SPLIT], ids=["rows", "heads", "slots", "split"])
 @settings(max_examples=25)
 @given(case=st.sampled_from(sorted(FAMILIES)).flatmap(lambda family: cases(Domain(family=family))))
 def test_every_format_has_the_same_keys_and_values(stored_as: CacheFormat, case: AttentionCase) -> None:
@@ -125,15 +125,19 @@ def test_heads_may_come_first_or_last_in_memory() -> None:
         ("rows", "unified", ROWS),
         ("heads_first", "unified", HEADS),
         ("slots", "unified", SLOTS),
-        ("split", "unified", None),
+        ("split", "unified", SPLIT),
         ("rows", "context", ROWS),
         ("split", "context", SPLIT),
     ],
 )
 def test_pages_far_into_a_cache_are_promised_in_native_layouts(
-    layout: str, family: Family, native: CacheFormat | None
+    layout: str, family: Family, native: CacheFormat
 ) -> None:
     assert format_of(LAYOUTS[layout], family) is native
-    roles = {"q": "query"}
-    promised = domain_of(Binding(family=family, roles=roles, layout=layout)).allows("large_offsets")
-    assert promised == (native is not None)
+    assert domain_of(Binding(family=family, roles={"q": "query"}, layout=layout)).allows("large_offsets")
+
+
+def test_a_pattern_of_ones_own_is_a_copy_without_far_pages() -> None:
+    mine = Layout("head block dim slot", "head block dim slot")
+    assert format_of(mine, "unified") is None
+    assert not domain_of(Binding(family="unified", roles={"q": "query"}, layout=mine)).allows("large_offsets")
