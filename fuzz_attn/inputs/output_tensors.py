@@ -17,8 +17,8 @@ class OutputTensor:
 
     The problem has results for a ``region`` of it, given as torch's indexing takes it: slices, or indices of a
     scattered place such as the slots of a cache. ``axes`` are the names of the region's axes; the judge tells rows by
-    ``token``, ``head`` and ``column``. A target must write what of the region is ``live``, bool that broadcasts to it,
-    or None for everything. All other elements of the tensor must keep their bits.
+    ``token``, ``head`` and ``column``. Indices name no element twice. A target must write what of the region is
+    ``live``, bool that broadcasts to it, or None for everything. All other elements must keep their bits.
     """
 
     tensor: torch.Tensor
