@@ -7,6 +7,7 @@ parentheses share a dimension. ``dim`` is the head size, or in pieces of 16 byte
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final, TypeAlias
 
 from fuzz_attn.case.cache_layout import HEADS, ROWS, SLOTS, SPLIT, CacheFormat
@@ -74,6 +75,7 @@ _FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS, "split": 
 """The format in which caches lie for each layout that has a name."""
 
 
+@cache
 def format_of(layout: Layout | None, family: Family) -> CacheFormat | None:
     """Return the format in which the caches of a family's cases lie for a target with this layout.
 

@@ -109,12 +109,13 @@ class CacheFormat:
 
         Slots lie in the order of the axes, unless ``strides.cache`` says that heads come first: then in the other one.
         """
-        row, count, by_heads = heads.head_size + padding, heads.num_kv_heads, self.head_axis < self.slot_axis
-        by_heads = by_heads != (strides.cache == "heads_first")
+        row, count, heads_outside = heads.head_size + padding, heads.num_kv_heads, self.head_axis < self.slot_axis
+        by_heads = heads_outside != (strides.cache == "heads_first")
         slot, head = (row, block_size * row) if by_heads else (count * row, row)
-        sizes, steps = {self.slot_axis: block_size, self.head_axis: count}, {self.slot_axis: slot, self.head_axis: head}
-        shape, inner = ((each[1], each[2]) for each in (sizes, steps))
-        return Page((*shape, heads.head_size), (*inner, 1), block_size * count * row)
+        elements = block_size * count * row
+        if heads_outside:
+            return Page((count, block_size, heads.head_size), (head, slot, 1), elements)
+        return Page((block_size, count, heads.head_size), (slot, head, 1), elements)
 
 
 def _has_two_allocations(strides: Strides) -> bool:
