@@ -117,7 +117,7 @@ _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
     "horde": _NEXT_IN_MANY,
 }
 _BOOLEANS = sampled_from((False, True))
-_SERVED = sampled_from((False,) * 9 + (True,) * 11)
+_SERVED = sampled_from((False, True))
 _DECODED = sampled_from((False, True, True, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
