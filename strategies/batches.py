@@ -138,11 +138,11 @@ def batches(
 
     Batches are prefill, decode, chunked prefill with a context, or all mixed, with empty sequences anywhere where the
     domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
-    one query token each. All lengths up to 17 are likely; longer ones lie around multiples of the page, the tiles, the
-    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a
-    ``campaign``, which shrinks cases as data, more than half of the batches of the keys of served models are as
-    schedulers make them (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would
-    give up on them.
+    one query token each, and its empty sequences are decodes of length 0. All lengths up to 17 are likely; longer ones
+    lie around multiples of the page, the tiles, the q-block and the segments.
+    :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a ``campaign``, which shrinks cases as
+    data, half of the batches of the keys of served models are as schedulers make them
+    (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would give up on them.
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
@@ -164,13 +164,15 @@ def _batches(
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, **size._asdict())
     queries, contexts = _lengths(key, single, domain.tile_sizes, "vast" if kind == "convoy" else kind)
     total = draw(_BOOLEANS)
-    empty = domain.allows("empty_sequences") and not single
+    empty = domain.allows("empty_decodes" if single else "empty_sequences")
     steps = _steps(kind, empty)
     sequences: list[Sequence] = []
     step = draw(_opening(empty))
     most = draw(_MANY) if kind == "many" and campaign else _MOST.get(kind, MAX_SEQUENCES)
     while step != _Step.STOP:
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
+        if single and step == _Step.EMPTY:
+            sequence = Sequence(1, -1)
         sequences.append(sequence)
         budget.spend(sequence)
         # Drawn even if nothing can follow: shrinking a key raises the budget and must not need more choices.

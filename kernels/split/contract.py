@@ -44,7 +44,10 @@ NEW_TOKEN_FREEDOMS = {
 }
 """The same for launchers that take the keys and values of the new tokens."""
 
-DECODE_FREEDOMS = {"no_starts": "None for the starts of the queries"}
+DECODE_FREEDOMS = {
+    "no_starts": "None for the starts of the queries",
+    "length_of_zero": "without filter_by_query_len, sequences of length 0, whose rows of the output are left alone",
+}
 """The same for paged decode."""
 
 _REQUIRED = ("query", "output", "key_cache", "value_cache", "block_table", "seq_lens")

@@ -97,6 +97,7 @@ SHOWS: dict[str, Callable[[AttentionCase], object]] = {
     "new_token_rows": lambda c: c.form.extra_new_rows and c.num_tokens,
     "new_value_strides": lambda c: c.strides.new_value_token or c.strides.new_value_head,
     "stale_cache": lambda c: c.stale_cache,
+    "length_of_zero": lambda c: any(s.seq_len == 0 and s.query_len == 1 for s in c.sequences),
     "no_starts": lambda c: not c.form.query_starts and not c.filter_by_query_len,
 }
 """Whether a case uses a freedom, by the freedom's name in the contracts."""
