@@ -32,7 +32,8 @@ class Rows:
     @cached_property
     def position(self) -> Integers:
         """Position of each query token in its sequence ``[num_tokens]``; that of a decode of length 0 is 0."""
-        return _ramp(self.query) + self.context.clip(min=0).repeat(self.query)
+        first: Integers = np.maximum(self.context, 0)
+        return _ramp(self.query) + first.repeat(self.query)
 
     @cached_property
     def first(self) -> Integers:
