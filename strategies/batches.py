@@ -61,7 +61,7 @@ _SIZES: Final[dict[Kind, _Size]] = {
     "prompt": _Size(MAX_TIMES),
     "many": _Size(MOST_TIMES, CROWD_TOKENS, LONG_CACHE_ELEMENTS, SURGE_PRODUCTS),
     "horde": _Size(MOST_TIMES, CROWD_TOKENS, LONG_CACHE_ELEMENTS, SURGE_PRODUCTS),
-    "chunk": _Size(CHUNK_TIMES, RARE_TOKENS),
+    "chunk": _Size(CHUNK_TIMES, RARE_TOKENS, products=SURGE_PRODUCTS),
     "surge": _Size(MOST_TIMES, MOST_TOKENS, products=SURGE_PRODUCTS),
     "vast": _Size(MOST_TIMES, cached=LONG_CACHE_ELEMENTS),
     "convoy": _Size(MOST_TIMES, cached=LONG_CACHE_ELEMENTS),
@@ -90,7 +90,7 @@ FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11)
 SURGES = sorted(
     (400, 511, 512, 513, 600, 700, 850, 1_000, *(*around(2**10), 1_030, 1_100) * 3, 1_300, 1_700, *around(2**11))
 )
-CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
+CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300, 384, 385, 450, 511, 512, 513, 600)
 COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
@@ -118,7 +118,7 @@ _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
 }
 _BOOLEANS = sampled_from((False, True))
 _SERVED = sampled_from((False, True))
-_DECODED = sampled_from((False, True, True, True, True, True))
+_DECODED = sampled_from((False, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)

@@ -31,7 +31,7 @@ MAX_SHARE = 0.6
 """The share of the remaining budget that one sequence may take, so that others can follow it."""
 
 MAX_TOKENS = 72
-RARE_TOKENS = 320
+RARE_TOKENS = 640
 CROWD_TOKENS = 1_400
 """The most tokens of hundreds of sequences, each of a few keys."""
 MOST_TOKENS = 4096
