@@ -31,7 +31,7 @@ MAX_SHARE = 0.6
 """The share of the remaining budget that one sequence may take, so that others can follow it."""
 
 MAX_TOKENS = 72
-RARE_TOKENS = 640
+RARE_TOKENS = 320
 CROWD_TOKENS = 1_400
 """The most tokens of hundreds of sequences, each of a few keys."""
 MOST_TOKENS = 4096
@@ -128,9 +128,11 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
     return max(16, rows) // num_queries_per_kv
 
 
-def affords_surge(key: CompileKey, num_kv_heads: int) -> bool:
-    """Return whether a prompt of more than 1,024 tokens has at most ``SURGE_PRODUCTS``."""
-    return SURGE_TOKENS**2 * num_kv_heads * key.num_queries_per_kv * (key.head_size + SCORE) <= SURGE_PRODUCTS
+def affords_surge(key: CompileKey, num_kv_heads: int, tokens: int) -> bool:
+    """Return whether a prompt of so many tokens has at most ``SURGE_PRODUCTS``, and not too many elements of q."""
+    num_heads = num_kv_heads * key.num_queries_per_kv
+    few = tokens * num_heads * key.head_size <= MAX_QUERY_ELEMENTS
+    return few and tokens**2 * num_heads * (key.head_size + SCORE) <= SURGE_PRODUCTS
 
 
 def budget_for(
