@@ -573,6 +573,7 @@ class FailureLives:
             known = self.known.matching(order, verdict, there=failure.there)
             if known is not None:
                 self._end_as(failure, known)
+                self._show_here_too(known, failure)
                 return
         self._reduce(failure, share)
         self._settle(failure)
