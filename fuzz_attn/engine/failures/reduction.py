@@ -596,7 +596,7 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
     without rows that only pad the output. None for another failure, or where the case shows no such store.
     """
     case = failure.found.case
-    if failure.failure_class != WRITTEN_OUTSIDE:
+    if not failure.failure_class.startswith(WRITTEN_OUTSIDE):
         return None
     form = msgspec.structs.replace(case.form, extra_output_rows=0)
     order = changed(Order(case), partial(replace, padded_tokens=0, form=form))
