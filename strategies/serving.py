@@ -12,10 +12,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from hypothesis import strategies as st
 
 from fuzz_attn.case import serving
+from fuzz_attn.case.aspects import COMPILED_FEATURES
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.features import COMPILED_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.serving import FEWEST_NEW_TOKENS, FEWEST_SEQUENCES, LEAST_CONTEXT, LEAST_KEYS
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes

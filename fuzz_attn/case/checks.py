@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fuzz_attn.case.aspects import first_feature_beyond
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.features import first_feature_beyond
 from fuzz_attn.case.parts import DTypes, FarAxis, Scales, Strides
 from fuzz_attn.errors import CaseError
 
@@ -20,9 +20,6 @@ MAX_OFFSET_ELEMENTS: Final = 2**33
 
 MAX_FAR_ELEMENTS: Final = 2**22
 """How many elements of a tensor that is far along an axis may have memory, what is around them included."""
-
-LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
-"""Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
 
 SMALLEST_NUMBER, LARGEST_NUMBER = 2.0**-126, 2.0**126
 """Bounds of scales and soft caps: in float32, which kernels get, they and their reciprocals are normal."""
@@ -41,7 +38,7 @@ def inexpressible(case: CaseFields, family: Family) -> str:
     interface, heads = FAMILIES[family], case.heads
     feature = first_feature_beyond(case, family)
     if feature:
-        return f"family={family!r} has no {feature.name} ({feature.words})"
+        return f"family={family!r} has no {feature.feature} ({feature.words})"
     pieces = interface.cache.piece(case.dtypes.kv), case.strides.key_piece if interface.cache.piece_bytes else 0
     for piece in filter(None, pieces):
         if heads.head_size % piece:

@@ -6,9 +6,9 @@ import zlib
 
 import msgspec
 
+from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature, compiled_features, fp8_features
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.families import Family, Feature
-from fuzz_attn.case.features import COMPILED_FEATURES, compiled_features, fp8_features
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints
 from fuzz_attn.case.plain import Plain, Positive
 

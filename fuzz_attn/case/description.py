@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import Feature, words_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
-from fuzz_attn.case.families import FAMILIES, SIMPLEST, Feature
-from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.families import FAMILIES, SIMPLEST
 from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import AlibiRecipe, Override, PoisonRecipe, QQBiasRecipe, SinkRecipe
@@ -76,7 +76,7 @@ def _visibility(case: AttentionCase) -> Iterator[Line]:
 
 
 def _family(case: AttentionCase) -> Iterator[Line]:
-    flags = [feature.words for feature in CASE_FEATURES if feature.name in _FLAGS and feature.present(case)]
+    flags = words_of([name for name in _FLAGS if getattr(case, name)])
     if case.family != SIMPLEST:
         yield "family", ", ".join([FAMILIES[case.family].words, *flags])
 

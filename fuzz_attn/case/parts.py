@@ -100,6 +100,10 @@ class PageLayout(Plain, frozen=True):
     first_block: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
+LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
+"""Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
+
+
 class Strides(Plain, frozen=True):
     """How the tensors lie in memory. Paddings are in elements and hold poison.
 

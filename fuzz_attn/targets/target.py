@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Family, Feature
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors

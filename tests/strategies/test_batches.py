@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import ALL_FEATURES
 from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_MANY, SURGES, VAST_KEYS, batches
 from fuzz_attn.strategies.compile_keys import key_pool

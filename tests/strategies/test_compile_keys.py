@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import is_mixed
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.features import is_mixed
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.compile_keys import MIXED_KEYS, compile_keys, key_pool
 from fuzz_attn.strategies.dtypes import mixed_dtypes

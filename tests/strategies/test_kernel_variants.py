@@ -7,10 +7,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.engine import schedule
@@ -118,7 +119,7 @@ def test_a_round_has_no_other_keys_than_its_own(family: Family) -> None:
 
 def test_a_domain_without_freedoms_has_only_the_types_of_published_kernels() -> None:
     drawn = KernelVariant("float64", "float16", "float64", False, 2)
-    plain = Domain(features=FAMILIES["paged"].features - UNPUBLISHED_FEATURES, family="paged")
+    plain = Domain(features=FEATURES_OF["paged"] - UNPUBLISHED_FEATURES, family="paged")
     assert drawn.within(plain) == USUAL
     assert drawn._replace(sinks="bfloat16").within(plain).sinks == "bfloat16"
     assert drawn.within(load_target("unified").domain) == drawn._replace(key_piece=0)

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from fuzz_attn.case.aspects import core
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.traits import core
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.explainer import Explainer
