@@ -68,7 +68,8 @@ class Aspect(NamedTuple):
 
     A ``feature`` needs the ``roles`` of a binding, of several sets one, and exists in some ``families``. One that
     ``identifies`` belongs to signatures of failures and to statistics. What is not ``published`` no published signature
-    promises: a target must declare it. A ``virtual`` one is of addresses that mostly have no memory.
+    promises: a target must declare it. A ``virtual`` one is of addresses that mostly have no memory. In a
+    description, ``line`` names that of its recipe, if not its words.
     """
 
     words: str
@@ -89,6 +90,7 @@ class Aspect(NamedTuple):
     published: bool = True
     virtual: bool = False
     roles: tuple[str, ...] = ()
+    line: str = ""
 
     def present(self, case: CaseFields) -> bool:
         """Return whether a case is more than the simplest one here."""
@@ -281,10 +283,10 @@ ODDITIES: Final = (
     _feature("window", "sliding window", form=8, tried=_WINDOWS, compiled=True,
              roles=("window", "window_left window_right")),
     _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True, families=_UNIFIED, roles=("softcap",)),
-    _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, roles=("alibi_slopes",)),
+    _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, roles=("alibi_slopes",), line="ALiBi"),
     _when("unusual slopes", lambda case: case.alibi not in (None, AlibiRecipe()), {"alibi": AlibiRecipe()}),
     _feature("qq_bias", "bias between new tokens", form=QQBiasRecipe(), compiled=True, families=_UNIFIED,
-             roles=("qq_bias",)),
+             roles=("qq_bias",), line="qq-bias"),
     _when("unusual bias", lambda case: case.qq_bias not in (None, QQBiasRecipe()), {"qq_bias": QQBiasRecipe()}),
     _feature("sinks", "sinks", form=SinkRecipe(), compiled=True, roles=("sinks",)),
     _when("unusual sinks", lambda case: case.sinks not in (None, SinkRecipe()), {"sinks": SinkRecipe()}),
@@ -447,6 +449,9 @@ FEATURES_OF: Final = {
 
 COMPILED_FEATURES: Final = tuple(name for name, aspect in FEATURES.items() if aspect.key)
 """The features that kernels are compiled for; each is a field of the compile key."""
+
+RECIPES: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, False) is None)
+"""The features that are recipes of a case."""
 
 _IDENTIFYING: Final = tuple((name, aspect.value) for name, aspect in FEATURES.items() if aspect.identifies)
 _VALUES: Final = tuple((name, aspect.value) for name, aspect in FEATURES.items())

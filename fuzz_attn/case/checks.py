@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fuzz_attn.case.aspects import first_feature_beyond
+from fuzz_attn.case.aspects import RECIPES, first_feature_beyond
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
@@ -178,10 +178,10 @@ def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     if launch.path == "3d":
         padded_head = 1 << (heads.head_size - 1).bit_length()
         yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head
-    if case.qq_bias is not None:
-        live = max(1, case.max_query_len)
-        columns = live + max(0, case.qq_bias.extra_columns) + case.qq_bias.row_padding
-        yield "qq_bias", (live + case.qq_bias.extra_rows) * (live + columns) * case.qq_bias.step
+    for name in RECIPES:
+        recipe = getattr(case, name)
+        if recipe is not None:
+            yield name, recipe.elements(case.sequences)
 
 
 def _cache_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
