@@ -37,7 +37,7 @@ STRUCTS = sorted(
         member
         for module in (attention_case, compile_key, parts, recipes)
         for member in vars(module).values()
-        if inspect.isclass(member) and issubclass(member, Plain) and member not in (Plain, CaseFields)
+        if inspect.isclass(member) and issubclass(member, Plain) and member not in (Plain, CaseFields, recipes.Recipe)
     },
     key=lambda struct: struct.__name__,
 )
