@@ -64,7 +64,8 @@ class Aspect(NamedTuple):
     tries, the simplest first. Being above one of the ``levels`` is a trait too, which ``above`` names.
 
     ``refused`` says whether a target may refuse a case for it, under another name where it is a text; a ``growing`` one
-    is a size that a target may limit. ``key`` is the field of the compile key that holds its value.
+    is a size that a target may limit. ``key`` is the field of the compile key that holds its value, and ``bounds`` that
+    of a domain which bounds it.
 
     A ``feature`` needs the ``roles`` of a binding, of several sets one, and exists in some ``families``. One that
     ``identifies`` belongs to signatures of failures and to statistics. What is not ``published`` no published signature
@@ -84,6 +85,7 @@ class Aspect(NamedTuple):
     refused: bool | str = False
     growing: bool = False
     key: str = ""
+    bounds: str = ""
     feature: Feature | None = None
     families: tuple[Family, ...] = get_args(Family)
     identifies: bool = True
@@ -387,12 +389,13 @@ KINDS: Final = (
     _length("pages of a sequence", lambda case: -(-case.max_seq_len // case.pages.block_size), changes.with_one_page,
             above="more than {} pages", levels=(1,)),
     _size("grouped heads", "heads.num_queries_per_kv", tried=_GROUPS, refused="query heads for each KV head",
-          above="more than {} query heads for each KV head", levels=(16,), key="num_queries_per_kv"),
+          above="more than {} query heads for each KV head", levels=(16,),
+          key="num_queries_per_kv", bounds="group_sizes"),
     _size("head size", "heads.head_size", with_head_size, tried=_SIZES, refused=True,
-          above="heads larger than {}", levels=(64, 128), key="head_size", trait=False),
+          above="heads larger than {}", levels=(64, 128), key="head_size", bounds="head_sizes", trait=False),
     *_block_traits("head", "heads.head_size", with_head_size),
     _size("page size", "pages.block_size", tried=_SIZES, also=changes.with_page_size, refused=True,
-          above="pages larger than {}", levels=(64,), key="block_size", trait=False),
+          above="pages larger than {}", levels=(64,), key="block_size", bounds="block_sizes", trait=False),
     *_block_traits("page", "pages.block_size", changes.with_block_size),
     Aspect("type", lambda case: case.dtypes, changes.with_dtypes, DTypes(), refused=True, trait=False, key="dtypes"),
 )  # fmt: skip

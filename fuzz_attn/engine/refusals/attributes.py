@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from fuzz_attn.case.aspects import ASPECTS, Aspect
 from fuzz_attn.case.case_fields import CaseFields
@@ -28,7 +28,7 @@ ATTRIBUTES: Final = tuple(sorted((aspect for aspect in ASPECTS if aspect.refused
 BY_NAME: Final = {aspect.refused_as: aspect for aspect in ATTRIBUTES}
 
 
-def values_within(attribute: Aspect, domain: Domain) -> tuple[Value, ...]:
+def values_within(attribute: Aspect, domain: Domain) -> tuple[Any, ...]:
     """Return the values of an attribute worth trying in a domain, the simplest first.
 
     Those that are not tables have only the simplest: no target requires more sequences, or that some are skipped.
@@ -39,7 +39,7 @@ def values_within(attribute: Aspect, domain: Domain) -> tuple[Value, ...]:
 
 def simplest(attribute: Aspect, domain: Domain) -> Value:
     """Return the simplest value of an attribute in a domain."""
-    return values_within(attribute, domain)[0]
+    return cast(Value, values_within(attribute, domain)[0])
 
 
 def values_of(case: CaseFields) -> tuple[Value, ...]:
