@@ -99,7 +99,7 @@ def _cases(
     domain: Domain,
     keys: st.SearchStrategy[CompileKey],
     strides: st.SearchStrategy[Strides],
-    features: Mapping[str, st.SearchStrategy[Any]],
+    features: Mapping[Feature, st.SearchStrategy[Any]],
     batch: tuple[Sequence, ...] | None,
     variants: int | None,
     form: KernelForm | None,
@@ -133,9 +133,9 @@ def _cases(
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
     equal = max((sequence.seq_len for sequence in sequences), default=0) > draw(_EQUAL_ABOVE)
     segments = key.launch.num_segments > 1
-    cap = drawn["softcap"] if key.softcap else 0.0
+    cap = drawn["softcap"] if key.has("softcap") else 0.0
     recipes = score_recipes(
-        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=equal
+        window=key.has("window"), softcap=cap, sinks=key.has("sinks"), segments=segments, one_byte=one_byte, long=equal
     )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
     uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
@@ -158,10 +158,10 @@ def _cases(
         heads=heads,
         dtypes=key.dtypes,
         launch=key.launch,
-        filter_by_query_len=key.filter_by_query_len,
+        filter_by_query_len=key.has("filter_by_query_len"),
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
-        window=window if key.window else 0,
+        window=window if key.has("window") else 0,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
@@ -178,7 +178,7 @@ def _cases(
         scales=_showing(draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)), equal),
         overrides=draw(overrides(sequences=sequences, heads=heads)),
         form=replace(draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL, query_starts=variant.query_starts),
-        **{name: term for name, term in drawn.items() if getattr(key, name)},
+        **{name: term for name, term in drawn.items() if key.has(name)},
     )
     return with_far_axes(case, far) if far else case
 

@@ -105,8 +105,8 @@ def supported_keys(key: CompileKey, domain: Domain) -> Iterator[CompileKey]:
 
 def _without(key: CompileKey, feature: Feature, domain: Domain) -> Iterator[CompileKey]:
     """Yield the key without one feature; one of types leaves it with the most similar types of the domain."""
-    if feature in COMPILED_FEATURES:
-        yield msgspec.structs.replace(key, **{feature: False})
+    if key.has(feature):
+        yield msgspec.structs.replace(key, compiled=tuple(each for each in key.compiled if each != feature))
         return
     fewer = fp8_features(key.dtypes) - {feature}
     found = [each for each in (*plain_dtypes(domain), *fp8_dtypes(domain)) if fp8_features(each) <= fewer]
@@ -155,7 +155,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and key.launch.num_stages in stage_counts(domain=domain)
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
-    known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in COMPILED_FEATURES}
+    known["compiled"] = all(map(domain.allows, key.compiled))
     known["features"] = domain.excludes(key.features) is None
     for name, allowed in known.items():
         if not allowed:
@@ -329,7 +329,9 @@ def values_of_key(key: CompileKey) -> Values:
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
     chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
     options = {name: number for name, number in chosen.items() if number}
-    return {**msgspec.structs.asdict(key), "launch": launch, "tile_size": hints.tile_size, **options}
+    flags: Values = {name: key.has(name) for name in COMPILED_FEATURES}
+    fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in ("compiled", "launch")}
+    return {**fields, **flags, "launch": launch, "tile_size": hints.tile_size, **options}
 
 
 def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
@@ -337,7 +339,8 @@ def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
     options = {name: fields.pop(name, 0) for name in ("num_warps", "num_stages")}
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile, **options)
-    return CompileKey(launch=hints, **fields)
+    compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name))
+    return CompileKey(launch=hints, compiled=compiled, **fields)
 
 
 def _complexity(key: CompileKey, axes: tuple[Axis, ...]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.domain import ALIBI_KINDS, Domain
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes, Scales, Sequence
@@ -180,7 +181,7 @@ def soft_caps() -> st.SearchStrategy[float]:
 
 
 @lru_cache(maxsize=64)
-def terms(domain: Domain) -> dict[str, st.SearchStrategy[Any]]:
+def terms(domain: Domain) -> dict[Feature, st.SearchStrategy[Any]]:
     """Return the strategy of each compiled feature of a domain that is one field of a case and follows from no other.
 
     A case has a feature where its compile key says so. A new feature is one more entry, the last.

@@ -7,12 +7,12 @@ from functools import lru_cache
 from itertools import product
 from math import sqrt
 from random import Random
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
 from fuzz_attn.case import serving
-from fuzz_attn.case.aspects import COMPILED_FEATURES
+from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.families import FAMILIES
@@ -90,7 +90,7 @@ def _keys(domain: Domain) -> Iterator[CompileKey]:
             head_size=head_size,
             block_size=choices.one_of(pages),
             launch=_launch(choices, dtypes, domain),
-            **_features(choices, domain),
+            compiled=_features(choices, domain),
         )
 
 
@@ -108,13 +108,13 @@ def _types(domain: Domain) -> tuple[tuple[DTypes, ...], tuple[DTypes, ...]]:
     return tuple(half), tuple(each for each in small if each.kv != each.q)
 
 
-def _features(choices: _Choices, domain: Domain) -> dict[str, Any]:
+def _features(choices: _Choices, domain: Domain) -> tuple[Feature, ...]:
     """Return the compiled features of a key: mostly none or one."""
     allowed = tuple(name for name in COMPILED_FEATURES if domain.allows(name))
-    found: dict[str, Any] = {}
+    found = set[Feature]()
     while allowed and choices.happens(FEATURE):
-        found[choices.one_of(allowed)] = True
-    return found
+        found.add(choices.one_of(allowed))
+    return tuple(name for name in allowed if name in found)
 
 
 def _launch(choices: _Choices, dtypes: DTypes, domain: Domain) -> LaunchHints:
@@ -244,9 +244,9 @@ def _least(kind: str, price: _Price) -> float:
 def _kinds(key: CompileKey, decodes: bool, chunk: bool) -> st.SearchStrategy[Kind]:
     """Return a strategy of the kinds of batches that the kernels of a key do not skip, and that are not too large."""
     if FAMILIES[key.family].one_token_each:
-        return sampled_from(("decodes", "mixed") if key.filter_by_query_len else ("decodes",))
+        return sampled_from(("decodes", "mixed") if key.has("filter_by_query_len") else ("decodes",))
     kinds: list[Kind] = ["speculative", "speculative", "speculative", "mixed", "mixed", "mixed"]
-    kinds += ["decodes"] * (3 * (decodes and not key.filter_by_query_len))
+    kinds += ["decodes"] * (3 * (decodes and not key.has("filter_by_query_len")))
     kinds += ["chunk"] * (3 * chunk)
     return sampled_from(kinds)
 

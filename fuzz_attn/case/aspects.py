@@ -451,7 +451,7 @@ FEATURES_OF: Final = {
 """The features that the interface of each family can express."""
 
 COMPILED_FEATURES: Final = tuple(name for name, aspect in FEATURES.items() if aspect.key)
-"""The features that kernels are compiled for; each is a field of the compile key."""
+"""The features that kernels are compiled for, in the order in which a compile key names them."""
 
 RECIPES: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, False) is None)
 """The features that are recipes of a case."""
@@ -479,9 +479,9 @@ def all_features_of(case: CaseFields) -> frozenset[Feature]:
     return frozenset(name for name, present in _VALUES if present(case))
 
 
-def compiled_features(case: CaseFields) -> dict[Feature, bool]:
-    """Return whether the case has each feature that kernels are compiled for."""
-    return {name: FEATURES[name].value(case) for name in COMPILED_FEATURES}
+def compiled_features(case: CaseFields) -> tuple[Feature, ...]:
+    """Return the names of the features of the case that kernels are compiled for."""
+    return tuple(name for name in COMPILED_FEATURES if FEATURES[name].value(case))
 
 
 def first_feature_beyond(case: CaseFields, family: Family) -> Aspect | None:

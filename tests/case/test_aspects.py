@@ -142,16 +142,10 @@ def test_a_case_gets_each_value_that_a_probe_tries(attribute: Aspect) -> None:
 def test_what_is_compiled_are_the_fields_of_the_compile_key() -> None:
     compiled = {each.key: each for each in ASPECTS if each.key}
     assert set(values_in(Domain())) == set(compiled)
-    assert {*CompileKey.__struct_fields__, *LaunchHints.__struct_fields__} - {"family", "path", "num_segments"} == set(
-        compiled
-    )
+    fields = {*CompileKey.__struct_fields__, *LaunchHints.__struct_fields__, *COMPILED_FEATURES}
+    assert fields - {"family", "compiled", "path", "num_segments"} == set(compiled)
     for case in every_case():
         assert all(value_of_key(each, case.compile_key) == each.value(case) for each in compiled.values())
-
-
-def test_compiled_features_are_the_flags_of_the_compile_key() -> None:
-    flags = {name for name, default in CompileKey.__annotations__.items() if default in ("bool", bool)}
-    assert set(COMPILED_FEATURES) == flags
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -45,7 +45,7 @@ FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 PAGE = 16
 
 
-@pytest.mark.parametrize("key", [CompileKey(), CompileKey(qq_bias=True), key_pool(FULL)[-1]])
+@pytest.mark.parametrize("key", [CompileKey(), CompileKey(compiled=("qq_bias",)), key_pool(FULL)[-1]])
 def test_shrinks_towards_one_token(minimal: Any, key: CompileKey) -> None:
     assert minimal(batches(key=key)) == (Sequence(query_len=1),)
 

@@ -305,8 +305,8 @@ def test_sinks_beside_low_logits_are_as_low(drawn_cases: list[AttentionCase]) ->
 
 
 def test_keys_outside_of_the_domain_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"key\.sinks=True lies outside"):
-        cases(Domain(features=frozenset()), keys=[CompileKey(sinks=True)])
+    with pytest.raises(InvalidArgument, match=r"key\.compiled=\('sinks',\) lies outside"):
+        cases(Domain(features=frozenset()), keys=[CompileKey(compiled=("sinks",))])
 
 
 def test_few_cases_have_large_offsets(drawn_cases: list[AttentionCase]) -> None:
