@@ -157,7 +157,7 @@ def far_length(case: CaseFields, name: FarAxis) -> int:
         "block_table": len(case.sequences),
         "cache_slot": case.pages.block_size,
         "cache_head": heads.num_kv_heads,
-        "cache_dim": heads.head_size,
+        "cache_dim": heads.head_size_v,
         "bias_row": bias,
         "bias_column": bias,
     }
@@ -169,14 +169,14 @@ def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     heads, strides, launch = case.heads, case.strides, case.launch
     tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
     if FAMILIES[case.family].packs_new_keys:
-        row = heads.num_kv_heads * (heads.head_size + strides.new_head + strides.new_value_head)
+        row = heads.num_kv_heads * (max(heads.head_size, heads.head_size_v) + strides.new_head + strides.new_value_head)
         new_tokens = tokens + case.form.extra_new_rows
         yield "new_values", new_tokens * (row + strides.new_token + strides.new_value_token)
     yield "query", tokens * (query_heads * (heads.head_size + strides.q_head) + strides.q_token)
     output_rows = tokens + case.form.extra_output_rows
-    yield "output", output_rows * (query_heads * (heads.head_size + strides.out_head) + strides.out_token)
+    yield "output", output_rows * (query_heads * (heads.head_size_v + strides.out_head) + strides.out_token)
     if launch.path == "3d":
-        padded_head = 1 << (heads.head_size - 1).bit_length()
+        padded_head = 1 << (heads.head_size_v - 1).bit_length()
         yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head
     for name in RECIPES:
         recipe = getattr(case, name)

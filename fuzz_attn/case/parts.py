@@ -57,6 +57,11 @@ class HeadLayout(Plain, frozen=True):
     head_size: HeadSize = 16
 
     @property
+    def head_size_v(self) -> int:
+        """Elements of a value, and of the output of one head: as many as of a key."""
+        return self.head_size
+
+    @property
     def num_query_heads(self) -> int:
         """Heads of ``q`` and ``out``."""
         return self.num_kv_heads * self.num_queries_per_kv
