@@ -91,14 +91,10 @@ class CacheFormat:
             piece, (chunk, slot, dim) = strides.key_piece or self.piece(dtype), _inner_paddings(strides)
             shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
             keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
-            shape_of_values = heads.num_kv_heads, heads.head_size_v, block_size
+            shape_of_values = heads.num_kv_heads, heads.head_size, block_size
             values = _padded_page(shape_of_values, (strides.page_head, dim, 0), paddings[1])
         else:
-            sizes = heads.head_size, heads.head_size_v
-            keys, values = (
-                _page_of_rows((block_size, heads.num_kv_heads, size), strides, padding)
-                for size, padding in zip(sizes, paddings, strict=True)
-            )
+            keys, values = (_page_of_rows(heads, block_size, strides, padding) for padding in paddings)
         return CacheLayout(keys, values, strides.cache)
 
 
@@ -116,12 +112,11 @@ def _value_padding(strides: Strides) -> int:
     return strides.value_slot if _has_two_allocations(strides) else 0
 
 
-def _page_of_rows(shape: tuple[int, int, int], strides: Strides, padding: int) -> Page:
-    """Return a page ``[block_size, num_kv_heads, size]`` of rows with padding."""
-    block_size, count, size = shape
-    row = size + padding
+def _page_of_rows(heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:
+    """Return a page of rows ``[head_size]``, each with its padding."""
+    row, count = heads.head_size + padding, heads.num_kv_heads
     slot, head = (row, block_size * row) if strides.cache == "heads_first" else (count * row, row)
-    return Page(shape, (slot, head, 1), block_size * count * row)
+    return Page((block_size, count, heads.head_size), (slot, head, 1), block_size * count * row)
 
 
 def _padded_page(shape: tuple[int, ...], inner: tuple[int, ...], padding: int) -> Page:

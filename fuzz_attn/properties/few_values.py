@@ -121,7 +121,7 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     if block.values.shape[-2] < LONG or not factor:
         return None
     first = int(block.values.shape[-1] > 1)
-    shape = (-1, *block.queries.shape[1:2], *block.queries.shape[3:])
+    shape = (-1, *block.queries.shape[1:2], block.queries.shape[3], block.values.shape[-1])
     actual = tensors.output[: len(reference.expected)].double()
     error = (actual - reference.expected).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., first::2]
     sizes = block.value_sizes[..., first::2]
