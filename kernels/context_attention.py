@@ -3,6 +3,7 @@
 import torch
 
 from .common.launch import block_m_for, ceil_div
+from .common.rows import Tokens
 from .split.arguments import split_arguments
 from .split.call import SplitCall
 from .split.context_kernel import kernel_context_attention
@@ -120,12 +121,16 @@ def launch_context(call: SplitCall, *, skip_decode: bool) -> None:
     block_m = block_m_for(1, call.max_query_len)
     grid = (call.num_seqs, call.query.shape[1], ceil_div(call.max_query_len, block_m))
     kernel_context_attention[grid](
-        **split_arguments(call, block_m=block_m, is_decode=False),
-        new_keys_ptr=call.new_keys,
-        new_keys_stride_token=call.new_keys.stride(0),
-        new_keys_stride_head=call.new_keys.stride(1),
-        new_values_ptr=call.new_values,
-        new_values_stride_token=call.new_values.stride(0),
-        new_values_stride_head=call.new_values.stride(1),
+        **split_arguments(call, block_m=block_m, block_q=block_m, is_decode=False),
+        new_keys=Tokens(
+            ptr=call.new_keys,
+            stride_token=call.new_keys.stride(0),
+            stride_head=call.new_keys.stride(1),
+        ),
+        new_values=Tokens(
+            ptr=call.new_values,
+            stride_token=call.new_values.stride(0),
+            stride_head=call.new_values.stride(1),
+        ),
         SKIP_DECODE=skip_decode,
     )

@@ -88,6 +88,6 @@ def launch_decode(call: SplitCall, *, filter_by_query_len: bool) -> None:
     if not call.has_work:
         return
     kernel_paged_attention_2d[call.num_seqs, call.num_kv_heads](
-        **split_arguments(call, block_m=block_m_for(call.num_queries_per_kv), is_decode=True),
+        **split_arguments(call, block_m=block_m_for(call.num_queries_per_kv), block_q=1, is_decode=True),
         FILTER_BY_QUERY_LEN=filter_by_query_len,
     )

@@ -2,14 +2,14 @@
 
 import torch
 
-from .common.arguments import Arguments, output_arguments
-from .unified.arguments import attention_arguments, batch_arguments
+from .common.arguments import output_arguments
+from .unified.arguments import attention_arguments, batch_of, shared_arguments
 from .unified.call import UnifiedCall
 from .unified.contract import check_unified
 from .unified.kernel_2d import kernel_unified_attention_2d
 from .unified.kernel_3d import kernel_unified_attention_3d
 from .unified.launch import plan_launch, processors_of, segments_padded_for
-from .unified.segments import reduce_segments
+from .unified.segments import Partials, reduce_segments
 
 
 def unified_attention(
@@ -117,27 +117,34 @@ def launch_unified(call: UnifiedCall) -> None:
         num_segments=call.num_segments,
         tile_size=call.tile_size,
     )
-    batch, attention = batch_arguments(call, plan), attention_arguments(call, plan)
+    shared, attention = shared_arguments(call, plan), attention_arguments(call, plan)
     output = output_arguments(call.out, call.output_scale)
     grid = (plan.num_q_blocks, call.num_kv_heads)
     if plan.num_segments == 0:
-        kernel_unified_attention_2d[grid](**output, **attention, **batch)
+        kernel_unified_attention_2d[grid](**output, **attention, **shared)
         return
-    partials = partial_arguments(call, plan.num_segments, plan.head_size_padded)
-    kernel_unified_attention_3d[*grid, plan.num_segments](**partials, **attention, **batch)
+    segments = {
+        "partials": partials_of(call, plan.num_segments, plan.head_size_padded),
+        "num_query_heads": call.num_query_heads,
+        "NUM_SEGMENTS": plan.num_segments,
+    }
+    kernel_unified_attention_3d[*grid, plan.num_segments](**segments, **attention, **shared)
     reduce_segments[call.num_tokens, call.num_query_heads](
-        **partials, **output, **batch, NUM_SEGMENTS_PADDED=segments_padded_for(plan.num_segments)
+        **segments,
+        **output,
+        **shared,
+        batch=batch_of(call, None),
+        NUM_SEGMENTS_PADDED=segments_padded_for(plan.num_segments),
+        USE_WINDOW=attention["variant"].USE_WINDOW,
     )
 
 
-def partial_arguments(call: UnifiedCall, num_segments: int, head_size_padded: int) -> Arguments:
-    """Return the arguments about the segments' partial sums: scratch memory, which is not initialised."""
+def partials_of(call: UnifiedCall, num_segments: int, head_size_padded: int) -> Partials:
+    """Return scratch memory for the segments' partial sums, which is not initialised."""
     rows = (call.num_tokens, call.num_query_heads, num_segments)
     device = call.q.device
-    return {
-        "segm_output_ptr": torch.empty((*rows, head_size_padded), dtype=torch.float32, device=device),
-        "segm_max_ptr": torch.empty(rows, dtype=torch.float32, device=device),
-        "segm_expsum_ptr": torch.empty(rows, dtype=torch.float32, device=device),
-        "num_query_heads": call.num_query_heads,
-        "NUM_SEGMENTS": num_segments,
-    }
+    return Partials(
+        output_ptr=torch.empty((*rows, head_size_padded), dtype=torch.float32, device=device),
+        max_ptr=torch.empty(rows, dtype=torch.float32, device=device),
+        expsum_ptr=torch.empty(rows, dtype=torch.float32, device=device),
+    )

@@ -30,7 +30,7 @@ from fuzz_attn.engine.child.descendants import children_of, kill_with_descendant
 from fuzz_attn.engine.fork_server.fork import Fork, forked
 from fuzz_attn.engine.fork_server.request import worker_environment
 from fuzz_attn.engine.launch_clock import Delays, delays_of
-from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_LOST
+from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_FULL, DEVICE_LOST
 from fuzz_attn.engine.printed_output import PrintedOutput
 from fuzz_attn.errors import ProcessError
 from fuzz_attn.owners import without_callers
@@ -43,6 +43,7 @@ END_SECONDS: Final = 5.0
 """A process that has closed its connection has this much time to end."""
 
 _DEATHS: Final = {
+    DEVICE_FULL: "found no memory left on the GPU",
     DEVICE_LOST: "broke the device for its process",
     CONNECTION_LOST: "closed or replaced the file descriptors of its process",
 }

@@ -61,8 +61,8 @@ _INT32: Final = range(-(2**31), 2**31)
 _PLAIN: Final = frozenset({int, float, bool, type(None), torch.Tensor})
 """Classes of arguments that are no tuples and no constants besides None."""
 
-_COMPARED_BY_TEXT: Final = frozenset({float, tuple})
-"""Classes of constants that may be equal but differ: 0.0 and -0.0, (1,) and (True,)."""
+_COMPARED_BY_TEXT: Final = (float, tuple)
+"""Classes of constants that may be equal but differ: 0.0 and -0.0, (1,) and (True,), also in a NamedTuple."""
 
 
 def text_of(constant: Any) -> str:
@@ -161,7 +161,7 @@ class Binder:
             return self._form(values)
         constants = [values[name] for name in self._constants]
         types = (*map(type, constants), *kinds, *[getattr(value, "dtype", None) for value in leaves])
-        key = (types, tuple([text_of(value) if value.__class__ in _COMPARED_BY_TEXT else value for value in constants]))
+        key = (types, tuple([text_of(value) if isinstance(value, _COMPARED_BY_TEXT) else value for value in constants]))
         try:
             form = self._forms.get(key)
         except TypeError:  # a constant that has no hash
@@ -275,7 +275,7 @@ def _element_names(name: str, value: tuple[Any, ...]) -> list[str]:
 
 
 def _hashable(value: Any) -> object:
-    if value.__class__ in _COMPARED_BY_TEXT:
+    if isinstance(value, _COMPARED_BY_TEXT):
         return text_of(value)
     try:
         hash(value)

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-import triton.language as tl
 
 from .contract import FP8_DTYPES
+from .outputs import Output
 
-TRITON_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 MAX_POSITION = 2**31 - 1
 
 Arguments = dict[str, Any]
@@ -21,10 +20,6 @@ def kernel_window(window: int) -> int:
 def output_arguments(out: torch.Tensor, output_scale: torch.Tensor | None) -> Arguments:
     """Return the arguments about the output, for the kernel that writes it."""
     return {
-        "out_ptr": out,
-        "out_stride_token": out.stride(0),
-        "out_stride_head": out.stride(1),
-        "output_scale_ptr": output_scale,
-        "OUTPUT_LIMIT": torch.finfo(out.dtype).max,
-        "USE_FP8_OUTPUT": out.dtype in FP8_DTYPES,
+        "out": Output(ptr=out, stride_token=out.stride(0), stride_head=out.stride(1), scale_ptr=output_scale),
+        "OUTPUT_LIMIT": torch.finfo(out.dtype).max if out.dtype in FP8_DTYPES else None,
     }

@@ -18,47 +18,6 @@ MAX_HEAD_SIZE = 256
 MAX_QUERIES_PER_KV = 64
 
 
-FREEDOMS = {
-    "dense_q": "strides of tokens and heads of q and out",
-    "out_rows": "more rows in out than in q",
-    "table_rows": "more rows in the block table than sequences",
-    "table_stride": "any stride between the rows of the block table",
-    "far_q": "tokens or heads of q beyond 2^31 elements",
-    "far_out": "tokens or heads of out beyond 2^31 elements",
-    "far_slots": "slots of the caches beyond 2^31 elements",
-    "far_heads": "heads of the caches beyond 2^31 elements",
-    "far_table": "rows of the block table beyond 2^31 elements",
-    "padding_rows": "rows of q that belong to no sequence",
-    "no_sequence": "a batch without sequences",
-    "empty_sequences": "sequences without query tokens",
-    "out_dtype": "an output of another type than q's",
-    "fp8_out_kind": "an fp8 output of another kind than the caches",
-    "scales_of_zero": "scales of q, k and v of 0",
-    "negative_scales": "negative scales",
-    "softmax_scale_of_zero": "a softmax scale of 0",
-    "negative_softmax_scale": "a negative softmax scale",
-    "scalar_scales": "scales without dimensions",
-    "expanded_scales": "scales expanded with strides of 0",
-    "omitted_scales": "None for a scale of 1",
-    "float16_slopes": "slopes in float16",
-    "bfloat16_slopes": "slopes in bfloat16",
-    "float64_slopes": "slopes in float64",
-    "float16_sinks": "sinks in float16",
-    "bfloat16_sinks": "sinks in bfloat16",
-    "float64_sinks": "sinks in float64",
-    "largest_tile": "tiles of 128 keys",
-    "largest_head": "heads of 256 elements",
-    "largest_group": "64 query heads for each KV head",
-    "many_kv_heads": "8 KV heads and more",
-    "many_sequences": "more than 64 sequences",
-    "many_tokens": "128 query tokens of one sequence and more",
-    "many_pages": "1,024 pages and more",
-    "large_pages": "pages of 784 tokens and more",
-    "far_alibi": "slopes beyond 2,048 keys",
-}
-"""What the arguments of every launcher may be, beyond the plainest call. A harness should draw each of these."""
-
-
 class ContractError(ValueError):
     """An argument is outside of a launcher's contract."""
 

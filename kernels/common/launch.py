@@ -43,20 +43,14 @@ def smallest_dot_size(q_dtype: torch.dtype) -> int:
     return max(16, 32 // q_dtype.itemsize)
 
 
-def dot_dtypes_for(q_dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Return the operand dtypes of the two dot products, (query and key, weight and value).
-
-    fp8 values are exact in float16 and in bfloat16. Their products are then summed in full float32; Hopper's fp8 tensor
-    cores keep fewer bits. Weights are bfloat16 because its range keeps small weights in the sum.
-    """
-    if q_dtype.itemsize < 2:
-        return torch.float16, torch.bfloat16
-    return q_dtype, q_dtype
+def operand_bytes(q_dtype: torch.dtype) -> int:
+    """Return the bytes of an operand of a dot product: two at least, as the kernels multiply no fp8 values."""
+    return max(2, q_dtype.itemsize)
 
 
 def tile_size_for(head_size: int, q_dtype: torch.dtype, is_decode: bool) -> int:
     """Return the default number of keys in a tile: larger for prefill, smaller where a key takes many bytes."""
-    key_bytes = head_size_padded_for(head_size, q_dtype) * dot_dtypes_for(q_dtype)[0].itemsize
+    key_bytes = head_size_padded_for(head_size, q_dtype) * operand_bytes(q_dtype)
     if key_bytes > 512:
         return 16
     return 32 if is_decode or key_bytes > 256 else 64
@@ -65,5 +59,5 @@ def tile_size_for(head_size: int, q_dtype: torch.dtype, is_decode: bool) -> int:
 def compiler_options(block_m: int, head_size_padded: int, tile_size: int, q_dtype: torch.dtype) -> dict[str, int]:
     """Return num_warps and num_stages: more warps for large accumulators, as many stages as shared memory holds."""
     num_warps = 8 if block_m * head_size_padded >= 64 * 256 else 4
-    stage_bytes = 2 * tile_size * head_size_padded * dot_dtypes_for(q_dtype)[0].itemsize
+    stage_bytes = 2 * tile_size * head_size_padded * operand_bytes(q_dtype)
     return {"num_warps": num_warps, "num_stages": max(1, min(3, PIPELINE_BYTES // stage_bytes))}

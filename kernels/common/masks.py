@@ -18,7 +18,6 @@ class Visibility(NamedTuple):
     key_begin: tl.tensor  # scalar
     key_end: tl.tensor  # scalar
     window: tl.tensor  # scalar, a query sees this many keys, its own included
-    USE_WINDOW: tl.constexpr
 
 
 @triton.jit
@@ -43,7 +42,7 @@ def tile_range(key_begin, key_end, TILE_SIZE: tl.constexpr):
 
 
 @triton.jit
-def visibility_mask(position, key, visible):
+def visibility_mask(position, key, visible, USE_WINDOW: tl.constexpr):
     """Return [rows, keys], true where the query at absolute `position` [rows] sees `key` [keys].
 
     A loop over the context ends before the queries' own positions. Its last tile may contain later keys, which
@@ -52,6 +51,6 @@ def visibility_mask(position, key, visible):
     causal_limit = tl.minimum(position + 1, visible.key_end)
     # [rows, keys]
     mask = key[None, :] < causal_limit[:, None]
-    if visible.USE_WINDOW:
+    if USE_WINDOW:
         mask = mask & (position[:, None] - key[None, :] < visible.window)
     return mask

@@ -9,6 +9,43 @@ import triton
 import triton.language as tl
 
 
+class PagedCache(NamedTuple):
+    """The keys, or the values, of the unified family."""
+
+    ptr: tl.tensor  # [num_blocks, block_size, num_kv_heads, head_size]
+    stride_block: tl.tensor  # scalar
+    stride_slot: tl.tensor  # scalar
+    stride_head: tl.tensor  # scalar
+
+
+class SplitKeys(NamedTuple):
+    """The keys of a split cache; its last stride is 1."""
+
+    ptr: tl.tensor  # [num_blocks, num_kv_heads, head_size // X, block_size, X]
+    stride_block: tl.tensor  # scalar
+    stride_head: tl.tensor  # scalar
+    stride_chunk: tl.tensor  # scalar
+    stride_slot: tl.tensor  # scalar
+
+
+class SplitValues(NamedTuple):
+    """The values of a split cache; its last stride is 1."""
+
+    ptr: tl.tensor  # [num_blocks, num_kv_heads, head_size, block_size]
+    stride_block: tl.tensor  # scalar
+    stride_head: tl.tensor  # scalar
+    stride_dim: tl.tensor  # scalar
+
+
+class Scales(NamedTuple):
+    """The factor on the dot products, and the values of a stored fp8 1."""
+
+    softmax_scale: tl.tensor  # scalar
+    q_scale_ptr: tl.tensor  # [1] or None
+    k_scale_ptr: tl.tensor  # [1] or None
+    v_scale_ptr: tl.tensor  # [1] or None
+
+
 class Cache(NamedTuple):
     """Keys, or values: a paged cache in any layout, or a dense tensor [num_tokens, num_kv_heads, head_size]."""
 
@@ -29,7 +66,6 @@ class Pages(NamedTuple):
     kv_head: tl.tensor  # scalar
     first_key: tl.tensor  # scalar, where tile 0 begins
     first_slot: tl.tensor  # scalar
-    BLOCK_SIZE: tl.constexpr
 
 
 @triton.jit
@@ -39,11 +75,11 @@ def load_scale(scale_ptr):
 
 
 @triton.jit
-def load_kv_scales(k_scale_ptr, v_scale_ptr, USE_FP8_KV: tl.constexpr):
+def load_kv_scales(scales, USE_FP8_KV: tl.constexpr):
     """Return (k_scale, v_scale), the value of a stored 1. Both are 1 unless the cache is fp8."""
     if USE_FP8_KV:
-        k_scale = load_scale(k_scale_ptr)
-        v_scale = load_scale(v_scale_ptr)
+        k_scale = load_scale(scales.k_scale_ptr)
+        v_scale = load_scale(scales.v_scale_ptr)
     else:
         k_scale = 1.0
         v_scale = 1.0
@@ -57,14 +93,14 @@ def load_pages(block_table_row_ptr, key, key_mask, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def locate_keys(pages, key, key_mask):
+def locate_keys(pages, key, key_mask, BLOCK_SIZE: tl.constexpr):
     """Return (page, slot), int64, of each `key` [keys]. Consecutive tokens are slots of page 0."""
     if pages.block_table_row_ptr is None:
         page = tl.zeros_like(key).to(tl.int64)
         slot = pages.first_slot.to(tl.int64) + (key - pages.first_key)
     else:
-        page = load_pages(pages.block_table_row_ptr, key, key_mask, pages.BLOCK_SIZE)
-        slot = (key % pages.BLOCK_SIZE).to(tl.int64)
+        page = load_pages(pages.block_table_row_ptr, key, key_mask, BLOCK_SIZE)
+        slot = (key % BLOCK_SIZE).to(tl.int64)
     return page, slot
 
 

@@ -1,8 +1,7 @@
 """A block of query rows and its loop over the tiles of keys, shared by the kernels of all families.
 
-The jit functions pass NamedTuples: a body reads `keys.stride_slot`, and Triton flattens them before it compiles. A
-NamedTuple with a constexpr field is made inside of the call that takes it, because an assignment in a jit function
-turns constexprs into tensors.
+Launchers and jit functions pass NamedTuples: a body reads `keys.stride_slot`, and Triton flattens them before it
+compiles.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -20,22 +19,11 @@ from .softmax import Softmax, online_softmax_update, start_with_sinks
 
 
 class Factors(NamedTuple):
-    """The factors on dot products, and on stored keys and values where DEQUANTIZE."""
+    """The factors on dot products, and on stored keys and values that are dequantised."""
 
     score: tl.tensor  # scalar
     key: tl.tensor  # scalar
     value: tl.tensor  # scalar
-    DEQUANTIZE: tl.constexpr
-
-
-class Tiling(NamedTuple):
-    """The sizes of the tiles, and the operand dtypes of the dot products."""
-
-    BLOCK_M: tl.constexpr
-    TILE_SIZE: tl.constexpr
-    HEAD_SIZE_PADDED: tl.constexpr
-    QK_DTYPE: tl.constexpr
-    PV_DTYPE: tl.constexpr
 
 
 @triton.jit
@@ -67,19 +55,24 @@ def attend_tiles(
     pages,  # Pages
     factors,  # Factors
     scores,  # Scores
+    qq_bias,  # QQBias or None
     visible,  # Visibility
     rows,  # Rows
     dims,  # Dims
     first_tile,
     end_tile,
-    tiling,  # Tiling
+    tiling: tl.constexpr,  # Tiling
+    variant: tl.constexpr,  # Variant
+    PV_DTYPE: tl.constexpr,
+    DEQUANTIZE: tl.constexpr,
 ):
     """Return the Softmax after tiles [first_tile, end_tile), which begin at key `pages.first_key`.
 
-    For keys that no row sees, neither page nor key nor value is loaded. They may hold NaN, and 0 * NaN is NaN.
+    For keys that no row sees, neither page nor key nor value is loaded. They may hold NaN, and 0 * NaN is NaN. Keys
+    are multiplied in the dtype of `q_tile`, values in PV_DTYPE.
     """
     row_max, row_sum, output = softmax
-    if scores.USE_ALIBI:
+    if variant.USE_ALIBI:
         # [BLOCK_M]
         slope = tl.load(scores.alibi_slopes_ptr + rows.head, mask=rows.mask, other=0.0).to(tl.float32)
 
@@ -87,7 +80,7 @@ def attend_tiles(
         # [TILE_SIZE]
         key = pages.first_key + tile * tiling.TILE_SIZE + tl.arange(0, tiling.TILE_SIZE)
         key_mask = (key >= visible.key_begin) & (key < visible.key_end)
-        page, slot = locate_keys(pages, key, key_mask)
+        page, slot = locate_keys(pages, key, key_mask, variant.BLOCK_SIZE)
 
         # [HEAD_SIZE_PADDED, TILE_SIZE]
         key_offset = slot_offsets(keys, page, slot, pages.kv_head)
@@ -96,17 +89,19 @@ def attend_tiles(
             mask=dims.mask[:, None] & key_mask[None, :],
             other=0.0,
         )
-        k_tile = dequantize(k_tile, factors.key, tiling.QK_DTYPE, factors.DEQUANTIZE)
+        k_tile = dequantize(k_tile, factors.key, q_tile.dtype, DEQUANTIZE)
 
         # [BLOCK_M, TILE_SIZE]
         score = factors.score * tl.dot(q_tile, k_tile, input_precision="ieee")
-        if scores.USE_SOFTCAP:
+        if variant.USE_SOFTCAP:
             score = apply_softcap(score, scores.softcap)
-        mask = visibility_mask(visible.context_len + rows.query, key, visible) & rows.mask[:, None]
-        if scores.USE_ALIBI:
+        # Surplus rows see nothing: their query lies in the next block, and their bias outside of the matrix.
+        mask = visibility_mask(visible.context_len + rows.query, key, visible, variant.USE_WINDOW) & rows.mask[:, None]
+        if variant.USE_ALIBI:
             score += alibi_bias(slope, key, visible.context_len)
-        if scores.USE_QQ_BIAS:
-            score += load_qq_bias(scores.qq_bias, rows.query, key - visible.context_len, mask)
+        if variant.USE_QQ_BIAS:
+            score += load_qq_bias(qq_bias, rows.query, key - visible.context_len, mask)
+        # After the soft cap, which would make a finite score of -inf.
         score = tl.where(mask, score, float("-inf"))
 
         row_max, row_sum, weights, alpha = online_softmax_update(score, row_max, row_sum)
@@ -118,7 +113,9 @@ def attend_tiles(
             mask=key_mask[:, None] & dims.mask[None, :],
             other=0.0,
         )
-        v_tile = dequantize(v_tile, factors.value, tiling.PV_DTYPE, factors.DEQUANTIZE)
-        output = output * alpha[:, None] + tl.dot(weights.to(tiling.PV_DTYPE), v_tile, input_precision="ieee")
+        v_tile = dequantize(v_tile, factors.value, PV_DTYPE, DEQUANTIZE)
+        # What was summed relative to the old maximum is rescaled to the new one. Where there is no key yet, alpha is
+        # exp(-inf - 0) = 0 and the sum is 0.
+        output = output * alpha[:, None] + tl.dot(weights.to(PV_DTYPE), v_tile, input_precision="ieee")
 
     return Softmax(row_max, row_sum, output)

@@ -9,6 +9,18 @@ import triton
 import triton.language as tl
 
 
+class Scores(NamedTuple):
+    """What changes a score between the dot product and the softmax, and what joins the softmax without a key.
+
+    Whether a kernel uses them is compiled into it.
+    """
+
+    softcap: tl.tensor  # scalar, or None
+    alibi_slopes_ptr: tl.tensor  # [num_query_heads] or None
+    qq_bias_ptr: tl.tensor  # [qq_bias_rows, qq_bias_cols] or None
+    sinks_ptr: tl.tensor  # [num_query_heads] or None
+
+
 class QQBias(NamedTuple):
     """The query-query bias; one matrix for all sequences of the batch."""
 
@@ -16,17 +28,6 @@ class QQBias(NamedTuple):
     stride_row: tl.tensor  # scalar
     stride_col: tl.tensor  # scalar
     num_cols: tl.tensor  # scalar
-
-
-class Scores(NamedTuple):
-    """What changes a score between the dot product and the softmax."""
-
-    softcap: tl.tensor  # scalar
-    alibi_slopes_ptr: tl.tensor  # [num_query_heads] or None
-    qq_bias: QQBias | None
-    USE_SOFTCAP: tl.constexpr
-    USE_ALIBI: tl.constexpr
-    USE_QQ_BIAS: tl.constexpr
 
 
 @triton.jit

@@ -9,6 +9,14 @@ import triton
 import triton.language as tl
 
 
+class Batch(NamedTuple):
+    """The sequences of a batch."""
+
+    query_start_loc_ptr: tl.tensor  # [num_seqs + 1], or None where token i is sequence i
+    seq_lens_ptr: tl.tensor  # [num_seqs]
+    block_table_ptr: tl.tensor  # [num_seqs, max_blocks], or None for a kernel that reads no cache
+
+
 class Sequence(NamedTuple):
     """The position of one sequence in the batch, in tokens."""
 
@@ -56,24 +64,24 @@ def find_seq_idx(query_start_loc_ptr, target_idx, num_seqs, BLOCK_Q: tl.constexp
 
 
 @triton.jit
-def load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx):
+def load_sequence(batch, seq_idx):
     """Return the Sequence `seq_idx`."""
-    query_start = tl.load(query_start_loc_ptr + seq_idx)
-    query_len = tl.load(query_start_loc_ptr + seq_idx + 1) - query_start
-    context_len = tl.load(seq_lens_ptr + seq_idx) - query_len
+    query_start = tl.load(batch.query_start_loc_ptr + seq_idx)
+    query_len = tl.load(batch.query_start_loc_ptr + seq_idx + 1) - query_start
+    context_len = tl.load(batch.seq_lens_ptr + seq_idx) - query_len
     return Sequence(query_start, query_len, context_len)
 
 
 @triton.jit
-def load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN: tl.constexpr):
+def load_decode(batch, seq_idx, FILTER_BY_QUERY_LEN: tl.constexpr):
     """Return the Sequence `seq_idx` of a batch of decodes.
 
     Without FILTER_BY_QUERY_LEN, token i belongs to sequence i, and sequence i is empty if its length is 0.
     """
     if FILTER_BY_QUERY_LEN:
-        query_start, query_len, context_len = load_sequence(query_start_loc_ptr, seq_lens_ptr, seq_idx)
+        query_start, query_len, context_len = load_sequence(batch, seq_idx)
     else:
-        seq_len = tl.load(seq_lens_ptr + seq_idx)
+        seq_len = tl.load(batch.seq_lens_ptr + seq_idx)
         query_start = seq_idx
         query_len = tl.minimum(seq_len, 1)
         context_len = seq_len - query_len

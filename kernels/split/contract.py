@@ -22,31 +22,6 @@ from ..common.contract import (
 )
 from .call import FP8_OF_NAME, KV_CACHE_DTYPES, SplitCall
 
-FREEDOMS = {
-    "head_stride": "gaps between the heads of a page",
-    "chunk_stride": "gaps between the chunks of the keys of a page",
-    "slot_stride": "gaps between the slots of the keys of a page",
-    "dim_stride": "gaps between the dimensions of the values of a page",
-    "far_dims": "dimensions of the caches beyond 2^31 elements",
-    "pieces": "pieces of a key of any size that divides the head",
-    "cache_names": "kv_cache_dtype auto, or another name of the same type",
-    "bytes": "fp8 caches passed as bytes",
-    "window_of_zero": "a sliding window of 0 for no window",
-    "window_of_minus_one": "a sliding window of -1 for no window",
-}
-"""What the arguments of all launchers over split caches may be, beyond those that all launchers share."""
-
-NEW_TOKEN_FREEDOMS = {
-    "new_token_rows": "more rows of new keys and values than of q",
-    "new_value_strides": "strides of the new values apart from those of the new keys",
-    "far_new_tokens": "tokens or heads of the new keys and values beyond 2^31 elements",
-    "stale_cache": "caches without the new tokens",
-}
-"""The same for launchers that take the keys and values of the new tokens."""
-
-DECODE_FREEDOMS = {"no_starts": "None for the starts of the queries"}
-"""The same for paged decode."""
-
 _REQUIRED = ("query", "output", "key_cache", "value_cache", "block_table", "seq_lens")
 _SOMETIMES = ("query_start_loc", "new_keys", "new_values")
 _OPTIONAL = ("k_scale", "v_scale", "alibi_slopes", "output_scale", "sinks")

@@ -9,89 +9,65 @@ import triton.language as tl
 from ..common.masks import Visibility, tile_range, visible_keys
 from ..common.outputs import store_rows
 from ..common.paged_cache import Cache, Pages, load_kv_scales, split_key_dims, split_value_dims
-from ..common.query_blocks import Factors, Tiling, attend_tiles, start_softmax
-from ..common.rows import Tokens, head_dims, load_queries, q_block_rows
-from ..common.scores import Scores
+from ..common.query_blocks import Factors, attend_tiles, start_softmax
+from ..common.rows import head_dims, load_queries, q_block_rows
 from ..common.sequences import load_decode
 
 
 @triton.jit(do_not_specialize=["block_table_stride", "window"])
 def kernel_paged_attention_2d(
-    out_ptr,  # [num_tokens, num_query_heads, head_size]
-    out_stride_token,
-    out_stride_head,
-    q_ptr,  # [num_tokens, num_query_heads, head_size]
-    q_stride_token,
-    q_stride_head,
-    key_cache_ptr,  # [num_blocks, num_kv_heads, head_size // X, block_size, X]
-    key_stride_block,
-    key_stride_head,
-    key_stride_chunk,
-    key_stride_slot,
-    value_cache_ptr,  # [num_blocks, num_kv_heads, head_size, block_size]
-    value_stride_block,
-    value_stride_head,
-    value_stride_dim,
-    block_table_ptr,  # [num_seqs, max_blocks]
+    out,  # Output
+    queries,  # Tokens
+    keys,  # SplitKeys
+    values,  # SplitValues
+    batch,  # Batch
+    scores,  # Scores
+    scales,  # Scales
+    # These are in no tuple: Triton specialises each number of a tuple, and would compile anew for other windows.
     block_table_stride,
-    query_start_loc_ptr,  # [num_seqs + 1], or None without FILTER_BY_QUERY_LEN
-    seq_lens_ptr,  # [num_seqs]
-    alibi_slopes_ptr,  # [num_query_heads] or None
-    sinks_ptr,  # [num_query_heads] or None
-    k_scale_ptr,  # [1] or None
-    v_scale_ptr,  # [1] or None
-    output_scale_ptr,  # [1] or None
-    softmax_scale,
     window,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_SIZE_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    tiling: tl.constexpr,  # Tiling
+    variant: tl.constexpr,  # Variant
     X: tl.constexpr,
-    NUM_QUERIES_PER_KV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    TILE_SIZE: tl.constexpr,
-    QK_DTYPE: tl.constexpr,
-    PV_DTYPE: tl.constexpr,
-    USE_WINDOW: tl.constexpr,
-    USE_ALIBI: tl.constexpr,
-    USE_SINKS: tl.constexpr,
-    USE_FP8_KV: tl.constexpr,
-    OUTPUT_LIMIT: tl.constexpr,
-    USE_FP8_OUTPUT: tl.constexpr,
     FILTER_BY_QUERY_LEN: tl.constexpr,
+    OUTPUT_LIMIT: tl.constexpr,
 ):
     """Attend the token of one sequence for one KV head. Grid (num_seqs, num_kv_heads)."""
     seq_idx = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
-    sequence = load_decode(query_start_loc_ptr, seq_lens_ptr, seq_idx, FILTER_BY_QUERY_LEN)
+    sequence = load_decode(batch, seq_idx, FILTER_BY_QUERY_LEN)
     if sequence.query_len != 1:
         return
 
-    key_begin, key_end = visible_keys(0, sequence, window, 1, USE_WINDOW)
-    first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
-    rows = q_block_rows(0, sequence, kv_head, BLOCK_M, 1, NUM_QUERIES_PER_KV)
-    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
+    key_begin, key_end = visible_keys(0, sequence, window, tiling.BLOCK_Q, variant.USE_WINDOW)
+    first_tile, end_tile = tile_range(key_begin, key_end, tiling.TILE_SIZE)
+    rows = q_block_rows(0, sequence, kv_head, variant.BLOCK_M, tiling.BLOCK_Q, variant.NUM_QUERIES_PER_KV)
+    dims = head_dims(tiling.HEAD_SIZE, tiling.HEAD_SIZE_PADDED)
+    DTYPE: tl.constexpr = queries.ptr.dtype.element_ty
     # [BLOCK_M, HEAD_SIZE_PADDED]
-    q_tile = load_queries(Tokens(q_ptr, q_stride_token, q_stride_head), rows, dims, QK_DTYPE)
-    k_scale, v_scale = load_kv_scales(k_scale_ptr, v_scale_ptr, USE_FP8_KV)
-    softmax = start_softmax(sinks_ptr, rows, 0, BLOCK_M, HEAD_SIZE_PADDED, USE_SINKS)
-    key_dim_offset = split_key_dims(dims.offset, key_stride_chunk, X)
-    value_dim_offset = split_value_dims(dims.offset, value_stride_dim)
+    q_tile = load_queries(queries, rows, dims, DTYPE)
+    k_scale, v_scale = load_kv_scales(scales, variant.USE_FP8_KV)
+    softmax = start_softmax(scores.sinks_ptr, rows, 0, variant.BLOCK_M, tiling.HEAD_SIZE_PADDED, variant.USE_SINKS)
+    key_dim_offset = split_key_dims(dims.offset, keys.stride_chunk, X)
+    value_dim_offset = split_value_dims(dims.offset, values.stride_dim)
 
     softmax = attend_tiles(
         softmax,
         q_tile,
-        Cache(key_cache_ptr, key_stride_block, key_stride_slot, key_stride_head, key_dim_offset),
-        Cache(value_cache_ptr, value_stride_block, 1, value_stride_head, value_dim_offset),
-        Pages(block_table_ptr + seq_idx * block_table_stride, kv_head, 0, 0, BLOCK_SIZE),
-        Factors(softmax_scale, k_scale, v_scale, USE_FP8_KV),
-        Scores(0.0, alibi_slopes_ptr, None, False, USE_ALIBI, False),
-        Visibility(sequence.context_len, key_begin, key_end, window, USE_WINDOW),
+        Cache(keys.ptr, keys.stride_block, keys.stride_slot, keys.stride_head, key_dim_offset),
+        Cache(values.ptr, values.stride_block, 1, values.stride_head, value_dim_offset),
+        Pages(batch.block_table_ptr + seq_idx * block_table_stride, kv_head, 0, 0),
+        Factors(scales.softmax_scale, k_scale, v_scale),
+        scores,
+        None,
+        Visibility(sequence.context_len, key_begin, key_end, window),
         rows,
         dims,
         first_tile,
         end_tile,
-        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
+        tiling,
+        variant,
+        DTYPE,
+        variant.USE_FP8_KV,
     )
-    out = Tokens(out_ptr, out_stride_token, out_stride_head)
-    store_rows(out, softmax, rows, dims, output_scale_ptr, OUTPUT_LIMIT, USE_FP8_OUTPUT)
+    store_rows(out, softmax, rows, dims, OUTPUT_LIMIT)

@@ -23,26 +23,6 @@ from ..common.contract import (
 from .call import UnifiedCall
 from .launch import MAX_SEGMENTS
 
-FREEDOMS = {
-    "windows_of_all": "the window size (-1, 0) for no window",
-    "right_of_window": "-1 on the right of a window",
-    "bias_rows": "more rows in the query-query bias than the longest query",
-    "bias_columns": "more or fewer columns than that",
-    "bias_column_stride": "gaps between the columns of the query-query bias",
-    "far_bias_rows": "rows of the query-query bias beyond 2^31 elements",
-    "far_bias_columns": "columns of the query-query bias beyond 2^31 elements",
-    "bias_by_columns": "a query-query bias stored column by column",
-    "expanded_bias_rows": "a row stride of 0",
-    "expanded_bias_columns": "a column stride of 0",
-    "float16_bias": "a query-query bias in float16",
-    "bfloat16_bias": "a query-query bias in bfloat16",
-    "float64_bias": "a query-query bias in float64",
-    "fp8_kinds": "queries of one kind of fp8 and caches of the other",
-    "value_cache_strides": "strides of the value cache apart from those of the key cache",
-    "many_segments": "64 segments and more",
-}
-"""What the arguments of `unified_attention` may be, beyond those that all launchers share."""
-
 _REQUIRED = ("q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "block_table")
 _OPTIONAL = ("q_descale", "k_descale", "v_descale", "alibi_slopes", "qq_bias", "sinks", "output_scale")
 

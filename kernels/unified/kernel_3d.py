@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 
 from ..common.masks import Visibility, tile_range, visible_keys
-from ..common.paged_cache import Cache, Pages
-from ..common.query_blocks import Tiling
-from ..common.rows import Tokens, head_dims, q_block_rows
-from ..common.scores import QQBias, Scores
-from .blocks import Scales, attend_q_block, locate_q_block
+from ..common.paged_cache import Pages
+from ..common.rows import head_dims, q_block_rows
+from ..common.scores import QQBias
+from .blocks import attend_q_block, locate_q_block
 from .segments import partial_index, segment_tiles
 
 
@@ -27,54 +26,23 @@ from .segments import partial_index, segment_tiles
     ]
 )
 def kernel_unified_attention_3d(
-    segm_output_ptr,  # [num_tokens, num_query_heads, NUM_SEGMENTS, HEAD_SIZE_PADDED]
-    segm_max_ptr,  # [num_tokens, num_query_heads, NUM_SEGMENTS]
-    segm_expsum_ptr,  # [num_tokens, num_query_heads, NUM_SEGMENTS]
+    partials,  # Partials
+    queries,  # Tokens
+    keys,  # PagedCache
+    values,  # PagedCache
+    batch,  # Batch
+    scores,  # Scores
+    scales,  # Scales
+    # These are in no tuple: Triton specialises each number of a tuple, and would compile anew for other windows.
     num_query_heads,
-    q_ptr,  # [num_tokens, num_query_heads, head_size]
-    q_stride_token,
-    q_stride_head,
-    key_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_size]
-    key_stride_block,
-    key_stride_slot,
-    key_stride_head,
-    value_cache_ptr,  # [num_blocks, block_size, num_kv_heads, head_size]
-    value_stride_block,
-    value_stride_slot,
-    value_stride_head,
-    block_table_ptr,  # [num_seqs, max_blocks]
     block_table_stride,
-    query_start_loc_ptr,  # [num_seqs + 1]
-    seq_lens_ptr,  # [num_seqs]
-    alibi_slopes_ptr,  # [num_query_heads] or None
-    qq_bias_ptr,  # [qq_bias_rows, qq_bias_cols] or None
     qq_bias_stride_row,
     qq_bias_stride_col,
     qq_bias_cols,
-    sinks_ptr,  # [num_query_heads] or None
-    q_scale_ptr,  # [1] or None
-    k_scale_ptr,  # [1] or None
-    v_scale_ptr,  # [1] or None
-    softmax_scale,
-    softcap,
     window,
     num_seqs,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_SIZE_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    NUM_QUERIES_PER_KV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    TILE_SIZE: tl.constexpr,
-    QK_DTYPE: tl.constexpr,
-    PV_DTYPE: tl.constexpr,
-    USE_WINDOW: tl.constexpr,
-    USE_SOFTCAP: tl.constexpr,
-    USE_ALIBI: tl.constexpr,
-    USE_QQ_BIAS: tl.constexpr,
-    USE_SINKS: tl.constexpr,
-    USE_FP8_Q: tl.constexpr,
-    USE_FP8_KV: tl.constexpr,
+    tiling: tl.constexpr,  # Tiling
+    variant: tl.constexpr,  # Variant
     NUM_SEGMENTS: tl.constexpr,
 ):
     """Attend one segment of one q-block of one KV head.
@@ -85,50 +53,43 @@ def kernel_unified_attention_3d(
     q_block = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1).to(tl.int64)
     segment = tl.program_id(2)
-    seq_idx, sequence, first_query = locate_q_block(query_start_loc_ptr, seq_lens_ptr, q_block, num_seqs, BLOCK_Q)
+    seq_idx, sequence, first_query = locate_q_block(batch, q_block, num_seqs, tiling.BLOCK_Q)
     if first_query >= sequence.query_len:
         return
 
-    key_begin, key_end = visible_keys(first_query, sequence, window, BLOCK_Q, USE_WINDOW)
-    first_tile, end_tile = tile_range(key_begin, key_end, TILE_SIZE)
+    key_begin, key_end = visible_keys(first_query, sequence, window, tiling.BLOCK_Q, variant.USE_WINDOW)
+    first_tile, end_tile = tile_range(key_begin, key_end, tiling.TILE_SIZE)
     segment_begin, segment_end = segment_tiles(first_tile, end_tile, segment, NUM_SEGMENTS)
     if segment_begin >= segment_end:
         return
 
-    rows = q_block_rows(first_query, sequence, kv_head, BLOCK_M, BLOCK_Q, NUM_QUERIES_PER_KV)
-    dims = head_dims(HEAD_SIZE, HEAD_SIZE_PADDED)
+    rows = q_block_rows(first_query, sequence, kv_head, variant.BLOCK_M, tiling.BLOCK_Q, variant.NUM_QUERIES_PER_KV)
+    dims = head_dims(tiling.HEAD_SIZE, tiling.HEAD_SIZE_PADDED)
     row_max, row_sum, output = attend_q_block(
-        Tokens(q_ptr, q_stride_token, q_stride_head),
-        Cache(key_cache_ptr, key_stride_block, key_stride_slot, key_stride_head, dims.offset),
-        Cache(value_cache_ptr, value_stride_block, value_stride_slot, value_stride_head, dims.offset),
-        Pages(block_table_ptr + seq_idx.to(tl.int64) * block_table_stride, kv_head, 0, 0, BLOCK_SIZE),
-        Scales(softmax_scale, q_scale_ptr, k_scale_ptr, v_scale_ptr, USE_FP8_Q, USE_FP8_KV),
-        Scores(
-            softcap,
-            alibi_slopes_ptr,
-            QQBias(qq_bias_ptr, qq_bias_stride_row, qq_bias_stride_col, qq_bias_cols),
-            USE_SOFTCAP,
-            USE_ALIBI,
-            USE_QQ_BIAS,
-        ),
-        Visibility(sequence.context_len, key_begin, key_end, window, USE_WINDOW),
+        queries,
+        keys,
+        values,
+        Pages(batch.block_table_ptr + seq_idx.to(tl.int64) * block_table_stride, kv_head, 0, 0),
+        scales,
+        scores,
+        QQBias(scores.qq_bias_ptr, qq_bias_stride_row, qq_bias_stride_col, qq_bias_cols),
+        Visibility(sequence.context_len, key_begin, key_end, window),
         rows,
         dims,
-        sinks_ptr,
         segment,
         segment_begin,
         segment_end,
-        Tiling(BLOCK_M, TILE_SIZE, HEAD_SIZE_PADDED, QK_DTYPE, PV_DTYPE),
-        USE_SINKS,
+        tiling,
+        variant,
     )
 
     # [BLOCK_M]
     index = partial_index(rows.token, num_query_heads, rows.head, segment, NUM_SEGMENTS)
-    tl.store(segm_max_ptr + index, row_max, mask=rows.mask)
-    tl.store(segm_expsum_ptr + index, row_sum, mask=rows.mask)
+    tl.store(partials.max_ptr + index, row_max, mask=rows.mask)
+    tl.store(partials.expsum_ptr + index, row_sum, mask=rows.mask)
     # [BLOCK_M, HEAD_SIZE_PADDED]
     tl.store(
-        segm_output_ptr + index[:, None] * HEAD_SIZE_PADDED + dims.offset[None, :],
+        partials.output_ptr + index[:, None] * tiling.HEAD_SIZE_PADDED + dims.offset[None, :],
         output,
         mask=rows.mask[:, None] & dims.mask[None, :],
     )

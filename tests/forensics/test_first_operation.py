@@ -75,7 +75,7 @@ def test_the_line_of_an_edit_that_the_value_comes_from_is_named() -> None:
     lines = answers()["causal_or_equal"]
     assert [line.rpartition("/")[2].partition(":")[0] for line in lines["own_lines"]] == ["masks.py"]
     arguments = answers()["values_strided_like_keys"]["notes"]
-    assert any("`value_stride_slot` 16, in the healthy kernel 17" in note for note in arguments)
+    assert any("`values.stride_slot` 16, in the healthy kernel 17" in note for note in arguments)
 
 
 def test_only_the_simulator_records_operations() -> None:

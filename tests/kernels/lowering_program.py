@@ -13,7 +13,7 @@ import torch
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
 from fuzz_attn.kernels.context_attention import context_attention_fwd
@@ -72,24 +72,13 @@ lowered: dict[str, dict[str, Any]] = {}
 
 def lower(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> None:
     """Replace JITFunction.run: record facts about the kernel's TTIR and its compile key instead of launching it."""
-    names = [parameter.name for parameter in kernel.params]
-    options = {name: value for name, value in kwargs.items() if name not in names}
-    bound = dict(zip(names, args, strict=False)) | {name: value for name, value in kwargs.items() if name in names}
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    for parameter in kernel.params:
-        value = bound[parameter.name]
-        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or is_one:
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-        else:
-            signature[parameter.name] = mangle_type(value)
     backend = make_backend(TARGET)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialisation, options = bind(*args, **kwargs)
+    parsed, signature, constants, _ = kernel._pack_args(backend, kwargs, bound, specialisation, options)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    parsed = backend.parse_options(options)
     source = ASTSource(kernel, signature, constants, {})
     module = source.make_ir(
         TARGET, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
@@ -98,7 +87,7 @@ def lower(kernel: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs
     lowered[kernel.__name__] = {
         "dots": text.count("tt.dot "),
         "verified": module.verify(),
-        "key": json.dumps([signature, {name: str(value) for name, value in constants.items()}], sort_keys=True),
+        "key": repr([signature, sorted(constants.items())]),
     }
 
 
