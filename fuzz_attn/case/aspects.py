@@ -22,7 +22,17 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_AXES, INNER_STRIDES, CallForm, DTypes, FarAxis, LaunchHints, Strides, without_far
+from fuzz_attn.case.parts import (
+    FAR_AXES,
+    INNER_STRIDES,
+    CallForm,
+    DTypes,
+    FarAxis,
+    LaunchHints,
+    Sequence,
+    Strides,
+    without_far,
+)
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 
 Feature: TypeAlias = Literal[
@@ -41,6 +51,7 @@ Feature: TypeAlias = Literal[
     "far_axes",
     "strides",
     "empty_sequences",
+    "empty_decodes",
     "padded_tokens",
     "scale_signs",
     "mixed_dtypes",
@@ -323,6 +334,10 @@ ODDITIES: Final = (
     _fields("padding in the new keys", "strides.new_token", "strides.new_head", tried=(0, 1)),
     _when("sequences without query tokens", _has_empty_sequences, changes.without_empty_sequences,
           changes.with_empty_sequences, feature="empty_sequences", identifies=False, refused=True),
+    # Where token i belongs to sequence i: the target leaves the rows of such sequences alone.
+    _when("decodes of length 0", lambda case: any(sequence.has_no_key for sequence in case.sequences),
+          changes.without_empty_decodes, {"sequences": (Sequence(1, 4), Sequence(1, -1))}, refused=True,
+          feature="empty_decodes", families=("paged",), roles=("seq_lens",), **_DECLARED),
     # Without a length of its own, the rows of q are the sequences.
     _feature("padded_tokens", "padded rows of q and out", form=1, tried=(1,), identifies=False,
              roles=("query_start_loc", "query_lens", "kv_indptr")),
@@ -421,7 +436,7 @@ def _poisoned(words: str, harmless: str, *others: str) -> Aspect:
 NUANCES: Final = (
     _when("partly filled pages", lambda case: any(s.seq_len % case.pages.block_size for s in case.sequences),
           changes.with_full_pages),
-    _when("a context", lambda case: any(s.context_len and s.query_len for s in case.sequences),
+    _when("a context", lambda case: any(s.context_len > 0 and s.query_len for s in case.sequences),
           changes.without_context),
     _poisoned("NaN or Inf in dead keys", "huge", "zero"),
     _poisoned("NaN or Inf in dead values", "huge", "zero"),

@@ -137,6 +137,12 @@ def without_empty_sequences(case: CaseFields) -> CaseFields:
     return replace(case, sequences=kept or (Sequence(1),), overrides=())
 
 
+def without_empty_decodes(case: CaseFields) -> CaseFields:
+    """Return the case with the sequences that have a key, or with one token."""
+    kept = tuple(sequence for sequence in case.sequences if not sequence.has_no_key)
+    return replace(case, sequences=kept or (Sequence(1),), overrides=())
+
+
 def with_sequences(case: CaseFields, most: int) -> CaseFields:
     """Return the case with at most so many sequences, at least one."""
     return replace(case, sequences=case.sequences[:most] or (Sequence(1),))
@@ -157,7 +163,8 @@ def with_keys(case: CaseFields, most: int) -> CaseFields:
 
 def without_context(case: CaseFields) -> CaseFields:
     """Return the case with all keys of a sequence new, except for empty sequences."""
-    return replace(case, sequences=tuple(Sequence(s.seq_len) if s.query_len else s for s in case.sequences))
+    new = (Sequence(s.seq_len) if s.context_len > 0 and s.query_len else s for s in case.sequences)
+    return replace(case, sequences=tuple(new))
 
 
 def with_full_pages(case: CaseFields) -> CaseFields:

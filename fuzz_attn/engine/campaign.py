@@ -79,7 +79,7 @@ from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
-RESERVED: Final = 0.1
+RESERVED: Final = 0.25
 """At most this part of the time is left at the end for what a last case shows, where failures have been found before.
 
 It is as long as following one of them has taken. Some cases more are worth less than a row that is shrunk."""

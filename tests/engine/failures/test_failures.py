@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
@@ -26,10 +26,9 @@ from fuzz_attn.engine.events import (
     News,
     Note,
     SavedPassed,
-    Told,
     no_news,
 )
-from fuzz_attn.engine.failures import life, records, reduction, waiting
+from fuzz_attn.engine.failures import life, records, reduction
 from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
@@ -98,22 +97,6 @@ class FakeWorker(IsolatedWorker):
         return Answer(verdicts[0], tuple(verdicts[1:])) if verdicts else Answer(Verdict("oracle", ratio=0.5))
 
 
-class Telling:
-    """The news of a run in which another shard follows a failure, and ends it after some launches here, if at all."""
-
-    def __init__(self, ending: FailureChanged, after: int | None) -> None:
-        self.begun = FailureFound(5, ending.failure, ending.counterexample, "elsewhere.json", 0.5)
-        self.ending = msgspec.structs.replace(ending, shard=5, path="elsewhere.json")
-        self.waiting: list[Told] = [self.begun]
-        self.after = after
-        self.calls = 0
-
-    def __call__(self) -> list[Told]:
-        self.calls += 1
-        told, self.waiting = self.waiting, []
-        return [*told, self.ending] if self.calls == self.after else told
-
-
 class Run:
     """The events of a campaign on a fake worker."""
 
@@ -125,8 +108,9 @@ class Run:
         seed: int = 1,
         seconds: float | None = None,
         news: News = no_news,
+        others: Iterable[Event] = (),
     ) -> None:
-        self.events: list[Event] = [news.begun, news.ending] if isinstance(news, Telling) else []
+        self.events: list[Event] = list(others)
         self.folder = folder / "saved" / "fake"
         plan = Plan(Setup("fake"), 0, 1, seed, seconds, cases, folder / "run", folder / "saved")
         self.campaign = Campaign(plan, self.events.append, worker)
@@ -653,44 +637,6 @@ def test_news_of_a_failure_that_is_being_shrunk_leaves_no_file_behind(
     assert all(event.same_as for event in ends)
     assert len({event.failure for event in ends}) == len(ends), "each ends once"
     assert run.files == []
-
-
-@pytest.fixture
-def ended(tmp_path: Path) -> FailureChanged:
-    """Return the end of a failure with sinks, as a shard tells it."""
-    run = Run(tmp_path / "before", FakeWorker(wrong(lambda case: case.sinks is not None)), cases=100)
-    return next(event for event in reversed(run.events) if isinstance(event, FailureChanged) and event.done)
-
-
-def launches_to_shrink(run: Run) -> int:
-    return sum(isinstance(event, CaseJudged) and event.phase == "shrink" for event in run.events)
-
-
-def test_what_another_shard_follows_is_not_followed_here(tmp_path: Path, ended: FailureChanged) -> None:
-    bug = wrong(lambda case: case.sinks is not None)
-    run = Run(tmp_path, FakeWorker(bug), cases=100, news=Telling(ended, after=12))
-    assert any(isinstance(event, FailureFound) and event.shard == 0 for event in run.events), "it is saved at once"
-    assert launches_to_shrink(run) == 0
-    assert run.failures == [ended.counterexample]
-    assert run.files == []
-
-
-def test_another_bug_of_its_class_is_followed_after_that(tmp_path: Path, ended: FailureChanged) -> None:
-    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.window == 1)), cases=300, news=Telling(ended, after=30))
-    _, failure = run.failures
-    assert failure.shrunk
-    assert failure.confirmation == "confirmed"
-
-
-@pytest.mark.parametrize("bug", [wrong(lambda case: case.sinks is not None), wrong(lambda case: case.softcap)])
-def test_what_waits_is_followed_though_the_other_shard_never_tells(
-    bug: Bug, tmp_path: Path, ended: FailureChanged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
-    run = Run(tmp_path, FakeWorker(bug), cases=100, news=Telling(ended, after=None))
-    _, failure = run.failures
-    assert failure.shrunk
-    assert failure.confirmation == "confirmed"
 
 
 def test_what_other_shards_tell_twice_is_learned_once(tmp_path: Path) -> None:
