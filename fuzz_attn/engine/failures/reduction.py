@@ -46,9 +46,19 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.records import Records
-from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, class_of, failures_of
+from fuzz_attn.engine.failures.triage import (
+    HANG,
+    OUTPUT,
+    UNWRITTEN,
+    WRITTEN_OUTSIDE,
+    KnownFailure,
+    KnownFailures,
+    class_of,
+    failures_of,
+)
+from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.messages import Answer, Order
-from fuzz_attn.errors import CaseError, ShareSpentInterrupt
+from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS, has_second_case, relations_of, second_case
 from fuzz_attn.strategies.compile_keys import check_key
@@ -61,6 +71,8 @@ CHECK_OF_A_HANG: Final = 1.5
 """The time left to check a shrunk hang, in limits of a launch: it waits for one, in a new process."""
 LEAST_SECONDS: Final = 3.0
 MOST_LAUNCHES: Final = 1000
+OUT_OF_BOUNDS_STORE: Final = "out-of-bounds store"
+"""What the message of a sanitizer's finding begins with."""
 
 
 @dataclass
@@ -513,3 +525,35 @@ class Reduction:
 def restore(failure: KnownFailure, before: Counterexample, records: Records) -> None:
     """Give a failure the case back that it had before."""
     records.change(failure, **{name: getattr(before, name) for name in _SHRUNK})
+
+
+def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verdict] | None:
+    """Return a case and the store behind its output that it shows, for a failure that wrote to memory of no row.
+
+    While the output's memory goes on behind its last row, such a store names no line. So the case is the failure's
+    without rows that only pad the output. None for another failure, or where the case shows no such store.
+    """
+    case = failure.found.case
+    if failure.failure_class != WRITTEN_OUTSIDE:
+        return None
+    form = msgspec.structs.replace(case.form, extra_output_rows=0)
+    order = changed(Order(case), partial(replace, padded_tokens=0, form=form))
+    verdicts = () if order is None else failures_of(launches.judge(order, "shrink"))
+    stores = [each for each in verdicts if each.kind == "out_of_bounds" and OUT_OF_BOUNDS_STORE in each.message]
+    return (order, stores[0]) if order is not None and stores else None
+
+
+def name_cause(failure: KnownFailure, launches: Launches) -> None:
+    """Let a confirmed wrong output name poison that reaches it, or a rounding, and say it in words, if time is left."""
+    found = failure.found
+    if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
+        return
+
+    def ask(order: Order) -> Answer:
+        return launches.judge(order, "shrink")
+
+    with contextlib.suppress(BudgetSpentInterrupt):
+        verdict = explained(ask, order_of(found), found.verdict)
+        failure.found = msgspec.structs.replace(found, verdict=verdict)
+        verdict = in_words(ask, order_of(found), verdict)
+        failure.found = msgspec.structs.replace(found, verdict=verdict)

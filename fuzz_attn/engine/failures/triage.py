@@ -50,7 +50,8 @@ _SANITIZER_KINDS: Final = frozenset(
         *("conflicting_store", "unordered_load", "false_hint", "undefined_integer"),
     )
 )
-_WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
+WRITTEN_OUTSIDE: Final = "written_outside"
+_WITHOUT_EFFECT: Final = ("sanitizer", WRITTEN_OUTSIDE)
 """Classes that leave the output judged; others of the same case follow only if they are in ``also``."""
 
 
