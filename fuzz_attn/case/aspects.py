@@ -27,7 +27,6 @@ from fuzz_attn.case.parts import (
     INNER_STRIDES,
     CallForm,
     DTypes,
-    FarAxis,
     LaunchHints,
     Sequence,
     Strides,
@@ -271,8 +270,9 @@ def _has_unusual_scale(case: CaseFields) -> bool:
     return bool(case.softmax_scale != case.heads.head_size**-0.5)
 
 
-def _near(case: CaseFields, axis: FarAxis) -> CaseFields:
-    return replace(case, strides=without_far(case.strides, axis))
+def _nearer(case: CaseFields, place: int) -> CaseFields:
+    """Return the case with one of its far axes near."""
+    return replace(case, strides=without_far(case.strides, *case.strides.far[place : place + 1]))
 
 
 def _launch_of(case: CaseFields) -> LaunchHints:
@@ -320,7 +320,8 @@ ODDITIES: Final = (
     _fields("pages far into the caches", "pages.first_block",
             feature="large_offsets", virtual=True, refused="large offsets"),
     # Tokens, heads, slots or dimensions of a tensor lie 2^31 elements from the first one.
-    _fields("elements far apart", "strides.far", smaller=tuple(partial(_near, axis=axis) for axis in FAR_AXES),
+    _fields("elements far apart", "strides.far",
+            smaller=tuple(partial(_nearer, place=place) for place in range(len(FAR_AXES))),
             feature="far_axes", virtual=True, published=False),
     _fields("strided tensors", "strides", form=Strides(q_token=16, out_token=16),
             feature="strides", identifies=False, trait=False),
