@@ -52,7 +52,8 @@ class Binding(Plain, frozen=True):
     - ``roles``: the role of each parameter that is passed; ``default`` leaves it at its default.
     - ``constants`` and ``tensors``: arguments that have no role.
     - ``layout``: how the caches lie in memory (:mod:`fuzz_attn.bindings.layouts`).
-    - ``output``: whether the target writes its output or returns it.
+    - ``output``: whether the target writes its output or returns it. ``returns``: the names of the outputs that it
+      returns, in order, where that is not ``out`` only; a name that is no output of a case stands for another value.
     - ``window``, ``scales``, ``scale_direction``, ``fp8``: conventions. ``fp8`` caches are passed as torch's fp8 types
       or as bytes.
     - ``off``: what the argument of a role is where the case does not have the feature.
@@ -71,6 +72,7 @@ class Binding(Plain, frozen=True):
     tensors: dict[str, TensorRecipe] = {}  # noqa: RUF012 - as above
     layout: str | Layout | None = None
     output: OutputForm | None = None
+    returns: tuple[str, ...] = ()
     window: WindowSpelling | None = None
     scales: ScaleForm | None = None
     scale_direction: ScaleDirection | None = None
@@ -99,6 +101,11 @@ class Binding(Plain, frozen=True):
     def parameter_of(self) -> dict[str, str]:
         """The parameter of each role."""
         return {role: parameter for parameter, role in self.roles.items() if role != LEFT_OUT}
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The outputs that the target returns, in order."""
+        return self.returns or (("out",) if self.output == "returned" else ())
 
     @property
     def cache_layout(self) -> Layout | None:

@@ -7,9 +7,10 @@ parentheses share a dimension. ``dim`` is the head size, or in pieces of 16 byte
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final, TypeAlias
 
-from fuzz_attn.case.cache_layout import SPLIT
+from fuzz_attn.case.cache_layout import HEADS, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
@@ -70,11 +71,17 @@ LAYOUTS: Final[dict[str, Layout]] = {
 """Every layout that has a name."""
 
 
-def native_layout(family: Family) -> Layout:
-    """Return the layout in which the tensors of a family's cases already are."""
-    return LAYOUTS[native_layout_name(family)]
+_FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS, "split": SPLIT}
+"""The format in which caches lie for each layout that has a name."""
 
 
-def native_layout_name(family: Family) -> str:
-    """Return the name of the layout in which the tensors of a family's cases already are."""
-    return "split" if FAMILIES[family].cache is SPLIT else "rows"
+@cache
+def format_of(layout: Layout | None, family: Family) -> CacheFormat | None:
+    """Return the format in which the caches of a family's cases lie for a target with this layout.
+
+    None for a pattern of one's own, of which a call gets a copy; the family's own where no layout is stated.
+    """
+    if layout is None:
+        return FAMILIES[family].cache
+    named = ((LAYOUTS[name], each) for name, each in _FORMATS.items())
+    return next((each for other, each in named if (other.keys, other.values) == (layout.keys, layout.values)), None)

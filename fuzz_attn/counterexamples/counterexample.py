@@ -28,9 +28,10 @@ from fuzz_attn.oracle.verdict import Verdict
 
 
 def signature_of(case: AttentionCase, verdict: Verdict) -> str:
-    """Return property, kind, launch path, features, place in the output, and size of the error, joined by dashes."""
+    """Return property, kind, output, launch path, features, place in it, and size of the error, joined by dashes."""
     features = "+".join(features_of(case)) or "plain"
-    parts = [verdict.property_name, verdict.kind, case.launch.path, features, verdict.where, _decade(verdict)]
+    kind, where = (verdict.property_name, verdict.kind, verdict.output), (verdict.where, _decade(verdict))
+    parts = [*kind, case.launch.path, features, *where]
     return "-".join(part for part in parts if part)
 
 

@@ -54,7 +54,7 @@ from fuzz_attn.engine.messages import Order, Setup
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.mutation.audit_results import RULES
-from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
+from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors, stored
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -112,7 +112,7 @@ class Planted(Experiment):
 
     def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
         """Write the exact output with the fault."""
-        before = storage_bytes(tensors.output).clone()
+        before = {"out": storage_bytes(tensors.output).clone()}
         output = output_with(parts_of(tensors, self.target.rounding_model), *self._fault)
         tensors.output[: len(output)] = output.to(tensors.output.dtype)
         return Launch(tensors, before)
@@ -149,12 +149,18 @@ def judges_of(tensors: AttentionTensors, reference: Reference) -> dict[str, Acce
     """Return what accepts or rejects an output, by name."""
     rules = allowed_errors(tensors, reference)
 
-    def passes(output: torch.Tensor) -> bool:
-        written = torch.zeros_like(tensors.output)
-        written[: len(output)] = output.to(written.dtype)
-        return judge(replace(tensors, output=written), reference).passed
+    def written(output: torch.Tensor) -> AttentionTensors:
+        whole = torch.zeros_like(tensors.output)
+        whole[: len(output)] = output.to(whole.dtype)
+        return tensors.with_outputs(out=whole)
 
-    return {ORACLE: passes, **{name: rules[name].accepts for name in RULES}}
+    def passes(output: torch.Tensor) -> bool:
+        return judge(written(output), reference).passed
+
+    def accepted(rule: AllowedErrors) -> Accepts:
+        return lambda output: rule.accepts(written(output))
+
+    return {ORACLE: passes, **{name: accepted(rules[name]) for name in RULES}}
 
 
 def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, names: tuple[str, ...]) -> None:
@@ -170,7 +176,7 @@ def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, na
         for judge_name in RULES:
             row.found[name, judge_name] += not judges[judge_name](output)
     for judge_name, accepts in judges.items() if "scale" in names else ():
-        row.scales[judge_name].append(_smallest_exponent(reference.expected, tensors, accepts))
+        row.scales[judge_name].append(_smallest_exponent(reference["out"].value, tensors, accepts))
 
 
 def _fault(name: str, case: AttentionCase, parts: Parts, random: Random) -> tuple[Chosen, float]:

@@ -55,7 +55,7 @@ def wider(name: str, rounding: dict[str, Any], cases: int) -> float:
     ratios = []
     for experiment in experiments(name, rounding, cases):
         tensors = experiment.fresh()
-        declared, default = (attend(tensors, model).bound for model in (experiment.target.rounding_model, PLAIN))
+        declared, default = (attend(tensors, model)["out"].bound for model in (experiment.target.rounding_model, PLAIN))
         finite = declared.isfinite() & default.isfinite()
         ratios += (declared / default)[finite].flatten().tolist()
     return float(torch.tensor(ratios).median())

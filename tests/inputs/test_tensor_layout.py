@@ -137,7 +137,7 @@ def test_queries_are_surrounded_by_nan(case: AttentionCase) -> None:
 def test_output_is_all_poison(case: AttentionCase) -> None:
     tensors = materialise(case)
     poison = output_poison(case.dtypes.out, case.poison.out)
-    assert tensors.output_poison == poison
+    assert tensors.outputs["out"].poison == poison
     assert set(memory_of(tensors.output).tolist()) <= {poison}
 
 

@@ -80,8 +80,8 @@ def test_the_reference_is_of_the_inputs_as_the_launch_left_them(
 ) -> None:
     target, backend = load_target(spec("writes_an_input")), SimulatorBackend()
     own, other = (kind(case, target, backend).reference for kind in (Experiment, OnDevice))
-    assert own.expected.equal(other.expected)
-    assert own.bound.equal(other.bound)
+    assert own["out"].value.equal(other["out"].value)
+    assert own["out"].bound.equal(other["out"].bound)
 
 
 class Gpu(SimulatorBackend):

@@ -48,13 +48,12 @@ from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.triage import (
     HANG,
-    OUTPUT,
-    UNWRITTEN,
     WRITTEN_OUTSIDE,
     KnownFailure,
     KnownFailures,
     class_of,
     failures_of,
+    is_of_output,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.messages import Answer, Order
@@ -546,7 +545,7 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
 def name_cause(failure: KnownFailure, launches: Launches) -> None:
     """Let a confirmed wrong output name poison that reaches it, or a rounding, and say it in words, if time is left."""
     found = failure.found
-    if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
+    if found.confirmation != "confirmed" or not is_of_output(failure.failure_class):
         return
 
     def ask(order: Order) -> Answer:

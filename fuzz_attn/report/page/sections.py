@@ -180,7 +180,7 @@ def _worst(worst: tuple[Element, ...], index: int) -> Table | None:
             each.sequence,
             each.query_index,
             each.head,
-            each.column,
+            each.column if each.column >= 0 else "",
             f"{float(each.actual):.9g}",
             f"{float(each.expected):.9g}",
             f"{float(each.bound):.3g}",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from fuzz_attn.bindings.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.errors import ReturnedOutputError
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.targets.bindings.problem import Problem
@@ -30,22 +33,30 @@ class Call:
         return tuple(copy.name for copy in self.problem.copies if copy.is_changed)
 
     def finish(self, result: object) -> int:
-        """Copy a returned output to the case's own, where the target returns it.
+        """Copy each output that the target returns to the case's own.
 
-        Return how many tensors it returned beside the output. Raises :class:`ReturnedOutputError` for a result that is
-        no tensor of the output's shape and type.
+        Return how many tensors it returned beside the outputs. Raises :class:`ReturnedOutputError` for a value that is
+        no tensor of its output's shape and type.
         """
-        values = _values_of(result)
-        if self.problem.binding.output == "returned":
-            take(values[0], self.problem.tensors)
-            values = values[1:]
-        output = self.problem.tensors.output
-        return sum(isinstance(each, torch.Tensor) and not _is_memory_of(output, each) for each in values)
+        values, outputs = _values_of(result), self.problem.tensors.outputs
+        names = self.problem.binding.returned
+        if len(values) < len(names):
+            raise ReturnedOutputError(f"returned {len(values)} values where its binding promises {', '.join(names)}")
+        for name, value in zip(names, values, strict=False):
+            if name in outputs:
+                take(value, outputs[name], self.problem.tensors.output_words(name))
+        others = [value for name, value in zip_longest(names, values) if name not in outputs]
+        return sum(isinstance(each, torch.Tensor) and not _is_output(each, outputs.values()) for each in others)
 
 
 def _values_of(result: object) -> tuple[object, ...]:
-    """Return what a target returned, value by value; the output is the first one, if it is returned."""
+    """Return what a target returned, value by value."""
     return tuple(result) if isinstance(result, tuple | list) and result else (result,)
+
+
+def _is_output(value: torch.Tensor, outputs: Iterable[OutputTensor]) -> bool:
+    """Return whether a tensor is a view of an output of the case."""
+    return any(_is_memory_of(output.tensor, value) for output in outputs)
 
 
 def _is_memory_of(output: torch.Tensor, other: torch.Tensor) -> bool:
@@ -74,17 +85,13 @@ def _is_implied(name: str, role: str, binding: Binding, signature: Signature, te
     return role in binding.implied and optional and has_default_scale(tensors)
 
 
-def take(found: object, tensors: AttentionTensors) -> None:
-    """Copy the rows that a target must answer from the output that it returned to the case's own."""
-    output = tensors.output
+def take(found: object, output: OutputTensor, words: str) -> None:
+    """Copy the live elements of an output that a target returned to the case's own; ``words`` are for messages."""
+    own = output.tensor
     if not isinstance(found, torch.Tensor):
-        raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises the output")
-    if found.shape != output.shape or found.dtype != output.dtype:
+        raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises {words}")
+    if found.shape != own.shape or found.dtype != own.dtype:
         raise ReturnedOutputError(
-            f"returned {found.dtype} {list(found.shape)} where the output is {output.dtype} {list(output.shape)}"
+            f"returned {found.dtype} {list(found.shape)} where {words} is {own.dtype} {list(own.shape)}"
         )
-    rows = sum(tensors.query_lens)
-    answered = tensors.answered_tokens
-    live = slice(0, rows) if answered is None else answered.nonzero().flatten()
-    stored, given = (bits_of(tensor)[:rows] for tensor in (output, found))
-    stored[live] = given[live]
+    output.copy_live(bits_of(found), bits_of(own))

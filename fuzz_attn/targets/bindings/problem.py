@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fuzz_attn.bindings.binding import Binding, python_value
-from fuzz_attn.bindings.layouts import native_layout
+from fuzz_attn.bindings.layouts import format_of
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
@@ -82,9 +82,12 @@ class Problem:
     def _cache(self, name: str) -> torch.Tensor:
         tensors, layout = self.tensors, self.binding.cache_layout
         own: torch.Tensor = getattr(tensors, name)
-        if layout is not None and layout != native_layout(tensors.family):
+        if format_of(layout, tensors.family) != tensors.cache_format:
+            assert layout is not None
             copy = cache_copy(name, tensors, layout)
             self.copies.append(copy)
             own = copy.tensor
+        elif tensors.cache_format.in_one_row:
+            own = own.as_strided((own.shape[0] * own.shape[1], *own.shape[2:]), own.stride()[1:], own.storage_offset())
         as_bytes = self.binding.fp8 == "bytes" and is_fp8_dtype(own.dtype)
         return own.view(torch.uint8) if as_bytes else own

@@ -8,7 +8,7 @@ from msgspec import ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.bindings.layouts import native_layout
+from fuzz_attn.bindings.layouts import format_of
 from fuzz_attn.case.aspects import ALL_FEATURES, FEATURES, FEATURES_OF, UNPUBLISHED_FEATURES, VIRTUAL_FEATURES, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
@@ -109,12 +109,11 @@ def _has_roles(known: set[str], needed: tuple[str, ...]) -> bool:
 def _inexpressible(binding: Binding) -> frozenset[Feature]:
     """Return the features that neither the layout nor the output of a binding can express."""
     assert binding.family is not None
-    layout = binding.cache_layout
-    native = layout is None or layout == native_layout(binding.family)
+    native = format_of(binding.cache_layout, binding.family) is not None
     lost = frozenset[Feature]() if native else _NATIVE_ONLY
     if binding.fp8 == "bytes":
         lost |= {"uint8_cache"}
-    if {"kv_indices", "slot_table"} & set(binding.parameter_of):
+    if {"kv_indices", "slot_table"} & set(binding.parameter_of):  # the number of such a slot may exceed 32 bits
         lost |= _NATIVE_ONLY
     return lost
 

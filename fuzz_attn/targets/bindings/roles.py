@@ -32,6 +32,16 @@ def _input(name: str) -> Callable[[Problem], object]:
     return lambda problem: getattr(problem.tensors, name)
 
 
+def _output(name: str) -> Callable[[Problem], object]:
+    """Return a function that returns one of the case's outputs, None where the case does not have it."""
+
+    def value(problem: Problem) -> object:
+        output = problem.tensors.outputs.get(name)
+        return None if output is None else output.tensor
+
+    return value
+
+
 def _optional(name: str) -> Callable[[Problem], object]:
     """Return a function that returns one of the case's tensors, or what "off" is where the case has none."""
 
@@ -51,7 +61,7 @@ ROLES: Final[dict[str, Role]] = {
     "output": Role(
         "output, of the shape of the queries",
         ("out", "output", "o", "o_extend", "attn_out", "attn_output"),
-        _input("output"),
+        _output("out"),
     ),
     "key_cache": Role(
         "cache of keys",
