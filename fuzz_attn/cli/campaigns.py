@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 
 from fuzz_attn.backends import mask_coverage
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME

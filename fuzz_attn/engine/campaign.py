@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample

@@ -17,7 +17,7 @@ from fuzz_attn.oracle.verdict import Verdict
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
-    from fuzz_attn.bindings.binding import Binding
+    from fuzz_attn.binding.binding import Binding
     from fuzz_attn.calibration.broken_promises import BrokenPromises
     from fuzz_attn.case.attention_case import AttentionCase
     from fuzz_attn.case.families import Family
@@ -65,7 +65,7 @@ class CaseJudge:
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
-        from fuzz_attn.targets.bindings.promises import not_drawn  # noqa: PLC0415 - imports torch, as below
+        from fuzz_attn.binding.promises import not_drawn  # noqa: PLC0415 - imports torch, as below
 
         reasons, promised = self.target.match.reasons, self.target.domain
         self.start()

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call

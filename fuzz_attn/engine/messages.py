@@ -2,7 +2,7 @@
 
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family

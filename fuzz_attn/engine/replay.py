@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample

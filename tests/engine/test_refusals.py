@@ -11,7 +11,7 @@ import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.calibration.broken_promises import BrokenPromises
 from fuzz_attn.calibration.easy_cases import sizes
 from fuzz_attn.case.attention_case import AttentionCase, replace

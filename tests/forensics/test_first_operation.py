@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples.counterexample import save, signed

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.messages import Ready, Setup

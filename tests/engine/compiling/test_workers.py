@@ -11,7 +11,7 @@ import pytest
 
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.compiling import compiler, workers
 from fuzz_attn.engine.compiling.compiler import rounds_compiled
