@@ -17,7 +17,7 @@ from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Ready, Setup
+from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report.printing import show
 

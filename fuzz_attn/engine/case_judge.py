@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fuzz_attn.engine.child.worker import Send, serve
-from fuzz_attn.engine.messages import Answer, Compiling, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.workers.messages import Compiling
+from fuzz_attn.workers.worker import Send, serve
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend

@@ -21,7 +21,7 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import OutputError
 from fuzz_attn.export import recorded_calls
 from fuzz_attn.export.recorded_calls import (

@@ -13,7 +13,7 @@ import pytest
 from fuzz_attn.binding.binding import Binding, binding_of, read_binding
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Ready, Setup
+from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import BindingError, FuzzAttnError
 

@@ -27,7 +27,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners import statistics
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Tally
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals

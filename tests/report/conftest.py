@@ -29,7 +29,7 @@ from fuzz_attn.engine.events import (
     WorkerReady,
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.refusal import Refusal
 

@@ -44,7 +44,7 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
-from fuzz_attn.engine.messages import Answer, Order, Ready
+from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
