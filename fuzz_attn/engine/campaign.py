@@ -330,7 +330,7 @@ class Campaign:
             self._shared_round(number, ready)
 
     def _may_wait(self) -> bool:
-        self.learn()
+        self._learn()
         return self._has_time()
 
     def _shared_round(self, number: int, ready: ReadyRound) -> None:
@@ -404,7 +404,7 @@ class Campaign:
         around = self._lives.known.around(order)
         return around if around is not None and self._random.random() < AVOIDED else order
 
-    def learn(self) -> None:
+    def _learn(self) -> None:
         """Learn what other shards have found."""
         self._lives.learn(self.news())
 
@@ -416,7 +416,7 @@ class Campaign:
     def judge(self, order: Order, phase: Phase) -> Answer:
         """Return the answer to an order; raises :class:`BudgetSpentInterrupt` when the time is up."""
         deadline = self._deadline_of(phase)
-        self.learn()
+        self._learn()
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started, wait = self.worker.deaths, time.monotonic(), self._wait(order, phase)
         try:

@@ -21,7 +21,7 @@ import msgspec
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.traits import core
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
-from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, Phase
+from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, News, Phase
 from fuzz_attn.engine.explainer import Explainer
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
@@ -63,6 +63,8 @@ class Shard(Launches, Protocol):
     """What a failure's life needs of the campaign."""
 
     emit: Emit
+    news: News
+    """Returns what other shards have found since the last call."""
 
     @property
     def launch_seconds(self) -> float:
@@ -81,9 +83,6 @@ class Shard(Launches, Protocol):
 
     def digest(self, order: Order) -> str:
         """Return the digest of an order's tensors, empty where it cannot be computed."""
-
-    def learn(self) -> None:
-        """Learn what other shards have found."""
 
 
 class FailureLives:
@@ -576,7 +575,7 @@ class FailureLives:
         if self.known.same_as(failure) is None:
             self._here.check(failure)
         self._explain(failure)
-        self._shard.learn()
+        self.learn(self._shard.news())
         earlier = self.known.same_as(failure)
         if earlier is None:
             self.known.add(failure)
