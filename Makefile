@@ -8,6 +8,9 @@ SHELL := bash
 
 PYTHON ?= python3
 WORKERS ?= auto
+# Each process of the GPU tests has a worker with a context of some gigabytes, and one test needs 22 GB beside them. Those
+# of CUDA's Multi-Process Service run after the others and one by one: what they break would reach others.
+GPU_WORKERS ?= 4
 TRITONS ?= 3.6.0 3.9.0
 NIGHTLY_TIME ?= 3600
 EXAMPLES ?= 5000
@@ -76,8 +79,9 @@ faults: $(STAMP) ## put faults into copies of the harness, each of which must fa
 	@$(BIN)/python tests/faults/check_faults.py $(ARGS)
 
 gpu: $(STAMP) ## run the tests that need a GPU, which compile kernels instead of interpreting them
-	@TRITON_INTERPRET=0 $(BIN)/pytest -n $(WORKERS) tests/backends/test_on_gpu.py tests/simulator/test_against_gpu.py \
-		tests/engine/mps/test_mps_on_gpu.py $(ARGS)
+	@export TRITON_INTERPRET=0
+	$(BIN)/pytest -n $(GPU_WORKERS) tests/backends/test_on_gpu.py tests/simulator/test_against_gpu.py $(ARGS)
+	$(BIN)/pytest tests/engine/mps/test_mps_on_gpu.py $(ARGS)
 
 # Triton 3.6's interpreter, which is the reference here, breaks with numpy 2.4.
 conformance: ## run the tests of front end and simulator under the oldest and the newest Triton; others: TRITONS="3.7.0 3.8.0"

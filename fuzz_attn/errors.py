@@ -71,6 +71,10 @@ class DeviceLostError(BackendError):
     """A device that a launch has broken for this process; only a new process can continue."""
 
 
+class DeviceFullError(BackendError):
+    """A device without memory for a launch, most of which other processes hold: the case has no verdict."""
+
+
 class DomainError(FuzzAttnError):
     """A domain that allows nothing, or a case outside of a target's domain."""
 

@@ -103,7 +103,8 @@ class Backend(Protocol):
         """Return the context in which a target is called; nothing stays patched outside of it.
 
         Raises :class:`fuzz_attn.errors.UnsupportedByBackendError` for a kernel that this backend cannot run though it
-        compiles, and :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process.
+        compiles, :class:`fuzz_attn.errors.DeviceLostError` if the launch broke the device for this process, and
+        :class:`fuzz_attn.errors.DeviceFullError` if other processes have left too little memory.
         """
 
     def unrecorded(self, *, own: bool = True) -> AbstractContextManager[None]:

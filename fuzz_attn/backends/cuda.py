@@ -14,7 +14,7 @@ from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.gpus import GpuFacts, gpu_facts
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.backends.mps.gpu_sharing import start_in_turn
-from fuzz_attn.errors import BackendError, DeviceLostError, NotCompiledInterrupt
+from fuzz_attn.errors import BackendError, DeviceFullError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:
     from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
@@ -25,6 +25,8 @@ _PRECISION: Final = re.compile(r"inputPrecision = (\w+)")
 """How it multiplies them; ``ieee`` is not written."""
 
 MICROSECONDS: Final = 1e6
+OTHERS_PART: Final = 0.5
+"""A launch that finds no memory is not the target's fault where others hold more than this part of the GPU's memory."""
 TENSOR_CORE_SLACK: Final = 2.0
 """Tensor cores truncate where they add: each addend at a bit or more below the last bit of the largest, then the sum.
 
@@ -115,8 +117,9 @@ class CudaBackend:
     def running(self) -> Iterator[Watch]:
         """Give the target poisoned scratch, and wait until the GPU has finished.
 
-        Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then, and
-        :class:`NotCompiledInterrupt` for a kernel that may not be compiled here.
+        Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then,
+        :class:`DeviceFullError` if other processes have left too little memory, and :class:`NotCompiledInterrupt` for
+        a kernel that may not be compiled here.
         """
         from fuzz_attn.backends.poisoned_scratch import PoisonedScratch  # noqa: PLC0415 - imports torch
         from fuzz_attn.ttir.compiler_compat import only_compiled_kernels  # noqa: PLC0415 - imports Triton, as above
@@ -129,6 +132,10 @@ class CudaBackend:
             allowed = nullcontext() if self.compiles else only_compiled_kernels(_refuse_to_compile)
             with scratch, self._counting(), counted, announced, allowed:
                 yield watch
+        except RuntimeError as error:
+            if _others_fill_gpu(error):
+                raise DeviceFullError(str(error)) from error
+            raise
         finally:
             _wait()
             watch.observations.extend(scratch.observations())
@@ -181,6 +188,24 @@ class CudaBackend:
 
 def _refuse_to_compile() -> None:
     raise NotCompiledInterrupt
+
+
+def says_full(error: BaseException) -> bool:
+    """Return whether an error of torch, Triton or the driver says that a GPU has no memory left."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text
+
+
+def _others_fill_gpu(error: BaseException) -> bool:
+    """Return whether there was no memory left, and other processes hold most of it, so that the target is innocent."""
+    import torch  # noqa: PLC0415 - as above
+
+    if not says_full(error):
+        return False
+    with suppress(RuntimeError):
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved() > OTHERS_PART * total
+    return False
 
 
 def _wait() -> None:

@@ -218,6 +218,7 @@ NEEDED: Final[dict[Feature, tuple[frozenset[str], ...]]] = {
     "fp8_kv": (frozenset(("k_scale", "v_scale")),),
     "fp8_q": (frozenset(("q_scale", "k_scale", "v_scale")),),
     "fp8_out": (frozenset(("out_scale",)),),
+    "empty_decodes": (frozenset(("seq_lens",)),),
     "filter_by_query_len": (frozenset(("query_start_loc", "skips_others")),),
     "uint8_cache": (frozenset(("kv_cache_dtype",)),),
     "padded_tokens": tuple(frozenset((role,)) for role in ("query_start_loc", "query_lens", "kv_indptr")),

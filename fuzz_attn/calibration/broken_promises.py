@@ -108,6 +108,8 @@ def _change(feature: Feature, domain: Domain) -> dict[str, Any]:
     if feature == "empty_sequences":  # paged decode has them only in a batch without sequences
         one_token = FAMILIES[domain.family].one_token_each
         return {"sequences": () if one_token else (Sequence(1), Sequence(0, 4))}
+    if feature == "empty_decodes":
+        return {"sequences": (Sequence(1, 4), Sequence(1, -1))}
     if feature == "bias_dtypes":
         return next((change for name, change in _BIASES.items() if domain.allows(name)), {})
     if feature == "inner_strides" and domain.allows("qq_bias"):

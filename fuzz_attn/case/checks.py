@@ -54,6 +54,10 @@ def inexpressible(case: CaseFields, family: Family) -> str:
             return f"{name}={value!r} must be one of {', '.join(allowed)} for family={family!r}"
     if interface.one_token_each and not case.filter_by_query_len and any(s.query_len != 1 for s in case.sequences):
         return f"every sequence must have query_len=1 for family={family!r} without filter_by_query_len"
+    for sequence in case.sequences:
+        if sequence.has_no_key and (case.filter_by_query_len or sequence.query_len != 1):
+            rule = "must be 0 or more, or -1 beside query_len=1 without filter_by_query_len"
+            return f"context_len=-1 of a sequence with query_len={sequence.query_len} {rule}"
     return ""
 
 

@@ -96,6 +96,8 @@ def _batch(case: AttentionCase) -> Iterator[Line]:
 def _sequence(sequence: Sequence) -> str:
     if not sequence.query_len:
         return f"empty: no query tokens, {sequence.context_len} in the cache"
+    if sequence.has_no_key:
+        return "of length 0: a row of q and out, and no key"
     return f"{_count(sequence.query_len, 'query token')}, {sequence.context_len} in the cache before"
 
 

@@ -24,6 +24,7 @@ Feature: TypeAlias = Literal[
     "fp8_out",
     "strides",
     "empty_sequences",
+    "empty_decodes",
     "padded_tokens",
     "filter_by_query_len",
     "uint8_cache",
@@ -46,16 +47,17 @@ not for a target that copies or converts whole caches.
 ``bias_dtypes`` are slopes and biases of other types than float32. ``inner_strides`` are strides that published kernels
 assume to be dense: of the columns of a query-query bias, inside the pages of a split cache, and of new values that
 differ from those of new keys. ``call_forms`` are arguments in other forms with the same meaning.
+``empty_decodes`` are sequences of length 0 where token i belongs to sequence i: the target leaves their rows alone.
 ``far_axes`` put tokens, heads, slots or dimensions of a tensor 2^31 elements from the first one; only the elements have
 memory.
 """
 
 UNPUBLISHED_FEATURES: Final[frozenset[Feature]] = frozenset(
-    ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms", "far_axes")
+    ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms", "far_axes", "empty_decodes")
 )
 """Features that no published signature promises: a target must declare them."""
 
-_COMMON: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | frozenset[Feature](
+_COMMON: Final[frozenset[Feature]] = (UNPUBLISHED_FEATURES - {"empty_decodes"}) | frozenset[Feature](
     ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "large_offsets")
 )
 
@@ -115,7 +117,7 @@ FAMILIES: Final[dict[Family, Interface]] = {
     ),
     "paged": Interface(
         words="paged decode",
-        features=_COMMON | {"filter_by_query_len", "uint8_cache"},
+        features=_COMMON | {"filter_by_query_len", "uint8_cache", "empty_decodes"},
         cache=SPLIT,
         one_token_each=True,
     ),

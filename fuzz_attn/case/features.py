@@ -99,6 +99,12 @@ CASE_FEATURES: Final = (
         lambda case: not case.sequences or any(not sequence.query_len for sequence in case.sequences),
         identifies=False,
     ),
+    CaseFeature(
+        "empty_decodes",
+        "decodes of length 0",
+        lambda case: any(sequence.has_no_key for sequence in case.sequences),
+        identifies=False,
+    ),
     CaseFeature("padded_tokens", "padded rows of q and out", lambda case: case.padded_tokens > 0, identifies=False),
     CaseFeature("scale_signs", "scales of 0 or below", has_other_signs, identifies=False),
     CaseFeature("mixed_dtypes", "mixed types", lambda case: is_mixed(case.dtypes), identifies=False),

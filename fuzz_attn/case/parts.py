@@ -38,15 +38,24 @@ there ``cache_slot`` is an axis of the keys only.
 
 
 class Sequence(Plain, frozen=True):
-    """One sequence of the batch. ``query_len == 0`` is legal: schedulers pad batches with empty sequences."""
+    """One sequence of the batch. ``query_len == 0`` is legal: schedulers pad batches with empty sequences.
+
+    A decode of length 0 has ``query_len`` 1 and ``context_len`` -1: a row of q and of the output, and no key, not even
+    its own. Graphs of a fixed size pad a batch with such rows.
+    """
 
     query_len: Count
-    context_len: Count = 0
+    context_len: Annotated[int, Meta(ge=-1, le=2**20)] = 0
 
     @property
     def seq_len(self) -> int:
         """Keys of the sequence, its new tokens included."""
         return self.query_len + self.context_len
+
+    @property
+    def has_no_key(self) -> bool:
+        """Whether it is a decode of length 0."""
+        return self.context_len < 0
 
 
 class HeadLayout(Plain, frozen=True):

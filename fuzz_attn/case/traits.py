@@ -115,8 +115,17 @@ def _without_empty_sequences(case: AttentionCase) -> AttentionCase:
     return replace(case, sequences=kept or (Sequence(1),), overrides=())
 
 
+def _without_empty_decodes(case: AttentionCase) -> AttentionCase:
+    kept = tuple(sequence for sequence in case.sequences if not sequence.has_no_key)
+    return replace(case, sequences=kept or (Sequence(1),), overrides=())
+
+
 def _without_context(case: AttentionCase) -> AttentionCase:
-    return replace(case, sequences=tuple(Sequence(s.seq_len) if s.query_len else s for s in case.sequences))
+    return replace(case, sequences=tuple(Sequence(s.seq_len) if _has_context(s) else s for s in case.sequences))
+
+
+def _has_context(sequence: Sequence) -> bool:
+    return sequence.context_len > 0 and sequence.query_len > 0
 
 
 def _has_partly_filled_pages(case: CaseFields) -> bool:
@@ -205,6 +214,7 @@ FEATURES: Final = (
     Trait("padding in the block table", *_strides("block_table")),
     Trait("padding in the new keys", *_strides("new_token", "new_head")),
     _feature("empty_sequences", _without_empty_sequences),
+    _feature("empty_decodes", _without_empty_decodes),
     _feature("padded_tokens", _set(padded_tokens=0)),
     _feature("scale_signs", _with_positive_scales),
     _feature("mixed_dtypes", _with_matching_types),
@@ -349,7 +359,7 @@ POISONS: Final = {
 
 NUANCES: Final = (
     Trait("partly filled pages", _has_partly_filled_pages, _with_full_pages),
-    Trait("a context", lambda case: any(s.context_len and s.query_len for s in case.sequences), _without_context),
+    Trait("a context", lambda case: any(map(_has_context, case.sequences)), _without_context),
     Trait(
         "NaN or Inf in dead keys", lambda case: case.poison.keys not in ("huge", "zero"), _with("poison", keys="huge")
     ),

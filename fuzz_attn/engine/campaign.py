@@ -47,7 +47,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
-from fuzz_attn.engine.failures.life import FailureLives
+from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
@@ -79,8 +79,10 @@ from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
-LAST_PART: Final = 0.75
-"""From then on what is left of the time goes to failures whose shrinking is not complete."""
+RESERVED: Final = 0.25
+"""At most this part of the time is left at the end for what a last case shows, where failures have been found before.
+
+It is as long as following one of them has taken. Some cases more are worth less than a row that is shrunk."""
 GRACE_SECONDS: Final = 5.0
 """A failure that was found just before the end may still be confirmed for this long."""
 AVOIDED: Final = 0.75
@@ -236,7 +238,7 @@ class Campaign:
         on_gpu = self.ready.device != "cpu"
         worker = self._explaining or (self.worker.other(EXPLAINING) if on_gpu else None)
         if worker is not None:
-            self.explainer = Explainer(worker, self.plan.shard, self.emit, self._deadline_of, self.learn)
+            self.explainer = Explainer(worker, self.plan.shard, self.emit, self._deadline_of, self._learn)
             stack.callback(self.explainer.end)
 
     def _worker_for(self, setup: Setup) -> IsolatedWorker:
@@ -293,6 +295,7 @@ class Campaign:
             while self._has_budget() and not self._refusals.hopeless(self._rounds_tried()):
                 self._round(number)
                 number += 1
+            self._lives.follow_waiting(search_is_over=True)
 
     def _saved_files(self) -> list[Path]:
         """Return the target's counterexamples from before the run."""
@@ -311,6 +314,12 @@ class Campaign:
         if self.plan.max_time is None or self.elapsed() < LAST_PART * self.plan.max_time:
             return 0.0
         return max(0.0, self.plan.max_time - self.elapsed())
+
+    def _is_late(self) -> bool:
+        """Return whether a failure that the next case shows could not be followed as long as earlier ones were."""
+        if self.plan.max_time is None:
+            return False
+        return self.elapsed() > self.plan.max_time - min(self._lives.longest, RESERVED * self.plan.max_time)
 
     def _has_time(self) -> bool:
         return self._deadline is None or time.monotonic() < self._deadline
@@ -391,7 +400,14 @@ class Campaign:
 
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
+        self._lives.follow_waiting()
+        while self._lives.waits() and self._has_time():
+            time.sleep(POLL_SECONDS)
+            self._learn()
+            self._lives.follow_waiting()
         self._lives.resume(self._seconds_left())
+        if self._is_late():
+            raise BudgetSpentInterrupt
         before = tuple(self._last)
         answer = self.judge(order, "search")
         if not answer.verdict.passed:

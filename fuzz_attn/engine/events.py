@@ -264,7 +264,9 @@ Event: TypeAlias = (
 StageEvent: TypeAlias = RoundCompiled | CaseRefused | RefusalReduced
 """What the compile stage tells of a run."""
 Emit: TypeAlias = Callable[[Event], None]
-News: TypeAlias = Callable[[], Sequence[FailureFound | FailureChanged]]
+Told: TypeAlias = FailureFound | FailureChanged
+"""What a shard tells the others: a failure that it begins to follow, or as it is in the end."""
+News: TypeAlias = Callable[[], Sequence[Told]]
 """Returns what the other shards of the run have found or changed since the last call; called between cases."""
 
 
@@ -287,6 +289,6 @@ def all_of(*listeners: Emit) -> Emit:
     return emit
 
 
-def no_news() -> Sequence[FailureFound | FailureChanged]:
+def no_news() -> Sequence[Told]:
     """Return nothing: the news of a run with one shard."""
     return ()

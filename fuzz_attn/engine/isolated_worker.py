@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
@@ -16,6 +17,7 @@ from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.workers.messages import (
+    DEVICE_FULL,
     DEVICE_LOST,
     Compiling,
     DeviceStarted,
@@ -41,6 +43,10 @@ Wait: TypeAlias = Literal["full", "short", "short, then full"]
 which it is judged again with the full limit, in a new process."""
 DECODER: Final = msgspec.json.Decoder[Word](Word)
 
+FULL_TRIES: Final = 6
+FULL_SECONDS: Final = 0.5
+"""An order that finds no memory left on the GPU is tried so often again, after so many seconds more each time."""
+FULL: Final = "the GPU had no memory left, most of which other processes held: fewer --workers need less"
 OTHERS_FAULT: Final = (
     "a worker lost the GPU that it shares, or got no answer from it, and the case that it was judging passes apart "
     "from the others, so that no case is blamed for it"
@@ -73,6 +79,8 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
         self.unsupported: Counter[str] = Counter()
         """What the backend could not run, with the number of cases."""
         self._interpreter: IsolatedWorker | None = None
+        self._full = 0
+        """How often an order has found no memory left, one after the other."""
         self._longest = 0.0
         """How many seconds the longest order took that was answered."""
 
@@ -110,6 +118,7 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
             return self._timed_out(order, deadline, wait, str(error), apart=apart)
         match reply:
             case Answer():
+                self._full = 0
                 self._longest = max(self._longest, self._took) if order.only_judges else self._longest
                 return reply
             case Unsupported():
@@ -120,10 +129,21 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
             case Refused():
                 raise FuzzAttnError(reply.reason)
         died = self._end_of(reply)
-        if died.code == DEVICE_LOST and self._shared and not apart:
+        lost = died.code == DEVICE_LOST and self._shared and not apart
+        if lost or died.code == DEVICE_FULL:
             self._forget(died)
-            return self._judge_apart(order, deadline, wait, shared=True)
+            again_as = partial(self._judge_apart, shared=True) if lost else self._judge_later
+            return again_as(order, deadline, wait)
         return self._died(died)
+
+    def _judge_later(self, order: Order, deadline: float | None, wait: Wait) -> Answer:
+        """Judge an order again in a process that holds no memory of the GPU yet; without a verdict after some tries."""
+        self._full += 1
+        if self._full > FULL_TRIES:
+            self._full = 0
+            return Answer(unsupported=FULL)
+        time.sleep(FULL_SECONDS * self._full)
+        return self._judge(order, deadline, wait)
 
     def _limit(self, wait: Wait) -> float:
         return self.launch_seconds if wait == "full" else self.patience

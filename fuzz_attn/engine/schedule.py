@@ -82,6 +82,9 @@ ExcludesKey: TypeAlias = Callable[[CompileKey], bool]
 SERVED: Final = 5
 """One key of this many in a round has the types and sizes of a served model, where the target has such keys."""
 
+SERVED_LATER: Final = 10
+"""The same of the rounds that shards share, once each model has had a key: more would put off pairs of features."""
+
 FREED: Final = 5
 """One key of this many others in a round has sizes from anywhere in the domain; they differ from round to round."""
 
@@ -133,11 +136,22 @@ def shared_round(domain: Domain, campaign: int, number: int, covered: Collection
 
 @lru_cache(maxsize=8)
 def _order(domain: Domain, seed: int, covered: frozenset[int]) -> tuple[CompileKey, ...]:
-    """Return all compile keys of a domain in a seeded order: pairs of values come early, ``covered`` keys last."""
+    """Return all compile keys of a domain in a seeded order: pairs of values come early, ``covered`` keys last.
+
+    Those of served models come early too: one in ``SERVED`` until each model has had its turn, then one in
+    ``SERVED_LATER``.
+    """
     pool = key_pool(domain)
     shuffled = [pool[index] for index in Stream(seed, _KEYS).permutation(len(pool)).tolist()]
     last = tuple(key for key in shuffled if key.number in covered)
-    return pairs_first([key for key in shuffled if key.number not in covered]) + last
+    first = pairs_first([key for key in shuffled if key.number not in covered])
+    served = _each_model_first([place for place, key in enumerate(first) if serves(key)], first)
+    others = iter([place for place, key in enumerate(first) if not serves(key)])
+    models = len({(first[place].head_size, first[place].num_queries_per_kv) for place in served})
+    places: list[int] = []
+    for number, place in enumerate(served):
+        places += [*islice(others, (SERVED if number < models else SERVED_LATER) - 1), place]
+    return (*(first[place] for place in (*places, *others)), *last)
 
 
 def may_play(shared: SharedRound, domain: Domain, excludes: ExcludesKey | None) -> bool:

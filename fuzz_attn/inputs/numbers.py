@@ -204,7 +204,7 @@ def _(recipe: recipes.UniformScores, case: AttentionCase, rows: Rows) -> tuple[F
 @_scores.register
 def _(recipe: recipes.NeedleScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
     codes = Stream(case.seed, _KEYS).signs(*_key_shape(case))
-    if not case.num_tokens:
+    if not (case.num_tokens and case.total_keys):
         return np.zeros(_query_shape(case), np.float32), codes
     needles = np.clip(_needles(recipe.place, case, rows), 0, rows.seq_len[:, None] - 1)
     kv_head = np.arange(case.heads.num_query_heads) // case.heads.num_queries_per_kv

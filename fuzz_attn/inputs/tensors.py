@@ -303,7 +303,7 @@ def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str)
     """
     if not FAMILIES[case.family].packs_new_keys:
         return None
-    lengths = [(s.context_len, s.query_len) for s in case.sequences]
+    lengths = [(s.context_len, s.query_len) for s in case.sequences]  # of no decode of length 0: it packs no keys
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
     gaps = case.strides.new_token + more[0], case.strides.new_head + more[1]
     packed = _packed(case, rounded(array[new], case.dtypes.q), gaps, device, case.form.extra_new_rows)

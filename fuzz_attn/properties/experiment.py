@@ -16,6 +16,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.errors import (
     BindingError,
+    DeviceFullError,
     DeviceLostError,
     HangInterrupt,
     NotCompiledInterrupt,
@@ -50,6 +51,15 @@ def launched_with(launch: LaunchHints) -> AbstractContextManager[OwnOptions]:
     return options_chosen(options)
 
 
+_NOT_THE_TARGETS: Final = (
+    BindingError,
+    DeviceFullError,
+    DeviceLostError,
+    UnsupportedByBackendError,
+    HangInterrupt,
+    NotCompiledInterrupt,
+)
+"""What ends a launch and is no failure of the target's own."""
 SHOWN_CHARACTERS: Final = 4000
 """Characters of an exception's text that a verdict keeps: a compiler may print the whole kernel."""
 
@@ -194,7 +204,7 @@ class Experiment:
             with self.backend.running() as watch, launched_with(launched.launch) as own:
                 watch.host_only, watch.dead = self.host_only, dead
                 called = self.target.run(launched)
-        except (BindingError, DeviceLostError, UnsupportedByBackendError, HangInterrupt, NotCompiledInterrupt):
+        except _NOT_THE_TARGETS:
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error, site = _described(raised), _site_of(raised)

@@ -9,6 +9,8 @@ RENEWED = 117
 """Exit status of a process that ends itself to be replaced by a fresh one."""
 DEVICE_LOST = 114
 """Exit status of a process that ends itself because a launch broke its device."""
+DEVICE_FULL = 119
+"""Exit status of a process that ends itself because its device has no memory left."""
 SHARES_AGAIN = 118
 """Exit status of a process that ends itself after its last order apart from a shared device."""
 HARNESS_FAILED = 115

@@ -24,7 +24,8 @@ from fuzz_attn.workers.messages import DEVICE_LOST, HARNESS_FAILED, SHARES_AGAIN
 CANNOT_START: Final = 112
 """Exit status of a fork that cannot start the device."""
 NOT_READY: Final = 111
-"""Exit status of a fork that the service refuses, as it does until all clients of a broken GPU have ended."""
+"""Exit status of a fork that finds no memory left, or that the service refuses: until all clients of a broken GPU have
+ended it does so."""
 ORDERS_APART: Final = 200
 """Orders that are judged apart from the service after an order has broken its device or did not end there."""
 TRIES: Final = 40
@@ -64,7 +65,8 @@ class Sharing:
 
     def failure(self, error: Exception) -> int:
         """Return the exit status of a fork that cannot start the device."""
-        return NOT_READY if self.shared and "MPS" in str(error) else CANNOT_START
+        waits = self.shared and any(word in str(error) for word in ("MPS", "out of memory"))
+        return NOT_READY if waits else CANNOT_START
 
     def is_broken(self) -> bool:
         """Return whether another worker has broken the GPU for this fork, which shares it."""

@@ -19,10 +19,12 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from fuzz_attn.errors import DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
+from fuzz_attn.backends.cuda import says_full
+from fuzz_attn.errors import DeviceFullError, DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
 from fuzz_attn.workers.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
 from fuzz_attn.workers.messages import (
     CONNECTION_LOST,
+    DEVICE_FULL,
     DEVICE_LOST,
     HARNESS_FAILED,
     RENEWED,
@@ -223,6 +225,8 @@ class _Server:
                 service.answer(message, self._send)
             except UnsupportedByBackendError as error:
                 self._send(Unsupported(str(error)))
+            except DeviceFullError:
+                os._exit(DEVICE_FULL)
             except DeviceLostError as error:
                 print(error, file=sys.stderr, flush=True)
                 os._exit(DEVICE_LOST)
@@ -231,6 +235,8 @@ class _Server:
             except (BrokenPipeError, ConnectionResetError):
                 raise
             except BaseException as error:  # noqa: BLE001 - a target's own are verdicts: here the harness failed
+                if says_full(error):  # tensors of the harness found no room
+                    os._exit(DEVICE_FULL)
                 self._report(error)
             self._sharing.count_order()
 

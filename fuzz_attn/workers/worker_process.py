@@ -32,7 +32,7 @@ from fuzz_attn.workers.descendants import children_of, kill_with_descendants
 from fuzz_attn.workers.fork_request import worker_environment
 from fuzz_attn.workers.forked_process import Fork, forked
 from fuzz_attn.workers.launch_clock import Delays, delays_of
-from fuzz_attn.workers.messages import CONNECTION_LOST, DEVICE_LOST
+from fuzz_attn.workers.messages import CONNECTION_LOST, DEVICE_FULL, DEVICE_LOST
 from fuzz_attn.workers.printed_output import PrintedOutput
 
 SHOWN_CHARACTERS: Final = 1500
@@ -43,6 +43,7 @@ END_SECONDS: Final = 5.0
 """A process that has closed its connection has this much time to end."""
 
 _DEATHS: Final = {
+    DEVICE_FULL: "found no memory left on the GPU",
     DEVICE_LOST: "broke the device for its process",
     CONNECTION_LOST: "closed or replaced the file descriptors of its process",
 }

@@ -13,7 +13,7 @@ from fuzz_attn.engine.orders import Order, Setup
 
 TARGETS = Path(__file__).parents[1] / "sample_targets" / "compiler_faults.py"
 CASE = AttentionCase(
-    sequences=(Sequence(16, 24),), heads=HeadLayout(2, 4, 32), dtypes=DTypes("float16", "float16", "float16")
+    sequences=(Sequence(16, 24),), heads=HeadLayout(2, 4, 128), dtypes=DTypes("float16", "float16", "float16")
 )
 
 

@@ -277,6 +277,23 @@ def test_the_time_limit_holds_while_shrinking(fake: Fake, clock: Clock) -> None:
     assert 7.0 <= outcome.statistics.seconds <= 7.0 + GRACE_SECONDS + 0.2
 
 
+def test_the_search_leaves_time_to_follow_what_a_last_case_shows(fake: Fake, clock: Clock) -> None:
+    def slow(verdict_on: Callable[[Order], Verdict]) -> Callable[[Order], Verdict]:
+        def verdict(order: Order) -> Verdict:
+            clock.now += 0.05
+            return verdict_on(order)
+
+        return verdict
+
+    found, _ = fake(slow(too_long), max_time=100.0)
+    assert found.failure is not None
+    assert found.failure.shrunk
+    assert 90.0 <= found.statistics.seconds < 99.0
+    clock.now = 0.0
+    passing, _ = fake(slow(healthy), max_time=100.0)
+    assert passing.statistics.seconds >= 100.0
+
+
 class HangingWorker(FakeWorker):
     """A worker on which long cases hang until the deadline of the campaign."""
 

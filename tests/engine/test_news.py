@@ -13,7 +13,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples.counterexample import signed
-from fuzz_attn.engine.events import FailureChanged, ignore
+from fuzz_attn.engine.events import FailureChanged, FailureFound, ignore
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile, NewsReader, is_news
 from fuzz_attn.oracle.verdict import Verdict
@@ -23,6 +23,10 @@ def changed(number: int, *, done: bool = True, same_as: str = "") -> FailureChan
     found = signed("t", "unified", None, AttentionCase(sequences=(Sequence(1, 3),)), Verdict("oracle", "nan", "wrong"))
     found = msgspec.structs.replace(found, confirmation="confirmed")
     return FailureChanged(0, number, found, f"{number}.json", done=done, same_as=same_as)
+
+
+def found(number: int, *, saved: bool = False, followed: bool = True) -> FailureFound:
+    return FailureFound(0, number, changed(number).counterexample, f"{number}.json", 1.0, saved, followed)
 
 
 @pytest.fixture
@@ -42,10 +46,10 @@ def test_each_call_returns_what_is_new(path: Path) -> None:
     news.append(line(0))
     assert read() == [changed(0)]
     news.append(line(1))
-    news.append(line(2))
-    assert read() == [changed(1), changed(2)]
+    news.append(msgspec.json.encode(found(2)))
+    assert read() == [changed(1), found(2)]
     assert read() == []
-    assert late() == [changed(0), changed(1), changed(2)]
+    assert late() == [changed(0), changed(1), found(2)]
     news.remove()
     news.append(line(3))
     assert not path.exists()
@@ -86,7 +90,10 @@ def test_a_full_disk_is_no_error() -> None:
 def test_only_complete_failures_are_news() -> None:
     assert is_news(changed(0))
     assert not is_news(changed(0, done=False))
-    assert not is_news(changed(0, same_as="other.json"))
+    assert is_news(changed(0, same_as="other.json")), "nobody follows it any more"
+    assert is_news(found(0))
+    assert not is_news(found(0, saved=True))
+    assert not is_news(found(0, followed=False))
     assert not is_news("else")
 
 

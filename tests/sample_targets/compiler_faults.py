@@ -20,9 +20,15 @@ import triton.language as tl
 from fuzz_attn.kernels.unified_attention import unified_attention
 
 PARTS: Final = 128
-"""Partial results of a row. One of them is the row, and all others are empty, so that merging them is exact."""
+"""Partial results of a row, equal ones, so that each counts and merging them is exact for halves."""
+AROUND: Final = 2**24
+"""Elements of memory before and behind the parts, so that a load of a wrong place does not break the GPU."""
+MOST_ROWS: Final = 4096
+"""Rows that are merged in one launch, whose parts take 270 MB."""
 COLUMNS: Final = 128
 """Columns that one program merges. Rows are cut into so many and padded: with fewer no result is wrong."""
+HALF: Final = 2
+"""Bytes of the types whose rows are rewritten: a sum of up to 128 equal halves is exact in float32."""
 LANES: Final = 512
 """Elements that the threads of one program exchange. The partner of each, counted from the end, is in another warp."""
 
@@ -95,14 +101,17 @@ def exchange_kernel(
 
 
 def _rewritten(rewrite: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
-    """Return this project's launcher, whose output is rewritten, as float32, by what must not change it."""
+    """Return this project's launcher, whose output in halves is rewritten, as float32, by what must not change it."""
 
     @wraps(unified_attention)
     def variant(**given: Any) -> None:
         unified_attention(**given)
         live = given["out"][: int(given["cu_seqlens_q"][-1])]
-        if live.numel() and live.dtype.itemsize > 1:
-            live.copy_(rewrite(live.float()))
+        if live.numel() and live.dtype.itemsize == HALF:
+            step = max(1, MOST_ROWS // live.shape[1])
+            for first in range(0, live.shape[0], step):
+                rows = live[first : first + step]
+                rows.copy_(rewrite(rows.float()))
 
     return variant
 
@@ -113,11 +122,11 @@ def _merged(values: torch.Tensor, *, compares_broadcast: bool) -> torch.Tensor:
     merged = torch.empty_like(values, memory_format=torch.contiguous_format)
     for first in range(0, head_size, COLUMNS):
         columns = values[..., first : first + COLUMNS]
-        parts = torch.zeros(tokens, heads, PARTS, COLUMNS + 2, device=values.device)
-        parts[..., COLUMNS] = -torch.inf
-        parts[:, :, PARTS // 3, : columns.shape[-1]] = columns
-        parts[:, :, PARTS // 3, COLUMNS] = 0.0
-        parts[:, :, PARTS // 3, COLUMNS + 1] = 1.0
+        count = tokens * heads * PARTS * (COLUMNS + 2)
+        memory = torch.zeros(AROUND + count + AROUND, device=values.device)
+        parts = memory[AROUND : AROUND + count].view(tokens, heads, PARTS, COLUMNS + 2)
+        parts[..., : columns.shape[-1]] = columns[:, :, None] / PARTS  # else their sum could overflow
+        parts[..., COLUMNS + 1] = 1.0 / PARTS
         out = torch.empty(tokens, heads, COLUMNS, device=values.device)
         strides = parts.stride(2), parts.stride(0), parts.stride(1), out.stride(0), out.stride(1)
         merge_kernel[heads, tokens](parts, out, *strides, PARTS, COLUMNS, compares_broadcast, num_warps=2)

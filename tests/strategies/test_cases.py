@@ -76,6 +76,7 @@ def features(case: AttentionCase) -> set[str]:
         "mixed_dtypes": is_mixed(case.dtypes),
         "bias_dtypes": has_bias_dtypes(case),
         "inner_strides": has_inner_strides(case),
+        "empty_decodes": any(not sequence.seq_len and sequence.query_len for sequence in case.sequences),
         "call_forms": case.form != CallForm(),
         "far_axes": bool(case.strides.far),
     }

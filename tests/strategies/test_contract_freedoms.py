@@ -114,6 +114,7 @@ OF_NEW_TOKENS: Final[Freedoms] = {
 """The same for launchers that take the keys and values of the new tokens."""
 
 OF_DECODE: Final[Freedoms] = {
+    "length_of_zero": lambda c: any(s.seq_len == 0 and s.query_len == 1 for s in c.sequences),
     "no_starts": lambda c: not c.form.query_starts and not c.filter_by_query_len,
 }
 """The same for paged decode."""
@@ -150,7 +151,7 @@ def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
         "float16_slopes", "float64_sinks", "float64_bias", "bias_column_stride", "bias_by_columns", "pieces",
         "head_stride", "new_value_strides", "table_rows", "out_rows", "expanded_scales", "no_starts", "cache_names",
         "windows_of_all", "far_q", "far_out", "far_table", "far_slots", "far_heads", "far_dims", "far_new_tokens",
-        "far_bias_rows", "far_bias_columns",
+        "far_bias_rows", "far_bias_columns", "length_of_zero",
     }  # fmt: skip
     drawn = [Sample(random).draw(strategy) for _ in range(400)]
     assert {name for name in own & FREEDOMS[family].keys() for case in drawn if FREEDOMS[family][name](case)} == set()

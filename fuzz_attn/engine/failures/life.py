@@ -14,20 +14,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.traits import core
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
-from fuzz_attn.engine.events import Emit, FailureChanged, FailureFound, News, Phase
-from fuzz_attn.engine.explainer import Explainer
+from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
 from fuzz_attn.engine.failures.here import Here
 from fuzz_attn.engine.failures.records import Records, Unfollowed
 from fuzz_attn.engine.failures.reduction import Reduction, Share, allowed, is_simpler, second_order
+from fuzz_attn.engine.failures.shard_protocol import Shard
 from fuzz_attn.engine.failures.triage import (
     HANG,
     OUTPUT,
@@ -43,8 +43,9 @@ from fuzz_attn.engine.failures.triage import (
     traits_of_both,
     trigger_in,
 )
+from fuzz_attn.engine.failures.waiting import Waiting, WaitingFailures
 from fuzz_attn.engine.judges.explanation import explained, in_words
-from fuzz_attn.engine.orders import Answer, Order, Ready
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -52,37 +53,13 @@ MOST_FAILURES: Final = 40
 """A shard follows this many failures of its own; a target with more of them fails in every case."""
 EXCUSED: Final = 2
 """So many failures of a class that do not recur in a fresh process may be chance; one more depends on earlier cases."""
+LAST_PART: Final = 0.75
+"""From then on what is left of the time goes to failures whose shrinking is not complete."""
 MOST_SLOW: Final = 2
 """So many launches that took long while a failure was shrunk are run again, to see whether they hang."""
 NOT_REPLAYED: Final = "it was not replayed there"
 ONLY_SEEN: Final = "it was seen, and not followed"
 AFTER_OTHERS: Final = "it fails only after other cases, which were not run there"
-
-
-class Shard(Launches, Protocol):
-    """What a failure's life needs of the campaign."""
-
-    emit: Emit
-    news: News
-    """Returns what other shards have found since the last call."""
-
-    @property
-    def launch_seconds(self) -> float:
-        """After how many seconds a launch counts as a hang."""
-
-    @property
-    def ready(self) -> Ready:
-        """What the worker said when it was ready."""
-
-    @property
-    def explainer(self) -> Explainer | None:
-        """What explains failures on another backend; None where the shard's own does."""
-
-    def signed(self, order: Order, verdict: Verdict) -> Counterexample:
-        """Return a new counterexample of an order."""
-
-    def digest(self, order: Order) -> str:
-        """Return the digest of an order's tensors, empty where it cannot be computed."""
 
 
 class FailureLives:
@@ -110,7 +87,9 @@ class FailureLives:
         self._max_time = float("inf") if max_time is None else max_time
         self._elapsed = elapsed
         self._open: list[KnownFailure] = []
-        self._resumed = False
+        self._resumed: list[KnownFailure] = []
+        self.longest = 0.0
+        """The seconds that following a failure has taken at most."""
         self._unmet: tuple[Order, Answer] | None = None
         """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
@@ -119,6 +98,7 @@ class FailureLives:
         """Whether it showed beside another one."""
         self._beside: list[tuple[KnownFailure, Answer]] = []
         """What showed beside it, to be followed next."""
+        self._waiting = WaitingFailures(number)
         self._slow: Order | None = None
         self._slow_checks = 0
         self._foreign: dict[tuple[int, int], KnownFailure] = {}
@@ -198,7 +178,7 @@ class FailureLives:
         for failure in started:
             explained = self._explanation(order, failures, failure)
             if explained is None:
-                self._live(failure, answer, before)
+                self._live_or_wait(Waiting(failure, answer, before))
             else:
                 self._end_as(failure, explained)
         for known in shown:
@@ -217,7 +197,7 @@ class FailureLives:
         if not new:
             self._look_beside(known, order, there, "confirm", there=True)
         elif self._may_start(order, verdicts[0]):
-            self._live(self._started(order, verdicts[0]), answer, before)
+            self._live(Waiting(self._started(order, verdicts[0]), answer, before))
 
     def excuse(self, order: Order, verdict: Verdict, before: Sequence[Order], *, judged: bool = False) -> None:
         """Count a failure that did not recur in a fresh process; after some of a class, follow the next as dependent.
@@ -317,10 +297,33 @@ class FailureLives:
             failure, answer = self._beside.pop(0)
             known = self.known.matching(order_of(failure.found), failure.found.verdict, there=failure.there)
             if known is None:
-                self._live(failure, answer, (), beside=True)
+                self._live_or_wait(Waiting(failure, answer, beside=True))
                 self._judge_slow()
             else:
                 self._end_as(failure, known)
+
+    def _live_or_wait(self, waiting: Waiting) -> None:
+        if self._is_late() or not self._waiting.takes(waiting, self._max_time):
+            self._live(waiting)
+
+    def waits(self) -> bool:
+        """Return whether so much waits for other shards that the search should wait too."""
+        return self._waiting.full
+
+    def follow_waiting(self, *, search_is_over: bool = False) -> None:
+        """Follow what no longer waits for other shards, or end it as what they told."""
+        for waiting in self._waiting.leaving(all_of_them=search_is_over or self._is_late()):
+            failure = waiting.failure
+            known = self.known.matching(order_of(failure.found), failure.found.verdict, there=failure.there)
+            if known is None:
+                self._live(waiting)
+                self._follow_beside()
+            else:
+                self._end_as(failure, known)
+
+    def _is_late(self) -> bool:
+        """Return whether the time goes to unfinished failures rather than to the search."""
+        return self._elapsed() > LAST_PART * self._max_time
 
     def _judge_slow(self) -> None:
         """Run a launch that took long while a failure was shrunk with the full limit, where no hang is known."""
@@ -398,6 +401,7 @@ class FailureLives:
         nothing that could stand for another.
         """
         for event in news:
+            self._waiting.note(event)
             done = isinstance(event, FailureChanged) and event.done and not event.same_as
             certain = event.path and event.counterexample.confirmation != "unconfirmed"
             if done and certain and event.shard != self.shard:
@@ -460,11 +464,14 @@ class FailureLives:
                 if answer.fresh:
                     self.records.change(failure, confirmation="confirmed")
 
-    def _live(self, failure: KnownFailure, answer: Answer, before: Sequence[Order], *, beside: bool = False) -> None:
+    def _live(self, waiting: Waiting) -> None:
         """Confirm, shrink and classify one failure, and look at what shows beside it."""
-        with self._followed(failure, beside=beside):
+        failure, answer, before = waiting.failure, waiting.answer, waiting.before
+        started = time.monotonic()
+        with self._followed(failure, beside=waiting.beside):
             if not self._live_there(failure):
                 self._confirm(failure, answer, before)
+        self.longest = max(self.longest, time.monotonic() - started)
 
     def _live_there(self, failure: KnownFailure) -> bool:
         """Replay a failure on the explaining backend, and follow it there if it fails in the same way.
@@ -598,11 +605,11 @@ class FailureLives:
                 self._end_as(other, earlier)
 
     def resume(self, seconds: float) -> None:
-        """Go on with the shrinking of each failure that its share did not complete, for so many seconds together."""
-        if seconds <= 0.0 or self._resumed:
+        """Go on, once, with shrinking each failure that its share did not complete, for so many seconds in all."""
+        if seconds <= 0.0:
             return
-        self._resumed = True
-        waiting = [known for known in self.known if known.shard == self.shard and not known.complete]
+        waiting = [known for known in self.known if self._may_resume(known)]
+        self._resumed += waiting
         for failure in waiting:
             if failure not in tuple(self.known):  # what another shard has told meanwhile is the same bug
                 continue
@@ -619,6 +626,10 @@ class FailureLives:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
         self._follow_beside()
+
+    def _may_resume(self, known: KnownFailure) -> bool:
+        """Return whether a failure of this shard is not shrunk fully, and has not been gone on with."""
+        return known.shard == self.shard and not known.complete and known not in self._resumed
 
     def also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
         """Return the classes of what follows from a failure: that no line and no known failure explains."""

@@ -89,7 +89,7 @@ class DistributionsTally:
     def _add_sizes(self, case: AttentionCase) -> None:
         for sequence in case.sequences:
             self.lengths["query tokens"][sequence.query_len.bit_length()] += 1
-            self.lengths["tokens in the cache before"][sequence.context_len.bit_length()] += 1
+            self.lengths["tokens in the cache before"][max(0, sequence.context_len).bit_length()] += 1
         self.lengths["keys of a case"][case.total_keys.bit_length()] += 1
         for what, size in _sizes_of(case):
             self.sizes[what][size] += 1

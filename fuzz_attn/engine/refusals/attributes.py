@@ -180,6 +180,13 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
         feature="empty_sequences",
     ),
     Attribute(
+        "decodes of length 0",
+        lambda case: any(sequence.has_no_key for sequence in case.sequences),
+        lambda case, value: without_feature(case, "empty_decodes"),
+        _off,
+        feature="empty_decodes",
+    ),
+    Attribute(
         "pages permuted, shared or repeated",
         lambda case: case.pages.permuted or case.pages.shared_prefix > 0 or case.pages.repeated,
         lambda case, value: replace(

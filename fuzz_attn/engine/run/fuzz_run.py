@@ -31,6 +31,7 @@ from fuzz_attn.engine.events import (
     Emit,
     Event,
     FailureChanged,
+    FailureFound,
     Finished,
     Note,
     WorkerReady,
@@ -289,7 +290,7 @@ class FuzzRun:
                     self._stage.begin(event.ready)
             case CaseJudged():
                 shard.cases += event.phase == "search"
-            case FailureChanged() if is_news(event):
+            case FailureFound() | FailureChanged() if is_news(event):
                 self._shards.tell(event)
             case Finished():
                 shard.finished = True

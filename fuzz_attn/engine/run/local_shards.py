@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.backends.gpus import visible_gpus
-from fuzz_attn.engine.events import Event, FailureChanged
+from fuzz_attn.engine.events import Event, Told
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.workers.supervised_worker import START_SECONDS
@@ -50,7 +50,7 @@ class LocalShards:
             number = numbers[connection]
             yield number, self._processes[number].receive()
 
-    def tell(self, news: FailureChanged) -> None:
+    def tell(self, news: Told) -> None:
         """Let all shards read what one of them has found."""
         if self._news is not None:
             self._news.append(msgspec.json.encode(news))

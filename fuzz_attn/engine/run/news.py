@@ -14,17 +14,19 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.engine.events import FailureChanged
+from fuzz_attn.engine.events import FailureChanged, FailureFound, Told
 
 NEWS_NAME: Final = "news.jsonl"
 """The file in the folder of a run."""
 _CHUNK_BYTES: Final = 2**20
-_DECODER: Final = msgspec.json.Decoder(FailureChanged)
+_DECODER: Final[msgspec.json.Decoder[Told]] = msgspec.json.Decoder(Told)
 
 
 def is_news(event: object) -> bool:
-    """Return whether other shards can use an event: a failure that is complete, and the same as no other one."""
-    return isinstance(event, FailureChanged) and event.done and not event.same_as
+    """Return whether other shards can use an event: a failure that is followed from now on, or no longer."""
+    if isinstance(event, FailureFound):
+        return event.followed and not event.saved
+    return isinstance(event, FailureChanged) and event.done
 
 
 class NewsFile:
@@ -64,7 +66,7 @@ class NewsReader:
         self._file: int | None = None
         self._rest = b""
 
-    def __call__(self) -> Sequence[FailureChanged]:
+    def __call__(self) -> Sequence[Told]:
         """Return the new events; a last line that is not complete is left for the next call."""
         lines = (self._rest + self._read()).split(b"\n")
         self._rest = lines.pop()
@@ -80,7 +82,7 @@ class NewsReader:
             return b""
 
 
-def _decoded(line: bytes) -> Sequence[FailureChanged]:
+def _decoded(line: bytes) -> Sequence[Told]:
     """Return the event of a line; none where a full disk has cut it off."""
     try:
         return [_DECODER.decode(line)]

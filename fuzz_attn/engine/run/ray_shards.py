@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fuzz_attn.engine.events import Event, FailureChanged
+from fuzz_attn.engine.events import Event, Told
 from fuzz_attn.engine.run.local_shards import DECODER
 from fuzz_attn.engine.run.ray_actor import Batch, ShardActor
 from fuzz_attn.engine.run.returned_failures import ReturnedFailures
@@ -163,7 +163,7 @@ class RayShards:
             with suppress(OSError):
                 (self._run_folder / name).write_bytes(content)
 
-    def tell(self, news: FailureChanged) -> None:
+    def tell(self, news: Told) -> None:
         """Send all shards what one of them has found; those without a place get it when they have one."""
         message = msgspec.json.encode(news)
         self._told.append(message)

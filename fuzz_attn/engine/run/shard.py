@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.events import Event, FailureChanged
+from fuzz_attn.engine.events import Event, Told
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED
@@ -88,7 +88,7 @@ class Shard:
         """Return whether the run has ended: as it sends nothing else, only the end of the connection can be read."""
         return bool(self._end.poll(0))
 
-    def _news(self) -> Sequence[FailureChanged]:
+    def _news(self) -> Sequence[Told]:
         """Return what other shards have found since the last call; raises KeyboardInterrupt if the run has ended."""
         if self._has_ended():
             self._lost = self._interrupted = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final, Protocol
 
-from fuzz_attn.engine.events import Event, FailureChanged
+from fuzz_attn.engine.events import Event, Told
 from fuzz_attn.engine.run.run_plan import ShardPlan
 
 INTERRUPTED: Final = "interrupted"
@@ -25,7 +25,7 @@ class Shards(Protocol):
     def events(self, seconds: float) -> Iterator[tuple[int, Event | None]]:
         """Yield what shards have sent, with their numbers, and None at a shard's end; wait so long for the first."""
 
-    def tell(self, news: FailureChanged) -> None:
+    def tell(self, news: Told) -> None:
         """Let all shards know what one of them has found. This waits for none of them."""
 
     def stop(self, number: int) -> None:

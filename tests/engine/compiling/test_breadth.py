@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import Family
+from fuzz_attn.case.serving import looks_like_serving, serves
 from fuzz_attn.engine.compiling.compiler import forks_wanted
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds
-from fuzz_attn.engine.schedule import shared_round
+from fuzz_attn.engine.schedule import play_shared_round, shared_round
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
+from fuzz_attn.targets.built_in import built_in
 
 DOMAIN = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 TICK = 0.1
@@ -102,6 +107,21 @@ def test_the_keys_of_five_minutes_have_every_pair_of_values() -> None:
     pool, numbers = key_pool(DOMAIN), range(1000)
     seen = {pair for number in numbers for pair in value_pairs(shared_round(DOMAIN, 3, number).key)}
     assert seen == {pair for key in pool for pair in value_pairs(key)}
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+def test_the_keys_of_half_a_minute_are_served_too(family: Family) -> None:
+    target = built_in(family)
+    assert target is not None
+    domain = target.domain.on_gpu()
+    rounds = [shared_round(domain, 7, number) for number in range(60)]
+    keys = [shared.key for shared in rounds if serves(shared.key)]
+    assert len(keys) == 12
+    assert len({(key.head_size, key.num_queries_per_kv) for key in keys}) == 12, "each of another model"
+    cases: list[AttentionCase] = []
+    for number, shared in enumerate(rounds):
+        play_shared_round(domain, shared, number, 10, lambda case, relation: cases.append(case))
+    assert sum(map(looks_like_serving, cases)) > 0.07 * len(cases)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 16, 128])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
@@ -23,8 +23,10 @@ from fuzz_attn.engine.events import (
     FailureChanged,
     FailureFound,
     FailureSeenAgain,
+    News,
     Note,
     SavedPassed,
+    no_news,
 )
 from fuzz_attn.engine.failures import life, records, reduction
 from fuzz_attn.engine.failures.life import MOST_FAILURES
@@ -99,12 +101,20 @@ class Run:
     """The events of a campaign on a fake worker."""
 
     def __init__(
-        self, folder: Path, worker: FakeWorker, cases: int, seed: int = 1, seconds: float | None = None
+        self,
+        folder: Path,
+        worker: FakeWorker,
+        cases: int,
+        seed: int = 1,
+        seconds: float | None = None,
+        news: News = no_news,
+        others: Iterable[Event] = (),
     ) -> None:
-        self.events: list[Event] = []
+        self.events: list[Event] = list(others)
         self.folder = folder / "saved" / "fake"
         plan = Plan(Setup("fake"), 0, 1, seed, seconds, cases, folder / "run", folder / "saved")
         self.campaign = Campaign(plan, self.events.append, worker)
+        self.campaign.news = news
         self.campaign.run()
         assert self.report.lost == "", "every failing case is in a row"
 
@@ -112,7 +122,7 @@ class Run:
     def failures(self) -> list[Counterexample]:
         """The failures that no other one is the same as."""
         ended = [event for event in self.events if isinstance(event, FailureChanged) and event.done]
-        last = {event.failure: event for event in ended}
+        last = {(event.shard, event.failure): event for event in ended}
         return [event.counterexample for event in last.values() if not event.same_as]
 
     @property

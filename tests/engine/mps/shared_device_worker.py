@@ -3,7 +3,8 @@
 ``FUZZ_ATTN_TEST_EVENTS`` names a folder. In it the file "starts" records each start of the device: s for one in the
 service, a for one apart from it. The number in the file "refusals" says how often the service refuses a start. The
 file "fault" makes the next launch in the service lose the device, as another worker's fault does; "broken harness"
-makes that an exception outside of the launch. While the file "blocked" is there, no launch in the service ends.
+makes that an exception outside of the launch. The number in the file "full" says how many launches find no memory left;
+"no room" is the same outside of a launch, once. While the file "blocked" is there, no launch in the service ends.
 A launch that raises loses the device everywhere.
 """
 
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import torch
 
 from fuzz_attn import backends
 from fuzz_attn.backends.backend import Watch
@@ -23,7 +25,7 @@ from fuzz_attn.backends.mps.gpu_sharing import NO_DAEMON, PIPES
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine import case_judge
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.errors import BackendError, DeviceLostError
+from fuzz_attn.errors import BackendError, DeviceFullError, DeviceLostError
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.workers import sharing
 from fuzz_attn.workers.worker import serve
@@ -52,6 +54,8 @@ class SharedDevice(SimulatorBackend):
 
     def arithmetic(self) -> frozenset[KernelArithmetic]:
         """Return what it returns; it is called outside of a launch."""
+        if _happens("no room"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if self.shared and _happens("broken harness"):
             raise RuntimeError("CUDA error: unspecified launch failure")
         return super().arithmetic()
@@ -65,6 +69,9 @@ class SharedDevice(SimulatorBackend):
                 raise DeviceLostError(f"CUDA error: {error}") from error
         while self.shared and (EVENTS / "blocked").exists():
             time.sleep(0.05)
+        if left := int((EVENTS / "full").read_text()):
+            (EVENTS / "full").write_text(str(left - 1))
+            raise DeviceFullError("CUDA error: out of memory")
         if self.shared and _happens("fault"):
             raise DeviceLostError("CUDA error: an illegal memory access was encountered")
 

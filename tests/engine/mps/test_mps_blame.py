@@ -16,9 +16,9 @@ from fuzz_attn.backends.mps.mps_service import multi_process_service
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker
-from fuzz_attn.engine.isolated_worker import OTHERS_FAULT, IsolatedWorker, Wait
+from fuzz_attn.engine.isolated_worker import FULL, FULL_TRIES, OTHERS_FAULT, IsolatedWorker, Wait
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.workers import sharing
+from fuzz_attn.workers import fork, messages, sharing
 from fuzz_attn.workers.messages import DEVICE_LOST, HARNESS_FAILED, RENEWED, SHARES_AGAIN
 from fuzz_attn.workers.sharing import CANNOT_START, NOT_READY, NOTE, ORDERS_APART, Sharing
 
@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the folder in which files are events of the simulated device."""
     place = tmp_path_factory.mktemp("events")
     (place / "refusals").write_text("0")
+    (place / "full").write_text("0")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("FUZZ_ATTN_TEST_EVENTS", str(place))
         yield place
@@ -76,6 +77,18 @@ def worker(running: IsolatedWorker) -> IsolatedWorker:
 
 def starts(events: Path) -> str:
     return (events / "starts").read_text()
+
+
+def test_each_way_in_which_a_process_ends_itself_has_a_status_of_its_own() -> None:
+    """Statuses are the numbers from 100 to 127 in capitals; a module may import those of another one."""
+    statuses = {
+        name: value
+        for module in (messages, fork, sharing)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, int) and 100 <= value < 128
+    }
+    assert len(statuses) > 7
+    assert len({*statuses.values()}) == len(statuses), statuses
 
 
 def test_another_workers_fault_is_blamed_on_no_case(worker: IsolatedWorker, events: Path) -> None:
@@ -126,6 +139,38 @@ def test_a_fault_outside_of_a_launch_is_blamed_on_no_case(worker: IsolatedWorker
     assert worker.judge(Order(SHORT)).verdict.passed
     assert worker.judge(Order(SHORT)).verdict.passed
     assert starts(events) == "as"
+
+
+@pytest.mark.parametrize("full", [1, FULL_TRIES])
+def test_a_case_that_finds_no_memory_left_is_tried_again(
+    full: int, worker: IsolatedWorker, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_worker, "FULL_SECONDS", 0.0)
+    (events / "full").write_text(str(full))
+    answer = worker.judge(Order(SHORT))
+    assert answer.judged
+    assert answer.verdict.passed
+    assert worker.deaths == 0
+    assert starts(events) == "s" * full, "each try has a process that holds no memory"
+
+
+def test_a_case_that_never_finds_memory_has_no_verdict(
+    worker: IsolatedWorker, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_worker, "FULL_SECONDS", 0.0)
+    (events / "full").write_text(str(FULL_TRIES + 1))
+    answer = worker.judge(Order(SHORT))
+    assert not answer.judged
+    assert answer.unsupported == FULL
+    assert worker.judge(Order(SHORT)).judged
+
+
+def test_memory_that_the_harness_does_not_find_is_no_defect_of_it(worker: IsolatedWorker, events: Path) -> None:
+    (events / "no room").touch()
+    answer = worker.judge(Order(SHORT))
+    assert answer.judged
+    assert answer.earlier is None
+    assert worker.deaths == 0
 
 
 def test_a_service_that_recovers_is_waited_for(worker: IsolatedWorker, events: Path) -> None:

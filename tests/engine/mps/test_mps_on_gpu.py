@@ -62,7 +62,7 @@ def spec_of(name: str) -> str:
 def harmless(seed: int) -> list[Order]:
     """Return drawn orders without sinks."""
     orders: list[Order] = []
-    play_round(Domain(), seed, 60, lambda case, relation: orders.append(Order(case)), ON_GPU)
+    play_round(Domain().in_memory(), seed, 60, lambda case, relation: orders.append(Order(case)), ON_GPU)
     return [order for order in orders if order.case.sinks is None][:20]
 
 
@@ -156,12 +156,14 @@ def searched(events: Iterable[Event]) -> list[CaseJudged]:
     return [event for event in events if isinstance(event, CaseJudged) and event.phase == "search"]
 
 
-@pytest.mark.parametrize("target", ["faults_with_sinks", "exits_with_sinks"])
-def test_a_campaign_finds_a_crash_once_and_goes_on(target: str, tmp_path: Path) -> None:
-    """A failing launch costs a start of the GPU, and shrinking repeats it."""
+@pytest.mark.parametrize(("target", "kind"), [("faults_with_sinks", "out_of_bounds"), ("exits_with_sinks", "crash")])
+def test_a_campaign_finds_a_crash_once_and_goes_on(target: str, kind: str, tmp_path: Path) -> None:
+    """A failing launch costs a start of the GPU. The simulator, which shrinks it, names the store that is wrong."""
     report, events = campaign(target, 150.0, tmp_path)
     (failure,) = report.failures
-    assert failure.counterexample.verdict.kind == "crash"
+    assert failure.counterexample.verdict.kind == kind
+    assert failure.counterexample.elsewhere is not None
+    assert failure.counterexample.elsewhere.found_as == ("crash",)
     assert failure.counterexample.case.sinks is not None
     found = next(index for index, event in enumerate(events) if isinstance(event, FailureFound))
     after = Counter(event.shard for event in searched(events[found:]))

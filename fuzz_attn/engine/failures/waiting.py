@@ -1,0 +1,77 @@
+"""Waiting failures: what a shard leaves for later, because another one is following what may be the same bug.
+
+Workers meet a frequent bug at the same time. If each followed it, all but one would do so for nothing, and have no time
+for other bugs. A failure waits only for those that were found before it, so no two wait for each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from fuzz_attn.engine.events import FailureChanged, FailureFound, Which
+from fuzz_attn.engine.failures.triage import KnownFailure, class_of
+from fuzz_attn.engine.orders import Answer, Order
+
+MOST_WAITING: Final = 2
+"""While so many failures wait, the shard does too: a search would find the same ones again."""
+PATIENCE: Final = 60.0
+"""The seconds that a failure waits at most in a run without a time limit: the other shard may have been killed."""
+PATIENT_PART: Final = 0.2
+LEAST_PATIENCE: Final = 6.0
+"""In a run with one it waits for this part, or so many seconds, which are twice what the shrinking of one may take."""
+
+
+class Waiting(NamedTuple):
+    """A saved failure that is followed later: the answer that showed it, and the cases before it in its process."""
+
+    failure: KnownFailure
+    answer: Answer
+    before: Sequence[Order] = ()
+    beside: bool = False
+    others: frozenset[Which] = frozenset()
+    """The failures of its class that other shards had found before it, one of which it may be."""
+    until: float = 0.0
+    """When it waits no longer, a time of ``time.monotonic``."""
+
+
+class WaitingFailures:
+    """The failures of one ``shard`` that wait, and the class of each failure that another shard is following."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self._waiting: list[Waiting] = []
+        self._elsewhere: dict[Which, str] = {}
+
+    def note(self, event: FailureFound | FailureChanged) -> None:
+        """Note that another shard begins to follow a failure, or has ended."""
+        which = event.shard, event.failure
+        if isinstance(event, FailureChanged):
+            if event.done:
+                self._elsewhere.pop(which, None)
+        elif event.shard != self._shard and event.followed and not event.saved:
+            self._elsewhere[which] = class_of(event.counterexample.verdict)
+
+    def takes(self, waiting: Waiting, max_time: float) -> bool:
+        """Return whether a failure of a run of ``max_time`` seconds waits from now on, as others follow its class."""
+        name = waiting.failure.failure_class
+        others = frozenset(which for which, other in self._elsewhere.items() if other == name)
+        if others:
+            seconds = min(PATIENCE, max(LEAST_PATIENCE, PATIENT_PART * max_time))
+            self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
+        return bool(others)
+
+    @property
+    def full(self) -> bool:
+        """Whether the search should wait too."""
+        return len(self._waiting) >= MOST_WAITING
+
+    def leaving(self, *, all_of_them: bool) -> Iterator[Waiting]:
+        """Yield the failures that wait no longer: all, else those whose others have ended, or whose patience has."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if all_of_them or each.others.isdisjoint(self._elsewhere) or each.until < time.monotonic():
+                yield each
+            else:
+                self._waiting.append(each)
