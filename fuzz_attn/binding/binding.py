@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.binding.layouts import LAYOUTS, Layout
-from fuzz_attn.case.families import Family, Feature
+from fuzz_attn.case.aspects import Feature
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
 from fuzz_attn.foreign_files import content_of

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.binding.layouts import native_layout
-from fuzz_attn.binding.roles import NEEDED, SEGMENT_ROLES
+from fuzz_attn.binding.roles import SEGMENT_ROLES
+from fuzz_attn.case.aspects import ALL_FEATURES, FEATURES, FEATURES_OF, UNPUBLISHED_FEATURES, VIRTUAL_FEATURES, Feature
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Feature
-from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.not_drawn import NotDrawn, Reason
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import BindingError, DomainError
@@ -20,8 +20,6 @@ from fuzz_attn.errors import BindingError, DomainError
 _UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
 """Features that never follow from a signature: a target has to declare them. Published versions differ in how they
 compute fp8 queries."""
-_IN_NO_MEMORY: Final[frozenset[Feature]] = frozenset(("large_offsets", "far_axes"))
-"""Features of addresses that mostly have no memory, which only the simulator can reach."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 
@@ -85,26 +83,27 @@ def not_drawn(promised: Domain, drawn: Domain, binding: Binding) -> NotDrawn:
         if feature not in known:
             return "no parameter"
         if promised.allows(feature):
-            return "backend" if feature in _IN_NO_MEMORY else "refused"
+            return "backend" if feature in VIRTUAL_FEATURES else "refused"
         return "not promised" if feature in _UNDECLARED else "left out"
 
-    return {each.name: reason(each.name) for each in CASE_FEATURES if _lacks(drawn, each.name)}
+    return {name: reason(name) for name in FEATURES if _lacks(drawn, name)}
 
 
 def _lacks(domain: Domain, feature: Feature) -> bool:
-    return feature in FAMILIES[domain.family].features and not domain.allows(feature)
+    return feature in FEATURES_OF[domain.family] and not domain.allows(feature)
 
 
 def expressible(binding: Binding) -> frozenset[Feature]:
     """Return the features whose roles a binding has and whose memory its layout can express."""
     assert binding.family is not None
     roles = set(binding.parameter_of)
-    features = {
-        feature
-        for feature in FAMILIES[binding.family].features
-        if feature not in NEEDED or any(needed <= roles for needed in NEEDED[feature])
-    }
-    return frozenset(features - _inexpressible(binding))
+    features = frozenset(name for name in FEATURES_OF[binding.family] if _has_roles(roles, FEATURES[name].roles))
+    return features - _inexpressible(binding)
+
+
+def _has_roles(known: set[str], needed: tuple[str, ...]) -> bool:
+    """Return whether a binding has all roles of one of several sets, or needs none."""
+    return not needed or any(known.issuperset(names.split()) for names in needed)
 
 
 def _inexpressible(binding: Binding) -> frozenset[Feature]:

@@ -1,7 +1,7 @@
 """Roles: what the parameters of attention kernels mean, and the names that published kernels give them.
 
-To add a role, add one entry to ``ROLES`` and, where the argument has to be computed, a function to ``values.py``. A
-feature that needs the role is entered in ``NEEDED``.
+To add a role, add one entry to ``ROLES`` and, where the argument has to be computed, a function to ``values.py``. The
+row of a feature in :mod:`fuzz_attn.case.aspects` names the roles that it needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final
 
 from fuzz_attn.binding import values
 from fuzz_attn.binding.problem import Problem
-from fuzz_attn.case.families import Feature
 
 
 @dataclass(frozen=True)
@@ -208,20 +207,3 @@ PACKED: Final = {"new_keys": "key_cache", "new_values": "value_cache"}
 
 SEGMENT_ROLES: Final = ("segment_threshold", "scratch_segments", "segment_outputs", "segment_maxima", "segment_sums")
 """Published versions since December 2025 launch the 3D kernel when they are given these, the 2D kernel for None."""
-
-NEEDED: Final[dict[Feature, tuple[frozenset[str], ...]]] = {
-    "window": (frozenset(("window",)), frozenset(("window_left", "window_right"))),
-    "softcap": (frozenset(("softcap",)),),
-    "alibi": (frozenset(("alibi_slopes",)),),
-    "qq_bias": (frozenset(("qq_bias",)),),
-    "sinks": (frozenset(("sinks",)),),
-    "fp8_kv": (frozenset(("k_scale", "v_scale")),),
-    "fp8_q": (frozenset(("q_scale", "k_scale", "v_scale")),),
-    "fp8_out": (frozenset(("out_scale",)),),
-    "empty_decodes": (frozenset(("seq_lens",)),),
-    "filter_by_query_len": (frozenset(("query_start_loc", "skips_others")),),
-    "uint8_cache": (frozenset(("kv_cache_dtype",)),),
-    "padded_tokens": tuple(frozenset((role,)) for role in ("query_start_loc", "query_lens", "kv_indptr")),
-}
-"""The roles that a feature needs; where there are several sets, one of them is enough. Without a length of its own, the
-rows of q are the sequences."""

@@ -24,19 +24,19 @@ _NO_REQUEST: Final = 2
 
 def new_keys(problem: Problem) -> torch.Tensor:
     """Return the packed keys of the new tokens; NaN where the target must read every key from the cache."""
-    return _packed(problem, problem.tensors.new_keys)
+    return _packed(problem, problem.tensors.new_keys, problem.tensors.query.shape[2])
 
 
 def new_values(problem: Problem) -> torch.Tensor:
     """Return the packed values of the new tokens; NaN where the target must read every value from the cache."""
-    return _packed(problem, problem.tensors.new_values)
+    return _packed(problem, problem.tensors.new_values, problem.tensors.value_slots.shape[3])
 
 
-def _packed(problem: Problem, packed: torch.Tensor | None) -> torch.Tensor:
+def _packed(problem: Problem, packed: torch.Tensor | None, size: int) -> torch.Tensor:
     if packed is not None:
         return packed
     query = problem.tensors.query
-    shape = (query.shape[0], problem.tensors.num_kv_heads, query.shape[2])
+    shape = (query.shape[0], problem.tensors.num_kv_heads, size)
     return torch.full(shape, torch.nan, dtype=torch.float32, device=query.device).to(query.dtype)
 
 
@@ -200,7 +200,7 @@ def scratch_segments(problem: Problem) -> int | None:
 
 def segment_outputs(problem: Problem) -> torch.Tensor | None:
     """Return scratch for the output of each segment."""
-    return _scratch(problem, 1 << (problem.tensors.query.shape[2] - 1).bit_length())
+    return _scratch(problem, 1 << (problem.tensors.value_slots.shape[3] - 1).bit_length())
 
 
 def segment_scalars(problem: Problem) -> torch.Tensor | None:

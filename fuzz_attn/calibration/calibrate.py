@@ -16,7 +16,7 @@ from fuzz_attn.binding.promises import domain_of, expressible
 from fuzz_attn.calibration.easy_cases import Batch, Size, case_of, sizes
 from fuzz_attn.calibration.questions import OFF_VALUES, QUESTIONS, Question, filled
 from fuzz_attn.calibration.trial import Trial, bound_to, tried_on
-from fuzz_attn.case.families import Feature
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.errors import BindingError
 from fuzz_attn.targets.target import Target
 

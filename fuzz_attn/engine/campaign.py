@@ -401,7 +401,7 @@ class Campaign:
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
         self._lives.follow_waiting()
-        while self._lives.waits() and self._has_time():
+        while self._lives.waiting.full and self._has_time():
             time.sleep(POLL_SECONDS)
             self._learn()
             self._lives.follow_waiting()

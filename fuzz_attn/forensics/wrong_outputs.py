@@ -44,7 +44,7 @@ def unwritten_findings(lab: Lab) -> list[Finding]:
     ]
     what = ", ".join(words[:3]) + (f" and {len(words) - 3} more sequences" if len(words) > 3 else "")
     what += f", head{'s' * (len(heads) > 1)} {ranges(heads)}" * (len(heads) < lab.case.heads.num_query_heads)
-    what += f", columns {ranges(columns.tolist())}" * (len(columns) < lab.case.heads.head_size)
+    what += f", columns {ranges(columns.tolist())}" * (len(columns) < lab.case.heads.head_size_v)
     return [Finding("unwritten", f"{what}: never written")]
 
 

@@ -14,8 +14,9 @@ from fuzz_attn.binding.binding import Binding, Constant, binding_of, python_valu
 from fuzz_attn.binding.call import Call, call_of
 from fuzz_attn.binding.matching import Match, match_of
 from fuzz_attn.binding.signature import Signature, signature_of
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Family, Feature
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors

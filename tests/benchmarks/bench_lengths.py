@@ -129,7 +129,7 @@ class Planted(Experiment):
 
 def drawn(target: Target, dtypes: DTypes, num_keys: int, random: Random, windows: bool) -> Iterator[AttentionCase]:
     """Yield cases of one sequence, as a campaign of the target draws them."""
-    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.window or not windows)]
+    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.has("window") or not windows)]
     while True:
         queries = QUERIES[int(random.random() * len(QUERIES))]
         yield _case(target, pool, Sequence(queries, num_keys - queries), random)

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import needed_by
 from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed

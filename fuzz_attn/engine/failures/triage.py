@@ -29,8 +29,8 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.case.attention_case import replace
-from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.orders import Answer, Order
@@ -50,7 +50,8 @@ _SANITIZER_KINDS: Final = frozenset(
         *("conflicting_store", "unordered_load", "false_hint", "undefined_integer"),
     )
 )
-_WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
+WRITTEN_OUTSIDE: Final = "written_outside"
+_WITHOUT_EFFECT: Final = ("sanitizer", WRITTEN_OUTSIDE)
 """Classes that leave the output judged; others of the same case follow only if they are in ``also``."""
 
 

@@ -96,15 +96,15 @@ class Launch:
 
 def launch_of(program: Program, bound: Bound, grid: tuple[int, int, int], location: Location) -> Launch:
     """Return a launch without records."""
-    arguments = dict(words for name, value in bound.values.items() for words in _arguments(name, value))
+    arguments = dict(words for name, value in bound.values.items() for words in _named(name, value))
     return Launch(program.name, location, grid, arguments, tuple(name for name, _ in program.parameters))
 
 
-def _arguments(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _named(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the name of an argument and the argument in words; those of each element of a tuple."""
     if isinstance(value, tuple):
         for part, element in zip(element_names(name, value), value, strict=True):
-            yield from _arguments(part, element)
+            yield from _named(part, element)
     else:
         yield name, _in_words(value)
 

@@ -10,10 +10,10 @@ from typing import Self
 import msgspec
 import pytest
 
+from fuzz_attn.case.aspects import with_feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.case.traits import with_feature
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan

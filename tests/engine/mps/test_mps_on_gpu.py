@@ -130,7 +130,7 @@ def meets_sinks_soon(plan: RunPlan) -> bool:
     """Return whether the first round that all workers play has no sinks and the second one has some."""
     domain, seed = Domain().in_memory(), stage_plan(plan).seed
     first, second = (shared_round(domain, seed, number).key for number in range(2))
-    return second.sinks and not first.sinks
+    return second.has("sinks") and not first.has("sinks")
 
 
 def campaign(target: str, seconds: float, place: Path) -> tuple[RunReport, list[Event]]:
