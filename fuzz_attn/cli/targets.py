@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from fuzz_attn.binding.conventions import conventions_of, parameters_of
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
 from fuzz_attn.case import not_drawn
 from fuzz_attn.case.aspects import FEATURES_OF, words_of
@@ -16,9 +17,8 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Ready, Setup
+from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.report.binding_words import conventions_of, parameters_of
 from fuzz_attn.report.printing import show
 
 
@@ -114,11 +114,11 @@ def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) ->
     table = Table(title=f"{ready.target}: {words} (family {ready.family})", title_justify="left", box=None)
     for heading in ("parameter", "role", "why"):
         table.add_column(heading, overflow="fold")
-    for row in parameters_of(ready):
+    for row in parameters_of(ready.binding, ready.reasons):
         table.add_row(*row)
     show(printer, table)
     show(printer, "")
-    for line in (*conventions_of(ready), *(f"Note: {note}" for note in (*ready.notes, *read))):
+    for line in (*conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
         show(printer, line)
     show(printer, "")
     show(printer, domain_table("Cases are drawn from", ready))

@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.aspects import features_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family

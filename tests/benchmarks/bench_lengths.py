@@ -50,7 +50,7 @@ from fuzz_attn.case.attention_case import replace as replace_case
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.mutation.audit_results import RULES

@@ -27,7 +27,7 @@ from fuzz_attn.cli.campaigns import Request, parts
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.messages import Ready
+from fuzz_attn.engine.orders import Ready
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.targets import loading

@@ -11,7 +11,7 @@ import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.calibration.broken_promises import BrokenPromises
 from fuzz_attn.calibration.easy_cases import sizes
 from fuzz_attn.case.aspects import FEATURES_OF
@@ -28,7 +28,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners import statistics
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Tally
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals

@@ -19,7 +19,7 @@ from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.engine.case_judge import CaseJudge
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import DomainError
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 from fuzz_attn.targets.loading import load_target

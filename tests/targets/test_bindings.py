@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import DTypeName

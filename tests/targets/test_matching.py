@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import triton
 
-from fuzz_attn.bindings.binding import binding_of
-from fuzz_attn.bindings.open_conventions import open_in
+from fuzz_attn.binding.binding import binding_of
+from fuzz_attn.binding.conventions import open_in
+from fuzz_attn.binding.matching import Match, match_of
+from fuzz_attn.binding.roles import PACKED, ROLES
+from fuzz_attn.binding.signature import signature_of
 from fuzz_attn.case.aspects import FEATURES
 from fuzz_attn.errors import BindingError, TargetError
-from fuzz_attn.targets.bindings.matching import Match, match_of
-from fuzz_attn.targets.bindings.roles import PACKED, ROLES
-from fuzz_attn.targets.bindings.signature import signature_of
 from fuzz_attn.targets.loading import as_target
 
 

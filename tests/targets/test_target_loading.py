@@ -8,7 +8,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.promises import not_drawn
 from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import FAMILIES, Family
@@ -17,7 +18,6 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import loading, torch_defaults
-from fuzz_attn.targets.bindings.promises import not_drawn
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, as_target, load_target, target_names
 from fuzz_attn.targets.target import Target, slug_of

@@ -17,7 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signature_of
 from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.oracle.verdict import Verdict
 
 

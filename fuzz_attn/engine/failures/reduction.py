@@ -56,7 +56,7 @@ from fuzz_attn.engine.failures.triage import (
     is_of_output,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS, has_second_case, relations_of, second_case

@@ -26,7 +26,7 @@ from fuzz_attn.engine.compiling.rehearsal import (
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.refusals.reduction import Condition, Rule
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told

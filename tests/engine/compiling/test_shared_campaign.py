@@ -19,7 +19,7 @@ from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE
 from fuzz_attn.engine.schedule import shared_round
 from fuzz_attn.oracle.verdict import Verdict

@@ -32,7 +32,7 @@ from fuzz_attn.engine.failures import life, records, reduction
 from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS, second_case

@@ -30,7 +30,7 @@ from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.events import CaseJudged, Event, FailureFound
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import RunReport
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, stage_plan
 from fuzz_attn.engine.schedule import ON_GPU, play_round, shared_round

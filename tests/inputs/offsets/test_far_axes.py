@@ -21,7 +21,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import FAR_AXES, FarAxis, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.engine.failures.reduction import simplify
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Final
 
 from fuzz_attn.backends.mps.gpu_sharing import APART, FOLDER, broken_mark, variables
-from fuzz_attn.engine.messages import DEVICE_LOST, HARNESS_FAILED, SHARES_AGAIN, DeviceStarted
+from fuzz_attn.workers.messages import DEVICE_LOST, HARNESS_FAILED, SHARES_AGAIN, DeviceStarted
 
 CANNOT_START: Final = 112
 """Exit status of a fork that cannot start the device."""

@@ -1,4 +1,7 @@
-"""Values: what the argument of each role is in a call."""
+"""Values: what the argument of each role is in a call, in the form in which the case passes it.
+
+A contract may allow several forms; only targets that declare ``call_forms`` get others than the usual one.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import Final
 import numpy as np
 import torch
 
+from fuzz_attn.binding.problem import Problem
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.targets.bindings import call_forms
-from fuzz_attn.targets.bindings.problem import Problem
 
 DEFAULT_SEGMENTS: Final = 4
 """Segments of a launch of the 3D kernel whose case names no number."""
@@ -102,7 +105,7 @@ def window(problem: Problem) -> object:
     tensors, pair = problem.tensors, problem.binding.window == "pair"
     size = tensors.window
     if tensors.form.window and (pair or not size):
-        return call_forms.window_size(tensors) if pair else call_forms.no_window(tensors)
+        return window_size(tensors) if pair else no_window(tensors)
     if not size:
         return problem.off("window", (-1, -1) if pair else None)
     return {"pair": (size - 1, 0), "keys": size, "left": size - 1}[problem.binding.window or "keys"]
@@ -165,12 +168,12 @@ def _formed(problem: Problem, role: str, scale: torch.Tensor) -> object:
             return float(scale)
         case "per_head":
             return problem.kept(role, scale.float().repeat(problem.tensors.num_kv_heads))
-    return call_forms.scale_in_form(problem.tensors, scale)
+    return scale_in_form(problem.tensors, scale)
 
 
 def kv_cache_dtype(problem: Problem) -> str:
     """Return the name of the cache's type in serving systems."""
-    return call_forms.cache_name(problem.tensors, as_bytes=problem.key_cache.dtype == torch.uint8)
+    return cache_name(problem.tensors, as_bytes=problem.key_cache.dtype == torch.uint8)
 
 
 def kv_quant_mode(problem: Problem) -> int:
@@ -217,3 +220,52 @@ def _scratch(problem: Problem, *columns: int) -> torch.Tensor | None:
 def has_default_scale(tensors: AttentionTensors) -> bool:
     """Return whether the softmax scale is the one that launchers derive from the head size."""
     return tensors.softmax_scale == float(tensors.query.shape[2] ** -0.5)
+
+
+_NAMES: Final[dict[torch.dtype, tuple[str, str, str]]] = {
+    torch.float8_e4m3fn: ("fp8_e4m3", "fp8", "auto"),
+    torch.float8_e5m2: ("fp8_e5m2", "fp8_e5m2", "auto"),
+}
+_NAMES_OF_BYTES: Final[dict[torch.dtype, tuple[str, str, str]]] = {
+    torch.float8_e4m3fn: ("fp8", "fp8_e4m3", "fp8"),
+    torch.float8_e5m2: ("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"),
+}
+
+
+def scale_in_form(tensors: AttentionTensors, scale: torch.Tensor) -> torch.Tensor | None:
+    """Return a scale of q, k or v in the form in which the case passes it."""
+    form = tensors.form.scales
+    if form == "omitted" and float(scale) == 1.0:
+        return None
+    if form == "scalar":
+        return scale.reshape(())
+    return scale.expand(max(1, len(tensors.query_lens)), tensors.num_kv_heads) if form == "expanded" else scale
+
+
+def window_size(tensors: AttentionTensors) -> tuple[int, int]:
+    """Return how many keys a row sees to the left and to the right of its own, -1 for no limit.
+
+    New tokens never see a later one, so the right side may be 0 or -1 with and without a window.
+    """
+    usual, other = (0, -1) if tensors.window else (-1, 0)
+    return tensors.window - 1, usual if tensors.form.window % 2 == 0 else other
+
+
+def no_window(tensors: AttentionTensors) -> int | None:
+    """Return the number of keys that means no window; the usual form is None."""
+    return (None, 0, -1)[tensors.form.window]
+
+
+def cache_name(tensors: AttentionTensors, *, as_bytes: bool) -> str:
+    """Return one of the names of the cache's type in serving systems; bytes must be named.
+
+    The usual name of e4m3 as bytes is the short one, "fp8".
+    """
+    names = _NAMES_OF_BYTES if as_bytes else _NAMES
+    return names[tensors.kv_dtype][tensors.form.cache_name] if tensors.kv_dtype in names else "auto"
+
+
+def query_starts(tensors: AttentionTensors) -> torch.Tensor | None:
+    """Return the starts of the queries; paged decode needs them only to skip sequences."""
+    needed = tensors.form.query_starts or tensors.filter_by_query_len or FAMILIES[tensors.family].needs_query_starts
+    return tensors.query_start_loc if needed else None

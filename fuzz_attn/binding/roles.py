@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fuzz_attn.targets.bindings import call_forms, values
-from fuzz_attn.targets.bindings.problem import Problem
+from fuzz_attn.binding import values
+from fuzz_attn.binding.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ ROLES: Final[dict[str, Role]] = {
             "cu_q_lens",
             "cumulative_sequence_length_q",
         ),
-        lambda problem: call_forms.query_starts(problem.tensors),
+        lambda problem: values.query_starts(problem.tensors),
     ),
     "query_lens": Role(
         "query tokens of each sequence",

@@ -8,7 +8,7 @@ Why no ready-made pool: one message in each direction, a time limit on the wait 
 that is needed. ``multiprocessing.Process`` imports the parent's main module again, and a pool such as pebble's starts
 a new interpreter after each crash. Importing torch and the target takes seconds, and a target that crashes does so at
 every step of shrinking, so a worker answers from forks of the process that is set up
-(:mod:`fuzz_attn.engine.child.worker`). Where a fork server runs (:mod:`fuzz_attn.engine.fork_server`), that process
+(:mod:`fuzz_attn.workers.worker`). Where a fork server runs (:mod:`fuzz_attn.workers.fork_service`), that process
 itself is a fork.
 """
 
@@ -26,14 +26,14 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from fuzz_attn.backends.mps.gpu_sharing import APART, control_of
-from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
-from fuzz_attn.engine.fork_server.fork import Fork, forked
-from fuzz_attn.engine.fork_server.request import worker_environment
-from fuzz_attn.engine.launch_clock import Delays, delays_of
-from fuzz_attn.engine.messages import CONNECTION_LOST, DEVICE_FULL, DEVICE_LOST
-from fuzz_attn.engine.printed_output import PrintedOutput
 from fuzz_attn.errors import ProcessError
 from fuzz_attn.owners import without_callers
+from fuzz_attn.workers.descendants import children_of, kill_with_descendants
+from fuzz_attn.workers.fork_request import worker_environment
+from fuzz_attn.workers.forked_process import Fork, forked
+from fuzz_attn.workers.launch_clock import Delays, delays_of
+from fuzz_attn.workers.messages import CONNECTION_LOST, DEVICE_FULL, DEVICE_LOST
+from fuzz_attn.workers.printed_output import PrintedOutput
 
 SHOWN_CHARACTERS: Final = 1500
 """How much of the last output of a dead worker is shown."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.engine.fork_server.request import VARIABLE, Request, kind_of
+from fuzz_attn.workers.fork_request import VARIABLE, Request, kind_of
 
 START_SECONDS: Final = 180.0
 """The server must have imported torch and forked within this time."""

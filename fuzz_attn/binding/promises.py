@@ -7,15 +7,15 @@ from typing import Final
 from msgspec import ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
-from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.bindings.layouts import format_of
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.layouts import format_of
+from fuzz_attn.binding.roles import SEGMENT_ROLES
 from fuzz_attn.case.aspects import ALL_FEATURES, FEATURES, FEATURES_OF, UNPUBLISHED_FEATURES, VIRTUAL_FEATURES, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.not_drawn import NotDrawn, Reason
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import BindingError, DomainError
-from fuzz_attn.targets.bindings.roles import SEGMENT_ROLES
 
 _UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
 """Features that never follow from a signature: a target has to declare them. Published versions differ in how they

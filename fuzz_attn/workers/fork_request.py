@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fuzz_attn.backends.gpus import gpu_environment
-from fuzz_attn.case.plain import Plain
+from fuzz_attn.workers.messages import Message
 
 VARIABLE: Final = "FUZZ_ATTN_FORK_SERVER"
 """The variable with the path of a server's socket. The name of that file is the kind of processes that it forks."""
@@ -24,7 +24,7 @@ _ACT_LATER: Final = ("PYTHONPATH",)
 """Among those, the ones that a fork can still follow."""
 
 
-class Request(Plain, frozen=True):
+class Request(Message, frozen=True):
     """A module to run as the main program of a new process.
 
     ``end_signal`` ends the process's group when the process that asked for it ends.

@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.engine.child.descendants import adopt_orphans, children_of, end_children, reap_orphan
-from fuzz_attn.engine.messages import CONNECTION_LOST, Died
 from fuzz_attn.errors import ProcessError
+from fuzz_attn.workers.descendants import adopt_orphans, children_of, end_children, reap_orphan
+from fuzz_attn.workers.messages import CONNECTION_LOST, Died
 
 NO_MORE_MESSAGES: Final = 113
 """Exit status of a fork whose parent closed the connection."""

@@ -2,8 +2,8 @@
 
 Setting up takes seconds (torch, Triton, the target's own imports), and a target that crashes does so at every step of
 shrinking. So the process that is set up answers through forks of itself: it reports the death of one with
-:class:`~fuzz_attn.engine.messages.Died`, and the next one is ready at once. A device does not survive a fork, so on a
-device each fork starts it anew (:mod:`fuzz_attn.engine.child.sharing`).
+:class:`~fuzz_attn.workers.messages.Died`, and the next one is ready at once. A device does not survive a fork, so on a
+device each fork starts it anew (:mod:`fuzz_attn.workers.sharing`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from fuzz_attn.backends.cuda import says_full
-from fuzz_attn.engine.child.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
-from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, PAUSE_SECONDS, Sharing
-from fuzz_attn.engine.messages import (
+from fuzz_attn.errors import DeviceFullError, DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
+from fuzz_attn.workers.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
+from fuzz_attn.workers.messages import (
     CONNECTION_LOST,
     DEVICE_FULL,
     DEVICE_LOST,
@@ -32,12 +32,11 @@ from fuzz_attn.engine.messages import (
     Compiling,
     Died,
     HarnessFailed,
-    Ready,
     Refused,
     Renew,
     Unsupported,
 )
-from fuzz_attn.errors import DeviceFullError, DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
+from fuzz_attn.workers.sharing import CANNOT_START, NOT_READY, PAUSE_SECONDS, Sharing
 
 NICE: Final = 5
 """Processes that judge on a device let others go first: those that compile what they judge next."""
@@ -60,7 +59,7 @@ class Service(Protocol):
     def start(self) -> None:
         """Start the device; raises :class:`BackendError` if it cannot."""
 
-    def ready(self) -> Ready:
+    def ready(self) -> msgspec.Struct:
         """Start and check the backend; raises :class:`FuzzAttnError` where it does not work."""
 
     def answer(self, message: bytes, send: Send) -> None:

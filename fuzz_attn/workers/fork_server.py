@@ -1,13 +1,17 @@
-"""The process of a fork server: ``python -P -m fuzz_attn.engine.fork_server.server NUMBER``, of a listening socket.
+"""The process of a fork server: ``python -P -m PROGRAM NUMBER``, of a listening socket.
 
-It forks for each request, tells the requester the number of the process and later how it ended, and kills the process
-when the requester ends. What a process leaves behind is killed too. The server ends when its standard input is closed
-and its last fork has ended.
+The program calls :func:`serve` with what imports all that its forks need. A fork is then like a process that was
+started by itself: it has no threads and no state of random numbers of the server. Only the seed of hashes is the same.
+
+The server forks for each request, tells the requester the number of the process and later how it ended, and kills the
+process when the requester ends. What a process leaves behind is killed too. The server ends when its standard input is
+closed and its last fork has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -16,7 +20,8 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,26 +30,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fuzz_attn.engine.child.descendants import adopt_orphans, end_children
-from fuzz_attn.engine.child.fork import die_with_parent
-from fuzz_attn.engine.fork_server.new_process import become
-from fuzz_attn.engine.fork_server.request import Request
+from fuzz_attn.workers.descendants import adopt_orphans, end_children
+from fuzz_attn.workers.fork import die_with_parent
+from fuzz_attn.workers.fork_request import Request
 
-IMPORTED: Final = (
-    "torch",
-    "fuzz_attn.engine.campaign",
-    "fuzz_attn.engine.child.worker",
-    "fuzz_attn.engine.compiling.pool",
-    "fuzz_attn.engine.run.run_plan",
-    "fuzz_attn.inputs.tensors",
-    "fuzz_attn.oracle.comparison",
-    "fuzz_attn.oracle.reference",
-    "fuzz_attn.targets.built_in",
-)
-"""What the processes of a run import. None of it imports Triton, for which a worker chooses a backend first.
-
-Names only, because the engine itself imports this folder.
-"""
 LONGEST_REQUEST: Final = 2**20
 REQUEST_SECONDS: Final = 5.0
 """A request has to follow its connection within this time."""
@@ -188,27 +177,82 @@ def _send(line: int, number: int) -> None:
         os.write(line, str(number).encode())
 
 
-def _import_all() -> None:
-    """Import what the processes need; what cannot be imported raises its error in those that need it.
+_SERVER_LOST: Final = 1
+_ARGUMENTS: Final = 45
+"""The place of the first address of the arguments, behind the name of the process in ``/proc/PID/stat``."""
 
-    Meanwhile no garbage is collected, which would take a fifth of the time.
+
+def become(request: Request, server: int, connection: int, output: int) -> None:
+    """Make this fork of a server the process that is asked for, up to the call of its module.
+
+    Its command line ends with the number of the connection. A failure ends it: it must not go on as the server.
     """
-    gc.disable()
-    for name in IMPORTED:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
-    gc.freeze()  # else the first collection in each fork would copy all of it
-    gc.enable()
+    try:
+        die_with_parent()
+        if os.getppid() != server:
+            os._exit(_SERVER_LOST)
+        os.setpgid(0, 0)
+        _set_files(output)
+        interpreters = [entry for entry in sys.path if entry not in _search_path(os.environ)]
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.chdir(request.folder)
+        sys.path[:] = dict.fromkeys((*_search_path(os.environ), *interpreters))
+        importlib.invalidate_caches()
+        sys.argv[1:] = [str(connection)]
+        _set_command_line(sys.executable, "-P", "-m", request.module, str(connection))
+        _draw_new_seeds()
+    except BaseException:  # noqa: BLE001 - see above
+        traceback.print_exc()
+        os._exit(1)
 
 
-def main() -> None:
-    """Serve, or run in a fork the module that was asked for.
+def _set_files(output: int) -> None:
+    """Read from nothing, and print to the output."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((nothing, output, output)):
+        os.dup2(descriptor, number)
+    os.close(nothing)
 
-    The interpreter is not torn down, which takes half a second where torch is imported.
+
+def _search_path(environment: Mapping[str, str]) -> list[str]:
+    """Return what an environment adds to the import path of the interpreter."""
+    return [os.path.abspath(entry) for entry in environment["PYTHONPATH"].split(os.pathsep)]
+
+
+def _draw_new_seeds() -> None:
+    """Give torch and numpy new random numbers, as they have in each process. Python's own does so in each fork."""
+    torch, random = sys.modules.get("torch"), sys.modules.get("numpy.random")
+    if torch is not None:
+        torch.default_generator.seed()
+    if random is not None:
+        random.seed()
+
+
+def _set_command_line(*words: str) -> None:
+    """Let ``ps`` and others show a command instead of the server's, cut where that ends: it is written over it."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return  # without /proc nobody sees it
+    start, end = (int(field) for field in fields[_ARGUMENTS : _ARGUMENTS + 2])
+    text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def serve(import_all: Callable[[], None]) -> None:
+    """Serve, or run in a fork the module that was asked for. Nothing of what is imported may import Triton.
+
+    Meanwhile no garbage is collected, which would take a fifth of the time of the imports. The interpreter is not torn
+    down, which takes half a second where torch is imported.
     """
     server = ForkServer(socket.socket(fileno=int(sys.argv[-1])))
     die_with_parent()  # while torch is imported nothing else notices that end
-    _import_all()
+    gc.disable()
+    with contextlib.suppress(Exception):  # what cannot be imported raises its error in those that need it
+        import_all()
+    gc.freeze()  # else the first collection in each fork would copy all of it
+    gc.enable()
     die_with_parent(0)
     adopt_orphans()  # of workers that have ended
     module = server.serve()
@@ -216,7 +260,3 @@ def main() -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.stdout.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,20 @@
-"""Binding: how a target is called, as plain data that goes into messages, files and tables."""
+"""Binding: how a target is called, as plain data that goes into messages, files and tables, and is read from a file."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.bindings.layouts import LAYOUTS, Layout
+from fuzz_attn.binding.layouts import LAYOUTS, Layout
 from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
+from fuzz_attn.foreign_files import content_of
 
 Constant: TypeAlias = bool | int | float | str | tuple[bool | int | float | str, ...] | None
 """A value of a TOML file; the text ``None`` is Python's None, which TOML lacks."""
@@ -37,7 +40,7 @@ class TensorRecipe(Plain, frozen=True):
     """A tensor that the caller provides: scratch, or with ``value`` a constant one.
 
     A size is a number or a text such as ``head_size + 1``; the names are those of
-    :data:`fuzz_attn.targets.bindings.scratch.SIZES`. ``dtype`` may be that of the query or the output.
+    :data:`fuzz_attn.binding.call.SIZES`. ``dtype`` may be that of the query or the output.
     """
 
     shape: tuple[Size, ...]
@@ -51,7 +54,7 @@ class Binding(Plain, frozen=True):
     - ``family``: what is computed (:mod:`fuzz_attn.case.families`).
     - ``roles``: the role of each parameter that is passed; ``default`` leaves it at its default.
     - ``constants`` and ``tensors``: arguments that have no role.
-    - ``layout``: how the caches lie in memory (:mod:`fuzz_attn.bindings.layouts`).
+    - ``layout``: how the caches lie in memory (:mod:`fuzz_attn.binding.layouts`).
     - ``output``: whether the target writes its output or returns it. ``returns``: the names of the outputs that it
       returns, in order, where that is not ``out`` only; a name that is no output of a case stands for another value.
     - ``window``, ``scales``, ``scale_direction``, ``fp8``: conventions. ``fp8`` caches are passed as torch's fp8 types
@@ -128,3 +131,25 @@ def python_value(value: Constant) -> Any:
     if value == "None":
         return None
     return tuple(map(python_value, value)) if isinstance(value, tuple | list) else value
+
+
+LARGEST_BYTES: Final = 2**20
+"""No binding file is larger."""
+
+
+def read_binding(path: Path) -> Binding:
+    """Return the binding that a file states; raises :class:`BindingError`, in one line that names the file."""
+    try:
+        table = tomllib.loads(content_of(path, LARGEST_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a huge number
+        raise BindingError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    known = Binding.__struct_fields__
+    unknown = sorted(set(table) - set(known))
+    if unknown:
+        raise BindingError(f"{path}: has an unknown key {unknown[0]!r}; known are: {', '.join(known)}")
+    try:
+        stated = binding_of(table)
+    except BindingError as error:
+        raise BindingError(f"{path}: {error}") from error
+    assert stated is not None
+    return stated
