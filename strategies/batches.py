@@ -160,11 +160,12 @@ def batches(
 def _batches(
     draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain, campaign: bool
 ) -> tuple[Sequence, ...]:
-    single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
+    single = FAMILIES[key.family].one_token_each and not key.has("filter_by_query_len")
     if campaign and may_serve(key, num_kv_heads) and draw(_DECODED if single else _SERVED):
         return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
     surge = next((weight for tokens, weight in SURGE_WEIGHTS if affords_surge(key, num_kv_heads, tokens)), 0)
-    rarely, usual, rare = _kinds(key.qq_bias, key.window, key.launch.path == "3d", single, surge, campaign)
+    bias, window, segments = key.has("qq_bias"), key.has("window"), key.launch.path == "3d"
+    rarely, usual, rare = _kinds(bias, window, segments, single, surge, campaign)
     kind = draw(rare if draw(rarely) else usual)
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast", "convoy"))
     size = _SIZES.get(kind, _Size())

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from msgspec.structs import replace
 
-from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import PageLayout
+from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, PageLayout
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import lattice
 

@@ -7,15 +7,15 @@ from functools import lru_cache
 from itertools import product
 from math import inf, sqrt
 from random import Random
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
 from fuzz_attn.case import serving
+from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.features import COMPILED_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.serving import (
     FEWEST_BESIDE,
@@ -97,7 +97,7 @@ def _keys(domain: Domain) -> Iterator[CompileKey]:
             head_size=head_size,
             block_size=choices.one_of(pages),
             launch=_launch(choices, dtypes, domain),
-            **_features(choices, domain),
+            compiled=_features(choices, domain),
         )
 
 
@@ -115,13 +115,13 @@ def _types(domain: Domain) -> tuple[tuple[DTypes, ...], tuple[DTypes, ...]]:
     return tuple(half), tuple(each for each in small if each.kv != each.q)
 
 
-def _features(choices: _Choices, domain: Domain) -> dict[str, Any]:
+def _features(choices: _Choices, domain: Domain) -> tuple[Feature, ...]:
     """Return the compiled features of a key: mostly none or one."""
     allowed = tuple(name for name in COMPILED_FEATURES if domain.allows(name))
-    found: dict[str, Any] = {}
+    found = set[Feature]()
     while allowed and choices.happens(FEATURE):
-        found[choices.one_of(allowed)] = True
-    return found
+        found.add(choices.one_of(allowed))
+    return tuple(name for name in allowed if name in found)
 
 
 def _launch(choices: _Choices, dtypes: DTypes, domain: Domain) -> LaunchHints:
@@ -256,8 +256,8 @@ def _kinds(key: CompileKey, num_kv_heads: int, most: float) -> tuple[Kind, ...]:
     price = _price(key, num_kv_heads)
     kinds: tuple[Kind, ...] = ("speculative", "mixed", "chunk", "decodes")
     if FAMILIES[key.family].one_token_each:
-        kinds = ("decodes", "mixed") if key.filter_by_query_len else ("decodes",)
-    elif key.filter_by_query_len:
+        kinds = ("decodes", "mixed") if key.has("filter_by_query_len") else ("decodes",)
+    elif key.has("filter_by_query_len"):
         kinds = ("speculative", "mixed", "chunk")
     return tuple(kind for kind in kinds if _least(kind, price) <= most)
 

@@ -9,13 +9,13 @@ import msgspec
 import torch
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.promises import domain_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import BindingError
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.bindings.promises import domain_of
 from fuzz_attn.targets.target import Target
 
 Outcome: TypeAlias = Literal["fits", "wrong", "raised"]

@@ -66,6 +66,11 @@ class HeadLayout(Plain, frozen=True):
     head_size: HeadSize = 16
 
     @property
+    def head_size_v(self) -> int:
+        """Elements of a value, and of the output of one head: as many as of a key."""
+        return self.head_size
+
+    @property
     def num_query_heads(self) -> int:
         """Heads of ``q`` and ``out``."""
         return self.num_kv_heads * self.num_queries_per_kv
@@ -107,6 +112,10 @@ class PageLayout(Plain, frozen=True):
     spare_blocks: Count = 0
     extra_columns: Count = 0
     first_block: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
+"""Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
 
 
 class Strides(Plain, frozen=True):

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 import torch
 
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import OutputError
 from fuzz_attn.export import recorded_calls
 from fuzz_attn.export.recorded_calls import (

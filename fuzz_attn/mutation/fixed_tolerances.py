@@ -105,4 +105,4 @@ def _attended(block: RowBlock, tensors: AttentionTensors, working: torch.dtype) 
         sinks = tensors.sinks.to(working).view(keys.shape[1], 1, -1, 1).expand(*shape[:4], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : shape[-1]]
-    return (weights.flatten(2, 3) @ block.values.to(working)).view_as(block.queries)
+    return (weights.flatten(2, 3) @ block.values.to(working)).view(*block.queries.shape[:-1], -1)

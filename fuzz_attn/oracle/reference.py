@@ -131,11 +131,11 @@ def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:
     There the bound may be far below the rounding of a weight in float64.
     """
     if logits.equal_rows is None:
-        return (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
+        return (weights.exact.flatten(2, 3) @ block.values).view(*block.queries.shape[:-1], -1)
     counted = (~block.hidden if logits.significant is None else logits.significant).double()
     count = counted.sum(-1, keepdim=True) + (logits.sink == 0.0)
     shares = torch.where(logits.equal_rows, counted, weights.exact)
-    total = (shares.flatten(2, 3) @ block.values).view_as(block.queries)
+    total = (shares.flatten(2, 3) @ block.values).view(*block.queries.shape[:-1], -1)
     return total.div_(torch.where(logits.equal_rows, count, 1.0))
 
 

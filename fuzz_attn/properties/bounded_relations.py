@@ -90,7 +90,7 @@ def value_shift(experiment: Experiment) -> Comparison:
     """
     tensors = values_changed(experiment.fresh(), coarse)
     exact = attend(tensors, experiment.target.rounding_model)
-    shape = tensors.num_kv_heads, tensors.query.shape[2]
+    shape = tensors.value_slots.shape[2:]
     signs = torch.arange(shape[0] * shape[1], device=tensors.query.device).view(shape) % 3 - 1.0
     shift = Shift(signs.double())
     other = experiment.launch_tensors(values_changed(tensors, shift))

@@ -81,10 +81,10 @@ def comparisons(experiment: Experiment) -> Iterator[WithinBound]:
     if not found:
         return
     worst = max(found, key=lambda each: each.size)
-    positions, room = worst.positions, KEPT * case.heads.head_size
+    positions, room = worst.positions, KEPT * case.heads.head_size_v
     for _ in range(LAUNCHES):
         last = len(positions) <= room
-        kept = positions if last else _all_but_one_group(positions, case.heads.head_size)
+        kept = positions if last else _all_but_one_group(positions, case.heads.head_size_v)
         tensors = only_values(experiment.fresh(), worst.sequence, kept, worst.head, worst.columns)
         other = experiment.launch_tensors(tensors)
         exact = attend(other.tensors, model)
@@ -121,7 +121,7 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     if block.values.shape[-2] < LONG or not factor:
         return None
     first = int(block.values.shape[-1] > 1)
-    shape = (-1, *block.queries.shape[1:2], *block.queries.shape[3:])
+    shape = (-1, *block.queries.shape[1:2], block.queries.shape[3], block.values.shape[-1])
     actual = tensors.outputs["out"].elements.double()
     error = (actual - reference.value).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., first::2]
     sizes = block.value_sizes[..., first::2]
@@ -137,7 +137,7 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     columns, seen = slice(2 * marked + first, 2 * marked + first + 1), block.visible[span, row]
     if ratio.shape[-1] >= FEW_COLUMNS and float((ratio[place[:-1]] >= SUSPICIOUS).double().mean()) > 0.5:
         columns = slice(first, None, 2)
-        positions = _ends(block.key_position[span][seen], KEPT * experiment.case.heads.head_size)
+        positions = _ends(block.key_position[span][seen], KEPT * experiment.case.heads.head_size_v)
     else:
         positions = block.key_position[span][seen & (block.values[span, head, :, columns.start] != 0.0)]
     token = int(block.tokens[span, row])

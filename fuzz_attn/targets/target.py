@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
-from fuzz_attn.bindings.layouts import format_of
+from fuzz_attn.binding.binding import Binding, Constant, binding_of, python_value
+from fuzz_attn.binding.call import Call, call_of
+from fuzz_attn.binding.layouts import format_of
+from fuzz_attn.binding.matching import Match, match_of
+from fuzz_attn.binding.signature import Signature, signature_of
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Family, Feature
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.targets.bindings.call import Call, call_of
-from fuzz_attn.targets.bindings.matching import Match, match_of
-from fuzz_attn.targets.bindings.signature import Signature, signature_of
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults

@@ -20,7 +20,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.schedule import ON_GPU, play_round
 from fuzz_attn.inputs.tensors import digest_of, materialise

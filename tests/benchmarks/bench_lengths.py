@@ -50,7 +50,7 @@ from fuzz_attn.case.attention_case import replace as replace_case
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.mutation.audit_results import RULES
@@ -129,7 +129,7 @@ class Planted(Experiment):
 
 def drawn(target: Target, dtypes: DTypes, num_keys: int, random: Random, windows: bool) -> Iterator[AttentionCase]:
     """Yield cases of one sequence, as a campaign of the target draws them."""
-    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.window or not windows)]
+    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.has("window") or not windows)]
     while True:
         queries = QUERIES[int(random.random() * len(QUERIES))]
         yield _case(target, pool, Sequence(queries, num_keys - queries), random)

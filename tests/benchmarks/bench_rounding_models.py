@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel

@@ -12,7 +12,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
 from fuzz_attn.oracle.row_blocks import cost_of

@@ -19,7 +19,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.properties.check import LAUNCH_PROPERTIES, check, comparison_of

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.binding.roles import ROLES, Role
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
@@ -44,7 +45,6 @@ from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures, check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of
-from fuzz_attn.targets.bindings.roles import ROLES, Role
 from fuzz_attn.targets.target import Target
 
 GAP: Final = 3

@@ -8,11 +8,12 @@ from typing import Final, TypeAlias
 
 import pytest
 
+from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
 from fuzz_attn.engine.seeds import derived_seed
@@ -144,7 +145,7 @@ def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
-    features = FAMILIES[family].features - UNPUBLISHED_FEATURES
+    features = FEATURES_OF[family] - UNPUBLISHED_FEATURES
     strategy, random = cases(Domain(family=family, features=features)), Random(3)
     own = {
         "scales_of_zero", "negative_scales", "softmax_scale_of_zero", "out_dtype", "fp8_out_kind", "fp8_kinds",

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import core
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.traits import core
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
@@ -50,7 +50,7 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.failures.waiting import Waiting, WaitingFailures
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -595,7 +595,7 @@ class FailureLives:
         if self.known.same_as(failure) is None:
             self._here.check(failure)
         name_cause(failure, self)
-        self._shard.learn()
+        self.learn(self._shard.news())
         earlier = self.known.same_as(failure)
         if earlier is None:
             self.known.add(failure)

@@ -29,11 +29,11 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.case.attention_case import replace
-from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
 

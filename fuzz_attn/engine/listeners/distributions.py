@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from fuzz_attn.case.aspects import all_features_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.plain import Plain, Seconds, Whole
 from fuzz_attn.engine.events import CaseJudged, Event
 from fuzz_attn.oracle.verdict import Verdict
