@@ -125,8 +125,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(folder)
         yield folder
-    for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+    for name, loaded in [*sys.modules.items()]:
+        if str(getattr(loaded, "__file__", None)).startswith(str(folder)):
             del sys.modules[name]
 
 
