@@ -90,7 +90,8 @@ def seeded(given: argparse.Namespace) -> list[Row]:
         cases = [outcome.case for each in mutants for outcome in each if outcome.state == "killed"]
         found = sum(times_found(each) == len(each) for each in mutants)
         row = {"family": family, "bugs": f"{len(mutants):,}", "found by every seed": str(found)}
-        rows.append(row | {"cases, median": f"{statistics.median(cases):g}", "cases, most": str(max(cases))})
+        median = f"{statistics.median(cases):g}" if cases else "none found"
+        rows.append(row | {"cases, median": median, "cases, most": str(max(cases, default="none found"))})
     return rows
 
 
