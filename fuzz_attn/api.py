@@ -103,8 +103,8 @@ def verify(
         raise TargetError(
             "verify() was called while a worker imported the target's file: call it under `if __name__ == '__main__':`"
         )
-    from fuzz_attn.bindings.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
-    from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - as above
+    from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
+    from fuzz_attn.engine.orders import Setup  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run.machine import available_cores  # noqa: PLC0415 - loads msgspec, as below
     from fuzz_attn.engine.run.run_plan import RunPlan  # noqa: PLC0415 - as above

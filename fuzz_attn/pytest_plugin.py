@@ -169,9 +169,9 @@ def _failure(plan: Plan) -> str:
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:
     """Return the plan of a shard: the marker's arguments, replaced by the options of the command line."""
-    from fuzz_attn.bindings.binding import binding_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.campaign import Plan  # noqa: PLC0415 - loads Hypothesis
-    from fuzz_attn.engine.messages import Setup  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.orders import Setup  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.run_plan import share_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.settings import (  # noqa: PLC0415 - loads msgspec
         DEFAULT_MAX_TIME,

@@ -43,7 +43,8 @@ def paged_attention_decode(
         block_table: `[B or more, max_blocks]` int32; key j of sequence i is in page `block_table[i, j // block_size]`.
             Entries past a sequence's last page, and before its window, are not read.
         query_start_loc: `[B + 1]` int32, prefix sums of the query lengths. Read only with `filter_by_query_len`.
-        seq_lens: `[B]` int32, length of each whole sequence, its query token included. Length 0 is skipped.
+        seq_lens: `[B]` int32, length of each whole sequence, its query token included. Length 0 is skipped: row i of
+            `output` is not written, and row i of `block_table` is not read.
         k_scale: one float32 element, may be expanded: the value of a stored fp8 1. None is 1. Read only for an fp8
             cache; keys are scaled in float32 and rounded to the query's dtype.
         v_scale: the same for values.

@@ -26,6 +26,7 @@ from fuzz_attn.strategies.sampling.budgets import (
     MOST_TOKENS,
     RARE_TOKENS,
     SURGE_PRODUCTS,
+    SURGE_TOKENS,
     Budget,
     affords_surge,
     budget_for,
@@ -88,14 +89,20 @@ ENDLESS_KEYS = sorted((10_000, 2**14, 20_000, *around(2**15), *(50_000, *around(
 FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11), 3_000, 2**12 - 1, 2**12) * 6))
 """Keys, and query tokens, of very rare batches."""
 SURGES = sorted(
-    (400, 511, 512, 513, 600, 700, 850, 1_000, *(*around(2**10), 1_030, 1_100) * 3, 1_300, 1_700, *around(2**11))
+    (
+        *(384, 385, 400, 450, 511, 512, 513, 600, 700, 850, 1_000),
+        *(*around(2**10), 1_030, 1_100) * 3,
+        *(1_300, 1_700, *around(2**11)),
+    )
 )
 CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
 COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
 RARE: Final[dict[Kind, int]] = {"many": 16, "horde": 6, "chunk": 14, "surge": 40, "vast": 14, "convoy": 5}
-"""The weights of rare kinds; few cases can afford more than a thousand tokens."""
+"""The weights of rare kinds."""
+SURGE_WEIGHTS = ((SURGE_TOKENS, RARE["surge"]), (385, 16))
+"""Few cases can afford more than a thousand tokens, several a few hundred."""
 
 
 class _Step(Enum):
@@ -117,8 +124,8 @@ _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
     "horde": _NEXT_IN_MANY,
 }
 _BOOLEANS = sampled_from((False, True))
-_SERVED = sampled_from((False,) * 9 + (True,) * 11)
-_DECODED = sampled_from((False, True, True, True, True, True))
+_SERVED = sampled_from((False, True))
+_DECODED = sampled_from((False, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)
@@ -138,11 +145,11 @@ def batches(
 
     Batches are prefill, decode, chunked prefill with a context, or all mixed, with empty sequences anywhere where the
     domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
-    one query token each. All lengths up to 17 are likely; longer ones lie around multiples of the page, the tiles, the
-    q-block and the segments. :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a
-    ``campaign``, which shrinks cases as data, more than half of the batches of the keys of served models are as
-    schedulers make them (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would
-    give up on them.
+    one query token each, and its empty sequences are decodes of length 0. All lengths up to 17 are likely; longer ones
+    lie around multiples of the page, the tiles, the q-block and the segments.
+    :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a ``campaign``, which shrinks cases as
+    data, half of the batches of the keys of served models are as schedulers make them
+    (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would give up on them.
     """
     if num_kv_heads < 1:
         raise InvalidArgument(f"{num_kv_heads=} must be at least 1")
@@ -153,24 +160,27 @@ def batches(
 def _batches(
     draw: st.DrawFn, key: CompileKey, num_kv_heads: int, domain: Domain, campaign: bool
 ) -> tuple[Sequence, ...]:
-    single = FAMILIES[key.family].one_token_each and not key.filter_by_query_len
+    single = FAMILIES[key.family].one_token_each and not key.has("filter_by_query_len")
     if campaign and may_serve(key, num_kv_heads) and draw(_DECODED if single else _SERVED):
         return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
-    surge = affords_surge(key, num_kv_heads)
-    rarely, usual, rare = _kinds(key.qq_bias, key.window, key.launch.path == "3d", single, surge, campaign)
+    surge = next((weight for tokens, weight in SURGE_WEIGHTS if affords_surge(key, num_kv_heads, tokens)), 0)
+    bias, window, segments = key.has("qq_bias"), key.has("window"), key.launch.path == "3d"
+    rarely, usual, rare = _kinds(bias, window, segments, single, surge, campaign)
     kind = draw(rare if draw(rarely) else usual)
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast", "convoy"))
     size = _SIZES.get(kind, _Size())
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, **size._asdict())
     queries, contexts = _lengths(key, single, domain.tile_sizes, "vast" if kind == "convoy" else kind)
     total = draw(_BOOLEANS)
-    empty = domain.allows("empty_sequences") and not single
+    empty = domain.allows("empty_decodes" if single else "empty_sequences")
     steps = _steps(kind, empty)
     sequences: list[Sequence] = []
     step = draw(_opening(empty))
     most = draw(_MANY) if kind == "many" and campaign else _MOST.get(kind, MAX_SEQUENCES)
     while step != _Step.STOP:
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
+        if single and step == _Step.EMPTY:
+            sequence = Sequence(1, -1)
         sequences.append(sequence)
         budget.spend(sequence)
         # Drawn even if nothing can follow: shrinking a key raises the budget and must not need more choices.
@@ -207,7 +217,7 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 @lru_cache(maxsize=64)
 def _kinds(
-    qq_bias: bool, window: bool, segments: bool, single: bool, surge: bool, campaign: bool
+    qq_bias: bool, window: bool, segments: bool, single: bool, surge: int, campaign: bool
 ) -> tuple[st.SearchStrategy[bool], st.SearchStrategy[Kind], st.SearchStrategy[Kind]]:
     """Return strategies of whether a kind is a rare one, of the usual kinds and of the rare ones.
 
@@ -232,6 +242,7 @@ def _kinds(
     left_out |= set() if campaign else {"horde"}
     # Of decodes there are fewer usual kinds. Windows must hide something of long sequences.
     amounts = {kind: weight // 2 if single else weight for kind, weight in RARE.items() if kind not in left_out}
+    amounts |= {"surge": surge} if "surge" in amounts else {}
     amounts["vast"] = RARE["vast"] * (2 if window else 1) // (2 if single and not window else 1)
     rare = [kind for kind, amount in amounts.items() for _ in range(amount)]
     rare += extreme

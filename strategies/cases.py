@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK, MAX_TOTAL_ELEMENTS
+from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES, Feature
-from fuzz_attn.case.parts import CallForm, FarAxis, Scales, Sequence, Strides
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, ScoreRecipe, SinkRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys
 from fuzz_attn.strategies.dtypes import one_byte_operands
-from fuzz_attn.strategies.features import alibi_slopes, qq_biases, scales, sinks, soft_caps, softmax_scales, windows
+from fuzz_attn.strategies.features import scales, softmax_scales, terms, windows
 from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
@@ -31,7 +31,6 @@ from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.values import LONG, MEDIUM, is_low, overrides, score_recipes, value_recipes
 
-_SOFT_CAPS = soft_caps()
 _CALL_FORMS = call_forms()
 _VARIANTS = kernel_variants()
 _POISONS = poisons()
@@ -91,14 +90,7 @@ def cases(
     inner, simpler = domain.allows("inner_strides"), variants is None and form is None
     strides = memory_layouts(family=domain.family, layouts=layouts, inner_strides=inner, simpler=simpler)
     chosen = compile_keys(domain=domain, keys=keys, simpler=simpler)
-    return _cases(domain, chosen, strides, _features(domain), sequences, variants, form)
-
-
-@lru_cache(maxsize=64)
-def _features(domain: Domain) -> tuple[st.SearchStrategy[Any], ...]:
-    """Return the strategies of the soft cap, slopes, bias and sinks of a domain."""
-    inner = domain.allows("inner_strides")
-    return _SOFT_CAPS, alibi_slopes(kinds=domain.alibi_kinds), qq_biases(inner_strides=inner), sinks()
+    return _cases(domain, chosen, strides, terms(domain), sequences, variants, form)
 
 
 @composite
@@ -107,7 +99,7 @@ def _cases(
     domain: Domain,
     keys: st.SearchStrategy[CompileKey],
     strides: st.SearchStrategy[Strides],
-    features: tuple[st.SearchStrategy[Any], ...],
+    features: Mapping[Feature, st.SearchStrategy[Any]],
     batch: tuple[Sequence, ...] | None,
     variants: int | None,
     form: KernelForm | None,
@@ -117,14 +109,14 @@ def _cases(
     variant = (form.variant if form else _variant(draw, key, variants)).within(left.domain)
     heads = draw(heads_of(key))
     heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
-    drawn = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain, campaign=campaign)
-    sequences = draw(drawn) if batch is None else batch
+    lengths = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain, campaign=campaign)
+    sequences = draw(lengths) if batch is None else batch
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
     fitting = windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles)
     window = draw(sampled_from(form.windows) if form and form.windows else fitting)
-    softcap, alibi, qq_bias, sink = (draw(feature) for feature in features)
+    drawn = {name: draw(feature) for name, feature in features.items()}
     one_byte = one_byte_operands(key.dtypes)
     layout = _DENSE
     if left.allows("strides"):
@@ -141,15 +133,19 @@ def _cases(
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
     equal = max((sequence.seq_len for sequence in sequences), default=0) > draw(_EQUAL_ABOVE)
     segments = key.launch.num_segments > 1
-    cap = softcap if key.softcap else 0.0
+    cap = drawn["softcap"] if key.has("softcap") else 0.0
     recipes = score_recipes(
-        window=key.window, softcap=cap, sinks=key.sinks, segments=segments, one_byte=one_byte, long=equal
+        window=key.has("window"), softcap=cap, sinks=key.has("sinks"), segments=segments, one_byte=one_byte, long=equal
     )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
     uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
     left.note("uint8_cache", uint8_cache)
     stale_cache = left.allows("stale_cache") and draw(_STALE)
     left.note("stale_cache", stale_cache)
+    bias = _exact(drawn["qq_bias"]) if equal else drawn["qq_bias"]
+    drawn["alibi"] = replace(drawn["alibi"], dtype=variant.slopes)
+    drawn["qq_bias"] = replace(bias, dtype=variant.bias)
+    drawn["sinks"] = replace(_as_low(drawn["sinks"], scores), dtype=variant.sinks)
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
     pages = draw(page_layouts(block_size=key.block_size, first_block=first_block))
     if form and form.divisible_rows is not None:
@@ -162,14 +158,10 @@ def _cases(
         heads=heads,
         dtypes=key.dtypes,
         launch=key.launch,
-        filter_by_query_len=key.filter_by_query_len,
+        filter_by_query_len=key.has("filter_by_query_len"),
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
-        window=window if key.window else 0,
-        softcap=cap,
-        alibi=replace(alibi, dtype=variant.slopes) if key.alibi else None,
-        qq_bias=replace(_exact(qq_bias) if equal else qq_bias, dtype=variant.bias) if key.qq_bias else None,
-        sinks=replace(_as_low(sink, scores), dtype=variant.sinks) if key.sinks else None,
+        window=window if key.has("window") else 0,
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
@@ -186,6 +178,7 @@ def _cases(
         scales=_showing(draw(scales(dtypes=key.dtypes, fp8_q_scales=domain.fp8_q_scales, other_signs=signs)), equal),
         overrides=draw(overrides(sequences=sequences, heads=heads)),
         form=replace(draw(_CALL_FORMS) if domain.allows("call_forms") else _USUAL, query_starts=variant.query_starts),
+        **{name: term for name, term in drawn.items() if key.has(name)},
     )
     return with_far_axes(case, far) if far else case
 

@@ -13,10 +13,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature, fp8_features
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.families import Feature
-from fuzz_attn.case.features import COMPILED_FEATURES, fp8_features
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
@@ -106,8 +105,8 @@ def supported_keys(key: CompileKey, domain: Domain) -> Iterator[CompileKey]:
 
 def _without(key: CompileKey, feature: Feature, domain: Domain) -> Iterator[CompileKey]:
     """Yield the key without one feature; one of types leaves it with the most similar types of the domain."""
-    if feature in COMPILED_FEATURES:
-        yield msgspec.structs.replace(key, **{feature: False})
+    if key.has(feature):
+        yield msgspec.structs.replace(key, compiled=tuple(each for each in key.compiled if each != feature))
         return
     fewer = fp8_features(key.dtypes) - {feature}
     found = [each for each in (*plain_dtypes(domain), *fp8_dtypes(domain)) if fp8_features(each) <= fewer]
@@ -156,7 +155,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and key.launch.num_stages in stage_counts(domain=domain)
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
-    known |= {flag: domain.allows(flag) or not getattr(key, flag) for flag in COMPILED_FEATURES}
+    known["compiled"] = all(map(domain.allows, key.compiled))
     known["features"] = domain.excludes(key.features) is None
     for name, allowed in known.items():
         if not allowed:
@@ -176,7 +175,7 @@ def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] 
 
 
 def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> CompileKey:
-    values = _values(key)
+    values = values_of_key(key)
     simpler = axis.simpler(values.get(axis.name, 0))
     if choice >= len(simpler):
         return key
@@ -188,28 +187,42 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
 
 
 @lru_cache(maxsize=64)
+def values_in(domain: Domain) -> Mapping[str, tuple[Any, ...]]:
+    """Return the values of each field of a domain's keys, the simplest first, without mixed types."""
+    flags: dict[str, tuple[Any, ...]] = {
+        flag: (False, True) if domain.allows(flag) else (False,) for flag in COMPILED_FEATURES
+    }
+    return {
+        "dtypes": (*plain_dtypes(domain), *fp8_dtypes(domain)),
+        "head_size": head_sizes(domain=domain),
+        "block_size": block_sizes(domain=domain),
+        "num_queries_per_kv": group_sizes(domain=domain),
+        **flags,
+        "launch": launch_paths(domain=domain),
+        "num_warps": warp_counts(domain=domain),
+        "num_stages": stage_counts(domain=domain),
+        "tile_size": tile_sizes(domain=domain),
+    }
+
+
+@lru_cache(maxsize=64)
 def _axes(domain: Domain) -> tuple[Axis, ...]:
     """Return the axes of a domain's keys; the dtypes come first, the tiles last."""
-    dtypes = (*plain_dtypes(domain), *fp8_dtypes(domain), *mixed_dtypes(domain))
-    paths, tiles = launch_paths(domain=domain), tile_sizes(domain=domain)
-    flags = [
-        _axis(flag, (False, True) if domain.allows(flag) else (False,), (), lambda on: 1 if on else 2)
-        for flag in COMPILED_FEATURES
-    ]
-    warps, stages = warp_counts(domain=domain), stage_counts(domain=domain)
-    options = (
-        _axis("num_warps", warps, warps[:1], _option_weight),
-        _axis("num_stages", stages, stages[:1], _option_weight),
-    )
+    values = values_in(domain)
+
+    def axis(name: str, preferred: int | tuple[Any, ...], weight: Callable[[Any], int] = _evenly) -> Axis:
+        return _axis(name, values[name], values[name][:preferred] if isinstance(preferred, int) else preferred, weight)
+
+    options = (axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight))
     return (
-        Axis("dtypes", dtypes, _evenly, partial(simpler_dtypes, domain=domain)),
-        _axis("head_size", head_sizes(domain=domain), SIMPLER_HEAD_SIZES),
-        _axis("block_size", block_sizes(domain=domain), SIMPLER_BLOCK_SIZES),
-        _axis("num_queries_per_kv", group_sizes(domain=domain), SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
-        *flags,
-        _axis("launch", paths, paths[:MAX_SIMPLER], _launch_weight),
-        *(axis for axis in options if len(axis.values) > 1),
-        _axis("tile_size", tiles, tiles[:1], lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
+        Axis("dtypes", (*values["dtypes"], *mixed_dtypes(domain)), _evenly, partial(simpler_dtypes, domain=domain)),
+        axis("head_size", SIMPLER_HEAD_SIZES),
+        axis("block_size", SIMPLER_BLOCK_SIZES),
+        axis("num_queries_per_kv", SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
+        *(axis(flag, (), lambda on: 1 if on else 2) for flag in COMPILED_FEATURES),
+        axis("launch", MAX_SIMPLER, _launch_weight),
+        *(each for each in options if len(each.values) > 1),
+        axis("tile_size", 1, lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
 
 
@@ -286,7 +299,7 @@ def pairs_first(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:
     be the largest, because they never grow (Minoux 1978).
     """
     numbers: dict[ValueOfField, int] = {}  # of values, because their hashes take longer
-    values = [[numbers.setdefault(each, len(numbers)) for each in _values(key).items()] for key in keys]
+    values = [[numbers.setdefault(each, len(numbers)) for each in values_of_key(key).items()] for key in keys]
     pairs = [frozenset(combinations(each, 2)) for each in values]
     gains = [(-len(each), place) for place, each in enumerate(pairs)]
     heapify(gains)
@@ -306,17 +319,19 @@ def pairs_first(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:
 
 def value_pairs(key: CompileKey) -> frozenset[tuple[ValueOfField, ValueOfField]]:
     """Return all pairs of the values of two fields of a key; the key pool has every pair in some key."""
-    values = [*_values(key).items()]
+    values = [*values_of_key(key).items()]
     return frozenset(combinations(values, 2))
 
 
-def _values(key: CompileKey) -> Values:
+def values_of_key(key: CompileKey) -> Values:
     """Return the values of a key's fields; an option of the compiler is one only where the launcher does not choose."""
     hints = key.launch
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
     chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
     options = {name: number for name, number in chosen.items() if number}
-    return {**msgspec.structs.asdict(key), "launch": launch, "tile_size": hints.tile_size, **options}
+    flags: Values = {name: key.has(name) for name in COMPILED_FEATURES}
+    fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in ("compiled", "launch")}
+    return {**fields, **flags, "launch": launch, "tile_size": hints.tile_size, **options}
 
 
 def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
@@ -324,11 +339,12 @@ def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
     options = {name: fields.pop(name, 0) for name in ("num_warps", "num_stages")}
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile, **options)
-    return CompileKey(launch=hints, **fields)
+    compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name))
+    return CompileKey(launch=hints, compiled=compiled, **fields)
 
 
 def _complexity(key: CompileKey, axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    values = _values(key)
+    values = values_of_key(key)
     found = [(axis.values, values.get(axis.name, 0)) for axis in axes]
     ranks = [known.index(value) if value in known else 99 for known, value in found]
     return (sum(rank > 0 for rank in ranks), *ranks)

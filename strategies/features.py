@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.domain import ALIBI_KINDS
+from fuzz_attn.case.aspects import Feature
+from fuzz_attn.case.domain import ALIBI_KINDS, Domain
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiKind, AlibiRecipe, QQBiasRecipe, SinkRecipe
@@ -177,6 +178,20 @@ where the exponential of a float32 overflows. One cap is far above all logits an
 def soft_caps() -> st.SearchStrategy[float]:
     """Return a strategy of positive soft caps; shrinks towards 1."""
     return sampled_from(SOFT_CAPS)
+
+
+@lru_cache(maxsize=64)
+def terms(domain: Domain) -> dict[Feature, st.SearchStrategy[Any]]:
+    """Return the strategy of each compiled feature of a domain that is one field of a case and follows from no other.
+
+    A case has a feature where its compile key says so. A new feature is one more entry, the last.
+    """
+    return {
+        "softcap": soft_caps(),
+        "alibi": alibi_slopes(kinds=domain.alibi_kinds),
+        "qq_bias": qq_biases(inner_strides=domain.allows("inner_strides")),
+        "sinks": sinks(),
+    }
 
 
 FP8_SCALES = (1.0, 2.0, 0.5, 0.3, 1.7, 3.0, 0.125, 11.0, 2.0**5, 2.0**-8)

@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.checks import far_length, why_not_far
 from fuzz_attn.case.families import FAMILIES, Family
@@ -133,7 +134,7 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
     biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)
-    groups += [biases] * ("qq_bias" in FAMILIES[family].features)
+    groups += [biases] * ("qq_bias" in FEATURES_OF[family])
     return _far_axes(tuple(sampled_from((None, *group * 8)) for group in groups))
 
 

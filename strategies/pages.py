@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from msgspec.structs import replace
 
-from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import PageLayout
+from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, PageLayout
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import lattice
 
-BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 96, 128, 272, 784)
-"""Tokens of a page: powers of two, their neighbours, and the sizes of hybrid models (272 and more)."""
+BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 128, 272, 401, 784)
+"""Tokens of a page: powers of two, their neighbours, the sizes of hybrid models (272 and more), and a large odd one."""
 
 SIMPLER_BLOCK_SIZES = (16, 8, 24, 64)
 """What a page size shrinks towards: a tile, less, no power of two, more."""

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from math import sqrt
+from math import inf, sqrt
 from random import Random
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
 from fuzz_attn.case import serving
+from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.features import COMPILED_FEATURES
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
-from fuzz_attn.case.serving import FEWEST_NEW_TOKENS, FEWEST_SEQUENCES, LEAST_CONTEXT, LEAST_KEYS
+from fuzz_attn.case.serving import (
+    FEWEST_BESIDE,
+    FEWEST_NEW_TOKENS,
+    FEWEST_SEQUENCES,
+    LEAST_CONTEXT,
+    LEAST_KEYS,
+    LEAST_KEYS_BESIDE,
+)
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
 from fuzz_attn.strategies.heads import head_allowed
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
@@ -90,7 +97,7 @@ def _keys(domain: Domain) -> Iterator[CompileKey]:
             head_size=head_size,
             block_size=choices.one_of(pages),
             launch=_launch(choices, dtypes, domain),
-            **_features(choices, domain),
+            compiled=_features(choices, domain),
         )
 
 
@@ -108,13 +115,13 @@ def _types(domain: Domain) -> tuple[tuple[DTypes, ...], tuple[DTypes, ...]]:
     return tuple(half), tuple(each for each in small if each.kv != each.q)
 
 
-def _features(choices: _Choices, domain: Domain) -> dict[str, Any]:
+def _features(choices: _Choices, domain: Domain) -> tuple[Feature, ...]:
     """Return the compiled features of a key: mostly none or one."""
     allowed = tuple(name for name in COMPILED_FEATURES if domain.allows(name))
-    found: dict[str, Any] = {}
+    found = set[Feature]()
     while allowed and choices.happens(FEATURE):
-        found[choices.one_of(allowed)] = True
-    return found
+        found.add(choices.one_of(allowed))
+    return tuple(name for name in allowed if name in found)
 
 
 def _launch(choices: _Choices, dtypes: DTypes, domain: Domain) -> LaunchHints:
@@ -129,12 +136,12 @@ def _launch(choices: _Choices, dtypes: DTypes, domain: Domain) -> LaunchHints:
 
 Kind: TypeAlias = Literal["decodes", "mixed", "chunk", "speculative"]
 
-KEY_MS, PAIR_MS = 5e-5, 8e-7
-"""About what the tensors and the oracle take for an element of a key, and for one of a pair of row and key."""
-BUDGETS_MS = (8.0,) * 251 + (40.0,) * 4 + (200.0,)
+KEY_MS, PAIR_MS = 2e-5, 6e-7
+"""About what a whole case takes for an element of a key, and for one of a pair of row and key, beside 7 ms."""
+BUDGETS_MS = (4.0,) * 250 + (20.0,) * 5 + (60.0,)
 """What a batch may take by that."""
-FEWEST_MS = 30.0
-"""What the smallest batch of a kind may take."""
+FEWEST_MS = 15.0
+"""What the smallest batch of a kind may take; batches of other kinds are drawn where it takes more."""
 UNEVEN = 1.12
 """How much more than the smallest batch of decodes a larger one may take at least, so that their lengths differ."""
 MOST_PARTIAL = 2**25
@@ -180,11 +187,10 @@ def _price(key: CompileKey, num_kv_heads: int) -> _Price:
 
 
 def may_serve(key: CompileKey, num_kv_heads: int) -> bool:
-    """Return whether a key is one of a served model, with few enough heads for the batches of its family."""
+    """Return whether a key is one of a served model, with few enough heads for some batch of its family."""
     if not serving.serves(key) or _most_tokens(key, num_kv_heads) < FEWEST_NEW_TOKENS:
         return False
-    only_decodes = FAMILIES[key.family].one_token_each
-    return not only_decodes or _least("decodes", _price(key, num_kv_heads)) <= FEWEST_MS
+    return bool(_kinds(key, num_kv_heads, FEWEST_MS))
 
 
 def _most_tokens(key: CompileKey, num_kv_heads: int) -> int:
@@ -196,7 +202,7 @@ def _most_tokens(key: CompileKey, num_kv_heads: int) -> int:
 def serving_batches(*, key: CompileKey, num_kv_heads: int = 1) -> st.SearchStrategy[tuple[Sequence, ...]]:
     """Return a strategy of batches as schedulers make them; shrinks towards a small one.
 
-    One in 50 is several times as large.
+    One in 40 is several times as large.
     """
     return _serving_batches(key, num_kv_heads)
 
@@ -205,7 +211,7 @@ def serving_batches(*, key: CompileKey, num_kv_heads: int = 1) -> st.SearchStrat
 def _serving_batches(draw: st.DrawFn, key: CompileKey, num_kv_heads: int) -> tuple[Sequence, ...]:
     price, most = _price(key, num_kv_heads), _most_tokens(key, num_kv_heads)
     ms = draw(_BUDGETS)
-    kind = draw(_kinds(key, *(_least(kind, price) <= max(ms, FEWEST_MS) for kind in ("decodes", "chunk"))))
+    kind = draw(_one_of(_kinds(key, num_kv_heads, max(ms, FEWEST_MS)) or _kinds(key, num_kv_heads, inf)))
     if kind == "chunk":
         query_len = draw(_at_most(_NEW_TOKENS, min(most, price.tokens(ms, _CONTEXTS[0]))))
         return (Sequence(query_len, draw(_at_most(_CONTEXTS, price.keys(ms, query_len) - query_len))),)
@@ -233,22 +239,30 @@ def _shared_out(
     return tuple(found)
 
 
-def _least(kind: str, price: _Price) -> float:
+def _least(kind: Kind, price: _Price) -> float:
     """Return the price of the smallest batch of a kind."""
     if kind == "decodes":
         return FEWEST_SEQUENCES * price.of(1, LEAST_KEYS)
-    return price.of(FEWEST_NEW_TOKENS, FEWEST_NEW_TOKENS + LEAST_CONTEXT)
+    if kind == "speculative":
+        return price.of(2, LEAST_KEYS)
+    if kind == "chunk":
+        return price.of(FEWEST_NEW_TOKENS, FEWEST_NEW_TOKENS + LEAST_CONTEXT)
+    return price.of(FEWEST_NEW_TOKENS, FEWEST_NEW_TOKENS) + FEWEST_BESIDE * price.of(1, LEAST_KEYS_BESIDE)
 
 
 @lru_cache(maxsize=4096)
-def _kinds(key: CompileKey, decodes: bool, chunk: bool) -> st.SearchStrategy[Kind]:
-    """Return a strategy of the kinds of batches that the kernels of a key do not skip, and that are not too large."""
+def _kinds(key: CompileKey, num_kv_heads: int, most: float) -> tuple[Kind, ...]:
+    """Return the kinds of batches that a key's kernels do not skip and whose smallest takes at most ``most``."""
+    price = _price(key, num_kv_heads)
+    kinds: tuple[Kind, ...] = ("speculative", "mixed", "chunk", "decodes")
     if FAMILIES[key.family].one_token_each:
-        return sampled_from(("decodes", "mixed") if key.filter_by_query_len else ("decodes",))
-    kinds: list[Kind] = ["speculative", "speculative", "speculative", "mixed", "mixed", "mixed"]
-    kinds += ["decodes"] * (3 * (decodes and not key.filter_by_query_len))
-    kinds += ["chunk"] * (3 * chunk)
-    return sampled_from(kinds)
+        kinds = ("decodes", "mixed") if key.has("filter_by_query_len") else ("decodes",)
+    elif key.has("filter_by_query_len"):
+        kinds = ("speculative", "mixed", "chunk")
+    return tuple(kind for kind in kinds if _least(kind, price) <= most)
+
+
+_one_of = lru_cache(maxsize=64)(sampled_from)
 
 
 @lru_cache(maxsize=4096)

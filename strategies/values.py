@@ -173,7 +173,7 @@ def overrides(
     heads: HeadLayout = HeadLayout(),  # noqa: B008 (frozen)
 ) -> tuple[Override, ...]:
     """Return a strategy of up to three overrides, in about one case of twelve; shrinks towards none."""
-    owners = [index for index, sequence in enumerate(sequences) if sequence.query_len]
+    owners = [index for index, sequence in enumerate(sequences) if sequence.query_len and sequence.seq_len]
     chosen: list[Override] = []
     while len(chosen) < MAX_OVERRIDES and draw(_ANOTHER if chosen else _FIRST) and owners:
         chosen.append(_override(draw, sequences, owners[draw(indices(len(owners)))], heads))

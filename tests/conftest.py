@@ -26,14 +26,15 @@ from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.events import Event, FailureChanged
-from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
+from fuzz_attn.engine.run.preloaded import PROGRAM
 from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
+from fuzz_attn.workers.fork_service import fork_server
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(
@@ -90,7 +91,7 @@ def same_terminal() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
     """Let the workers that tests start be forks of one process that imports torch once."""
-    with fork_server():
+    with fork_server(PROGRAM):
         yield
 
 

@@ -7,13 +7,11 @@ from typing import Any, Final
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.calibration.easy_cases import Size, plain_case, sizes
+from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of, fp8_features, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.families import FAMILIES, Feature
-from fuzz_attn.case.features import all_features_of, fp8_features
-from fuzz_attn.case.parts import CallForm, Sequence, Strides
+from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.case.traits import ADDED_FEATURES, with_feature
 from fuzz_attn.errors import CaseError, UnsupportedByBackendError
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.refusal import Refusal
@@ -79,15 +77,6 @@ class BrokenPromises:
             return None
 
 
-_CHANGES: Final[dict[Feature, dict[str, Any]]] = {
-    "filter_by_query_len": {"filter_by_query_len": True},
-    "stale_cache": {"stale_cache": True},
-    "padded_tokens": {"padded_tokens": 1},
-    "strides": {"strides": Strides(q_token=16, out_token=16)},
-    "scale_signs": {"softmax_scale": -0.125},
-    "inner_strides": {"strides": Strides(page_head=16)},
-    "call_forms": {"form": CallForm(extra_table_rows=1, extra_output_rows=1)},
-}
 _BIASES: Final[dict[Feature, dict[str, Any]]] = {
     "alibi": {"alibi": AlibiRecipe(dtype="float16")},
     "qq_bias": {"qq_bias": QQBiasRecipe(dtype="float16")},
@@ -96,23 +85,15 @@ _BIASES: Final[dict[Feature, dict[str, Any]]] = {
 
 
 def _with(feature: Feature, plain: AttentionCase, domain: Domain) -> AttentionCase | None:
-    """Return an easy case with a feature in its simplest form, None where there is none."""
-    if feature in ADDED_FEATURES:
-        return with_feature(plain, feature)
-    change = _change(feature, domain)
-    return replace(plain, **change) if change else _with_types(feature, plain, domain)
-
-
-def _change(feature: Feature, domain: Domain) -> dict[str, Any]:
-    """Return the fields of an easy case that have a feature; none for features of types and of addresses."""
-    if feature == "empty_sequences":  # paged decode has them only in a batch without sequences
-        one_token = FAMILIES[domain.family].one_token_each
-        return {"sequences": () if one_token else (Sequence(1), Sequence(0, 4))}
+    """Return an easy case with a feature in its simplest form, None for features of addresses: no host refuses them."""
+    if feature in _TYPES:
+        return _with_types(feature, plain, domain)
     if feature == "bias_dtypes":
-        return next((change for name, change in _BIASES.items() if domain.allows(name)), {})
-    if feature == "inner_strides" and domain.allows("qq_bias"):
-        return {"qq_bias": QQBiasRecipe(step=2)}
-    return _CHANGES.get(feature, {})
+        return next((replace(plain, **change) for name, change in _BIASES.items() if domain.allows(name)), None)
+    if feature == "inner_strides":
+        bias = domain.allows("qq_bias")
+        return replace(plain, qq_bias=QQBiasRecipe(step=2)) if bias else replace(plain, strides=Strides(page_head=16))
+    return with_feature(plain, feature) if FEATURES[feature].has_form else None
 
 
 _TYPES: Final[dict[Feature, Callable[[Domain], Any]]] = {
@@ -125,9 +106,7 @@ _TYPES: Final[dict[Feature, Callable[[Domain], Any]]] = {
 
 
 def _with_types(feature: Feature, plain: AttentionCase, domain: Domain) -> AttentionCase | None:
-    """Return an easy case with other types; None for features of addresses, which no host code refuses."""
-    if feature not in _TYPES:
-        return None
+    """Return an easy case with other types, None where the domain has none that are easy."""
     wanted = frozenset[Feature]({"fp8_kv"} if feature == "uint8_cache" else {feature})
     for dtypes in _TYPES[feature](domain):
         usual = feature == "fp8_q" or dtypes.q == plain.dtypes.q

@@ -10,15 +10,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.bindings.open_conventions import how_to_state, open_in
-from fuzz_attn.bindings.words import capital, differences, phrase
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.conventions import capital, differences, how_to_state, open_in, phrase
+from fuzz_attn.binding.promises import domain_of, expressible
 from fuzz_attn.calibration.easy_cases import Batch, Size, case_of, sizes
 from fuzz_attn.calibration.questions import OFF_VALUES, QUESTIONS, Question, filled
 from fuzz_attn.calibration.trial import Trial, bound_to, tried_on
-from fuzz_attn.case.families import Feature
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.errors import BindingError
-from fuzz_attn.targets.bindings.promises import domain_of, expressible
 from fuzz_attn.targets.target import Target
 
 PLAIN: Final = QUESTIONS[0]

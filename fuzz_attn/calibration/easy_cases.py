@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dataclasses import replace as replace_size
 from typing import Final, Literal, TypeAlias
 
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.dtypes import DTypeName
@@ -74,7 +75,7 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
         softmax_scale=float(size.head_size**-0.5),
         near_uniform=True,
         poison=PoisonRecipe(keys="zero", values="zero"),
-        stale_cache="stale_cache" in interface.features,
+        stale_cache="stale_cache" in FEATURES_OF[family],
         seed=1,
     )
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.bindings.open_conventions import CHOICES, open_in
-from fuzz_attn.case.families import Feature
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.conventions import CHOICES, open_in
+from fuzz_attn.case.aspects import Feature
 
 Variants = Callable[[Binding], Iterator[Binding]]
 

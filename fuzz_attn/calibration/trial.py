@@ -9,14 +9,13 @@ import msgspec
 import torch
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.promises import domain_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import BindingError
-from fuzz_attn.oracle.comparison import is_unwritten
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.bindings.promises import domain_of
 from fuzz_attn.targets.target import Target
 
 Outcome: TypeAlias = Literal["fits", "wrong", "raised"]
@@ -62,10 +61,12 @@ def tried_on(target: Target, binding: Binding, case: AttentionCase, backend: Bac
 
 
 def _wrong_elements(experiment: Experiment) -> int:
-    """Return how many elements were not written or are far from the oracle's."""
-    tensors, reference = experiment.first.tensors, experiment.reference
-    actual = tensors.output[: reference.expected.shape[0]]
-    error = (actual.double() - reference.expected).abs()
-    usual = attend(tensors, RoundingModel(), experiment.blocks).bound
-    near = (error <= torch.maximum(COARSE * usual, reference.bound)) & ~is_unwritten(actual, tensors.output_poison)
-    return int((~near).sum())
+    """Return how many elements of all outputs were not written or are far from the oracle's."""
+    tensors, wrong = experiment.first.tensors, 0
+    usual = attend(tensors, RoundingModel(), experiment.blocks)
+    for name, expected in experiment.reference.items():
+        output = tensors.outputs[name]
+        error = (output.elements.double() - expected.value).abs()
+        near = (error <= torch.maximum(COARSE * usual[name].bound, expected.bound)) & ~output.unwritten
+        wrong += int((~near).sum())
+    return wrong

@@ -10,18 +10,17 @@ Vocabulary: a *row* is one (token, query head). ``context_len`` tokens of a sequ
 
 from __future__ import annotations
 
-import msgspec
-
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.checks import LARGEST_FIRST_BLOCK, check_case
+from fuzz_attn.case.changes import replace, replace_layout
+from fuzz_attn.case.checks import check_case
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
-from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import Strides, without_far
-from fuzz_attn.errors import CaseError
+from fuzz_attn.case.families import FAMILIES
+
+__all__ = ("AttentionCase", "replace", "replace_layout")
 
 
 class AttentionCase(CaseFields, frozen=True):
-    """The whole input of one attention call. Raises :class:`CaseError` where its fields contradict each other."""
+    """The whole input of one attention call; raises ``CaseError`` where its fields contradict each other."""
 
     def __post_init__(self) -> None:
         """Check the fields together; msgspec turns the error into one that names the place in the file."""
@@ -32,7 +31,9 @@ class AttentionCase(CaseFields, frozen=True):
     def answers(self) -> tuple[bool, ...]:
         """For each sequence, whether the target writes its rows; all other rows stay unchanged."""
         interface, filtered = FAMILIES[self.family], self.filter_by_query_len
-        return tuple(interface.answers(s.query_len, filter_by_query_len=filtered) for s in self.sequences)
+        return tuple(
+            interface.answers(s.query_len, filter_by_query_len=filtered) and not s.has_no_key for s in self.sequences
+        )
 
     @property
     def reads_packed(self) -> tuple[bool, ...]:
@@ -43,34 +44,3 @@ class AttentionCase(CaseFields, frozen=True):
     def compile_key(self) -> CompileKey:
         """The part of the case that decides whether a kernel is compiled anew."""
         return compile_key_of(self)
-
-
-def replace(case: AttentionCase, **changes: object) -> AttentionCase:
-    """Return the case with some fields changed, checked like a new one."""
-    changed: AttentionCase = msgspec.structs.replace(case, **changes)
-    return changed
-
-
-def replace_layout(
-    case: AttentionCase, *, family: Family | None = None, strides: Strides | None = None, **changes: object
-) -> AttentionCase:
-    """Return the case with another family or other strides, and other fields changed.
-
-    Large offsets stay about as many elements into the caches, so page numbers change with the size of a page. Far axes
-    are left out where they would need too much memory.
-    """
-    family, strides = family or case.family, strides or case.strides
-    if "cache_dim" in strides.far and not FAMILIES[family].cache.is_split:
-        strides = without_far(strides, "cache_dim")
-    if case.pages.first_block:
-        sizes = case.heads, case.pages.block_size, case.dtypes.kv
-        before = max(case.cache_layout.page_strides)
-        after = max(FAMILIES[family].cache.layout(*sizes, strides).page_strides)
-        first_block = min(-(-case.pages.first_block * before // after), LARGEST_FIRST_BLOCK)
-        changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
-    try:
-        return replace(case, family=family, strides=strides, **changes)
-    except CaseError:
-        if not strides.far:
-            raise
-        return replace(case, family=family, strides=msgspec.structs.replace(strides, far=()), **changes)

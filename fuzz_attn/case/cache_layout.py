@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
 from fuzz_attn.case.parts import CacheArrangement, FarAxis, HeadLayout, Strides
 
@@ -43,17 +45,19 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """Which axis of a family's caches means what.
+    """Which axis of the caches means what.
 
     ``key_axes`` and ``value_axes`` permute a cache to ``[num_blocks, block_size, num_kv_heads, ...]``, so that block
-    and slot are the first two indices. ``arrangements`` are the values of ``strides.cache`` that the format allows.
-    ``piece_bytes`` of a key lie together; 0 is the whole key.
+    and slot are the first two indices. ``arrangements`` are the values of ``strides.cache`` that the format allows; for
+    any other one the caches lie ``separate``. ``piece_bytes`` of a key lie together; 0 is the whole key. Where
+    ``in_one_row``, all slots are equally far apart, so that pages and slots can be passed as one axis.
     """
 
     key_axes: tuple[int, ...]
     value_axes: tuple[int, ...]
     arrangements: tuple[CacheArrangement, ...]
     piece_bytes: int = 0
+    in_one_row: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -74,28 +78,44 @@ class CacheFormat:
     def far_axes(self) -> tuple[dict[FarAxis, int], dict[FarAxis, int]]:
         """Which axes of the keys and of the values may be far; in split pages the slots of values are contiguous."""
         _, slot, head, dim, *_ = self.key_axes
-        keys: dict[FarAxis, int] = {"cache_slot": slot, "cache_head": head}
+        keys: dict[FarAxis, int] = {"cache_head": head} if self.in_one_row else {"cache_slot": slot, "cache_head": head}
         if not self.is_split:
             return keys, keys
         values: dict[FarAxis, int] = {"cache_head": self.value_axes[2], "cache_dim": self.value_axes[3]}
         return {**keys, "cache_dim": dim}, values
 
     def piece(self, dtype: DTypeName) -> int:
-        """Return ``x``, the elements of a key that lie together; a head size must be a multiple of it."""
+        """Return ``x``, the elements of a key that lie together; of a head size that is no multiple of it, all do."""
         return max(1, self.piece_bytes // DTYPES[dtype].bytes)
 
     def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:
         """Return the layout of caches of these sizes."""
+        if strides.cache not in self.arrangements:
+            strides = replace(strides, cache="separate")
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
         if self.is_split:
             piece, (chunk, slot, dim) = strides.key_piece or self.piece(dtype), _inner_paddings(strides)
+            piece = heads.head_size if heads.head_size % piece else piece
             shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
             keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
             shape_of_values = heads.num_kv_heads, heads.head_size, block_size
             values = _padded_page(shape_of_values, (strides.page_head, dim, 0), paddings[1])
         else:
-            keys, values = (_page_of_rows(heads, block_size, strides, padding) for padding in paddings)
+            keys, values = (self._page_of_rows(heads, block_size, strides, padding) for padding in paddings)
         return CacheLayout(keys, values, strides.cache)
+
+    def _page_of_rows(self, heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:
+        """Return a page of rows ``[head_size]``, each with its padding.
+
+        Slots lie in the order of the axes, unless ``strides.cache`` says that heads come first: then in the other one.
+        """
+        row, count, heads_outside = heads.head_size + padding, heads.num_kv_heads, self.head_axis < self.slot_axis
+        by_heads = heads_outside != (strides.cache == "heads_first")
+        slot, head = (row, block_size * row) if by_heads else (count * row, row)
+        elements = block_size * count * row
+        if heads_outside:
+            return Page((count, block_size, heads.head_size), (head, slot, 1), elements)
+        return Page((block_size, count, heads.head_size), (slot, head, 1), elements)
 
 
 def _has_two_allocations(strides: Strides) -> bool:
@@ -110,13 +130,6 @@ def _inner_paddings(strides: Strides) -> tuple[int, int, int]:
 
 def _value_padding(strides: Strides) -> int:
     return strides.value_slot if _has_two_allocations(strides) else 0
-
-
-def _page_of_rows(heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:
-    """Return a page of rows ``[head_size]``, each with its padding."""
-    row, count = heads.head_size + padding, heads.num_kv_heads
-    slot, head = (row, block_size * row) if strides.cache == "heads_first" else (count * row, row)
-    return Page((block_size, count, heads.head_size), (slot, head, 1), block_size * count * row)
 
 
 def _padded_page(shape: tuple[int, ...], inner: tuple[int, ...], padding: int) -> Page:
@@ -134,6 +147,12 @@ ROWS: Final = CacheFormat(
     arrangements=("separate", "kv_first", "blocks_first", "heads_first"),
 )
 """Keys and values ``[num_blocks, block_size, num_kv_heads, head_size]``."""
+
+HEADS: Final = CacheFormat(key_axes=(0, 2, 1, 3), value_axes=(0, 2, 1, 3), arrangements=ROWS.arrangements)
+"""Keys and values ``[num_blocks, num_kv_heads, block_size, head_size]``."""
+
+SLOTS: Final = CacheFormat(ROWS.key_axes, ROWS.value_axes, arrangements=("separate", "kv_first"), in_one_row=True)
+"""Keys and values as :data:`ROWS`, which can be passed as ``[num_slots, num_kv_heads, head_size]`` too."""
 
 SPLIT: Final = CacheFormat(
     key_axes=(0, 3, 1, 2, 4),

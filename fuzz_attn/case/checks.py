@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fuzz_attn.case.aspects import RECIPES, first_feature_beyond
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.features import first_feature_beyond
 from fuzz_attn.case.parts import DTypes, FarAxis, Scales, Strides
 from fuzz_attn.errors import CaseError
 
@@ -20,9 +20,6 @@ MAX_OFFSET_ELEMENTS: Final = 2**33
 
 MAX_FAR_ELEMENTS: Final = 2**22
 """How many elements of a tensor that is far along an axis may have memory, what is around them included."""
-
-LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
-"""Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
 
 SMALLEST_NUMBER, LARGEST_NUMBER = 2.0**-126, 2.0**126
 """Bounds of scales and soft caps: in float32, which kernels get, they and their reciprocals are normal."""
@@ -41,7 +38,7 @@ def inexpressible(case: CaseFields, family: Family) -> str:
     interface, heads = FAMILIES[family], case.heads
     feature = first_feature_beyond(case, family)
     if feature:
-        return f"family={family!r} has no {feature.name} ({feature.words})"
+        return f"family={family!r} has no {feature.feature} ({feature.words})"
     pieces = interface.cache.piece(case.dtypes.kv), case.strides.key_piece if interface.cache.piece_bytes else 0
     for piece in filter(None, pieces):
         if heads.head_size % piece:
@@ -54,6 +51,10 @@ def inexpressible(case: CaseFields, family: Family) -> str:
             return f"{name}={value!r} must be one of {', '.join(allowed)} for family={family!r}"
     if interface.one_token_each and not case.filter_by_query_len and any(s.query_len != 1 for s in case.sequences):
         return f"every sequence must have query_len=1 for family={family!r} without filter_by_query_len"
+    for sequence in case.sequences:
+        if sequence.has_no_key and (case.filter_by_query_len or sequence.query_len != 1):
+            rule = "must be 0 or more, or -1 beside query_len=1 without filter_by_query_len"
+            return f"context_len=-1 of a sequence with query_len={sequence.query_len} {rule}"
     return ""
 
 
@@ -160,7 +161,7 @@ def far_length(case: CaseFields, name: FarAxis) -> int:
         "block_table": len(case.sequences),
         "cache_slot": case.pages.block_size,
         "cache_head": heads.num_kv_heads,
-        "cache_dim": heads.head_size,
+        "cache_dim": heads.head_size_v,
         "bias_row": bias,
         "bias_column": bias,
     }
@@ -172,19 +173,19 @@ def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     heads, strides, launch = case.heads, case.strides, case.launch
     tokens, query_heads = max(1, case.num_tokens + case.padded_tokens), heads.num_query_heads
     if FAMILIES[case.family].packs_new_keys:
-        row = heads.num_kv_heads * (heads.head_size + strides.new_head + strides.new_value_head)
+        row = heads.num_kv_heads * (max(heads.head_size, heads.head_size_v) + strides.new_head + strides.new_value_head)
         new_tokens = tokens + case.form.extra_new_rows
         yield "new_values", new_tokens * (row + strides.new_token + strides.new_value_token)
     yield "query", tokens * (query_heads * (heads.head_size + strides.q_head) + strides.q_token)
     output_rows = tokens + case.form.extra_output_rows
-    yield "output", output_rows * (query_heads * (heads.head_size + strides.out_head) + strides.out_token)
+    yield "output", output_rows * (query_heads * (heads.head_size_v + strides.out_head) + strides.out_token)
     if launch.path == "3d":
-        padded_head = 1 << (heads.head_size - 1).bit_length()
+        padded_head = 1 << (heads.head_size_v - 1).bit_length()
         yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head
-    if case.qq_bias is not None:
-        live = max(1, case.max_query_len)
-        columns = live + max(0, case.qq_bias.extra_columns) + case.qq_bias.row_padding
-        yield "qq_bias", (live + case.qq_bias.extra_rows) * (live + columns) * case.qq_bias.step
+    for name in RECIPES:
+        recipe = getattr(case, name)
+        if recipe is not None:
+            yield name, recipe.elements(case.sequences)
 
 
 def _cache_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:

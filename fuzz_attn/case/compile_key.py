@@ -6,9 +6,9 @@ import zlib
 
 import msgspec
 
+from fuzz_attn.case.aspects import Feature, compiled_features, fp8_features
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.families import Family, Feature
-from fuzz_attn.case.features import COMPILED_FEATURES, compiled_features, fp8_features
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints
 from fuzz_attn.case.plain import Plain, Positive
 
@@ -26,23 +26,26 @@ class CompileKey(Plain, frozen=True):
     num_queries_per_kv: Positive = 1
     head_size: HeadSize = 16
     block_size: BlockSize = 16
-    window: bool = False
-    softcap: bool = False
-    alibi: bool = False
-    qq_bias: bool = False
-    sinks: bool = False
-    filter_by_query_len: bool = False
+    compiled: tuple[Feature, ...] = ()
+    """Features in the order of ``COMPILED_FEATURES``."""
     launch: LaunchHints = LaunchHints()
 
     @property
     def number(self) -> int:
-        """A number for the key, the same in every process."""
-        return zlib.crc32(msgspec.json.encode(self))
+        """A number for the key, the same in every process; that of a key with one flag for each of its features."""
+        fields = msgspec.to_builtins(self)
+        flags, launch = fields.pop("compiled", ()), fields.pop("launch", None)
+        fields |= dict.fromkeys(flags, True)
+        return zlib.crc32(msgspec.json.encode(fields if launch is None else {**fields, "launch": launch}))
+
+    def has(self, feature: Feature) -> bool:
+        """Return whether kernels are compiled for a feature."""
+        return feature in self.compiled
 
     @property
     def features(self) -> frozenset[Feature]:
         """The features of its cases that the key decides."""
-        return fp8_features(self.dtypes) | {name for name in COMPILED_FEATURES if getattr(self, name)}
+        return fp8_features(self.dtypes).union(self.compiled)
 
 
 def compile_key_of(case: CaseFields) -> CompileKey:
@@ -53,6 +56,6 @@ def compile_key_of(case: CaseFields) -> CompileKey:
         num_queries_per_kv=case.heads.num_queries_per_kv,
         head_size=case.heads.head_size,
         block_size=case.pages.block_size,
+        compiled=compiled_features(case),
         launch=case.launch,
-        **compiled_features(case),
     )

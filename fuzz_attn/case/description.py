@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
-import msgspec
-
+from fuzz_attn.case.aspects import FEATURES, RECIPES, Feature, words_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
-from fuzz_attn.case.families import FAMILIES, SIMPLEST, Feature
-from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.families import FAMILIES, SIMPLEST
 from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
-from fuzz_attn.case.plain import Plain
-from fuzz_attn.case.recipes import AlibiRecipe, Override, PoisonRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.plain import counted, shortest
+from fuzz_attn.case.recipes import Override, PoisonRecipe
 
 Line = tuple[str, str]
 
@@ -26,11 +24,6 @@ _CACHES: Final = {
     "kv_first": "K and V in one allocation [2, num_blocks, ...]",
     "blocks_first": "K and V in one allocation [num_blocks, 2, ...]",
     "heads_first": "caches with heads before slots",
-}
-_ORDERS: Final = {
-    "columns": "stored column by column",
-    "one_row": "one row for all",
-    "one_column": "one column for all",
 }
 _SCALES: Final = {
     "scalar": "scales as tensors without dimensions",
@@ -53,7 +46,7 @@ def describe(case: AttentionCase) -> list[Line]:
         ("types", _types(case)),
         ("pages", _pages(case)),
         *_scores(case),
-        ("numbers", f"scores {_recipe(case.scores)}, values {_recipe(case.values)}, seed {case.seed}"),
+        ("numbers", f"scores {case.scores.words()}, values {case.values.words()}, seed {case.seed}"),
         *_visibility(case),
         *((override.tensor, _override(override)) for override in case.overrides),
         *_memory(case),
@@ -76,7 +69,7 @@ def _visibility(case: AttentionCase) -> Iterator[Line]:
 
 
 def _family(case: AttentionCase) -> Iterator[Line]:
-    flags = [feature.words for feature in CASE_FEATURES if feature.name in _FLAGS and feature.present(case)]
+    flags = words_of([name for name in _FLAGS if getattr(case, name)])
     if case.family != SIMPLEST:
         yield "family", ", ".join([FAMILIES[case.family].words, *flags])
 
@@ -90,18 +83,20 @@ def _batch(case: AttentionCase) -> Iterator[Line]:
         yield (f"sequence {first}" if first == last else f"sequences {first} to {last}"), _sequence(sequence)
         first = last + 1
     if case.padded_tokens:
-        yield "padding", f"{_count(case.padded_tokens, 'more row')} in q and out than tokens"
+        yield "padding", f"{counted(case.padded_tokens, 'more row')} in q and out than tokens"
 
 
 def _sequence(sequence: Sequence) -> str:
     if not sequence.query_len:
         return f"empty: no query tokens, {sequence.context_len} in the cache"
-    return f"{_count(sequence.query_len, 'query token')}, {sequence.context_len} in the cache before"
+    if sequence.has_no_key:
+        return "of length 0: a row of q and out, and no key"
+    return f"{counted(sequence.query_len, 'query token')}, {sequence.context_len} in the cache before"
 
 
 def _heads(case: AttentionCase) -> Iterator[Line]:
     heads = case.heads
-    query, shared = _count(heads.num_query_heads, "query head"), _count(heads.num_kv_heads, "KV head")
+    query, shared = counted(heads.num_query_heads, "query head"), counted(heads.num_kv_heads, "KV head")
     yield "heads", f"{query} on {shared} (group of {heads.num_queries_per_kv}), head size {heads.head_size}"
 
 
@@ -109,81 +104,46 @@ def _types(case: AttentionCase) -> str:
     dtypes, scales = case.dtypes, case.scales
     if dtypes.q == dtypes.kv == dtypes.out and not is_fp8(dtypes.q):
         return f"q, cache and output {dtypes.q}"
-    cache = f" with k_scale {_number(scales.k)} and v_scale {_number(scales.v)}" if is_fp8(dtypes.kv) else ""
+    cache = f" with k_scale {shortest(scales.k)} and v_scale {shortest(scales.v)}" if is_fp8(dtypes.kv) else ""
     return f"q {_scaled(dtypes.q, scales.q)}, cache {dtypes.kv}{cache}, output {_scaled(dtypes.out, scales.out)}"
 
 
 def _scaled(dtype: DTypeName, scale: float) -> str:
-    return f"{dtype} with scale {_number(scale)}" if is_fp8(dtype) else dtype
+    return f"{dtype} with scale {shortest(scale)}" if is_fp8(dtype) else dtype
 
 
 def _pages(case: AttentionCase) -> str:
     pages = case.pages
-    words = [f"{_count(pages.block_size, 'slot')} each"]
+    words = [f"{counted(pages.block_size, 'slot')} each"]
     words += ["in a random order"] * pages.permuted + ["one used twice by each sequence"] * pages.repeated
     first = "the first" if pages.shared_prefix == 1 else f"the first {pages.shared_prefix}"
     words += [f"{first} shared by all sequences"] * bool(pages.shared_prefix)
-    words += [f"{_count(pages.spare_blocks, 'spare page')}"] * bool(pages.spare_blocks)
+    words += [f"{counted(pages.spare_blocks, 'spare page')}"] * bool(pages.spare_blocks)
     words += [f"numbered from {pages.first_block}"] * bool(pages.first_block)
-    words += [f"a table {_count(pages.extra_columns, 'column')} wider than needed"] * bool(pages.extra_columns)
+    words += [f"a table {counted(pages.extra_columns, 'column')} wider than needed"] * bool(pages.extra_columns)
     return ", ".join(words)
 
 
 def _scores(case: AttentionCase) -> Iterator[Line]:
     yield "scale", f"softmax_scale {_softmax_scale(case)}"
     if case.softcap:
-        yield "soft cap", _number(case.softcap)
-    yield "mask", f"causal, window of {_count(case.window, 'key')}" if case.window else "causal, no window"
-    if case.alibi is not None:
-        yield "ALiBi", _alibi(case.alibi)
-    if case.qq_bias is not None:
-        yield "qq-bias", _qq_bias(case.qq_bias)
-    if case.sinks is not None:
-        yield "sinks", _sinks(case.sinks)
+        yield "soft cap", shortest(case.softcap)
+    yield "mask", f"causal, window of {counted(case.window, 'key')}" if case.window else "causal, no window"
+    for name in RECIPES:
+        recipe = getattr(case, name)
+        if recipe is not None:
+            yield FEATURES[name].line or FEATURES[name].words, recipe.words()
 
 
 def _softmax_scale(case: AttentionCase) -> str:
     if case.softmax_scale == case.heads.head_size**-0.5:
         return f"{case.softmax_scale:g}, 1 / sqrt(head size)"
-    return _number(case.softmax_scale)
-
-
-def _alibi(recipe: AlibiRecipe) -> str:
-    words = f"{recipe.kind} slopes" + (f" times {_number(recipe.scale)}" if recipe.scale != 1.0 else "")
-    return words + (f", {recipe.dtype}" if recipe.dtype != "float32" else "")
-
-
-def _qq_bias(recipe: QQBiasRecipe) -> str:
-    words = [recipe.kind + (f" times {_number(recipe.scale)}" if recipe.scale != 1.0 else "")]
-    words += [f"{_count(recipe.extra_rows, 'row')} more than the longest query"] * bool(recipe.extra_rows)
-    columns, than = abs(recipe.extra_columns), "more" if recipe.extra_columns > 0 else "fewer"
-    words += [f"{_count(columns, 'column')} {than} than the longest query"] * bool(columns)
-    words += [f"a slice of a matrix {_count(recipe.row_padding, 'column')} wider"] * bool(recipe.row_padding)
-    words += [_ORDERS[recipe.order]] if recipe.order in _ORDERS else []
-    words += [f"every element followed by {recipe.step - 1} others"] * (recipe.step > 1)
-    words += [recipe.dtype] * (recipe.dtype != "float32")
-    return ", ".join(words)
-
-
-def _sinks(recipe: SinkRecipe) -> str:
-    return f"{_number(recipe.level)} with spread {_number(recipe.spread)}, {recipe.dtype}"
-
-
-def _recipe(recipe: Plain) -> str:
-    """Return a recipe's tag and all its fields."""
-    tag = str(recipe.__struct_config__.tag).replace("_", "-")
-    fields = msgspec.structs.asdict(recipe)
-    listed = ", ".join(f"{name} {_value(value)}" for name, value in fields.items())
-    return f"{tag} ({listed})" if listed else tag
-
-
-def _value(value: object) -> str:
-    return _number(value) if isinstance(value, float) else str(value).replace("_", " ")
+    return shortest(case.softmax_scale)
 
 
 def _override(override: Override) -> str:
     place = f"sequence {override.sequence}, position {override.position}, head {override.head}"
-    return f"{_number(override.value)} set at {place}, column {override.column}"
+    return f"{shortest(override.value)} set at {place}, column {override.column}"
 
 
 def _memory(case: AttentionCase) -> Iterator[Line]:
@@ -237,7 +197,7 @@ def _form(form: CallForm) -> Iterator[Line]:
     words += [f"window in alternative form {form.window}"] * bool(form.window)
     words += [f"cache type by alternative name {form.cache_name}"] * bool(form.cache_name)
     words += ["query starts omitted"] * (not form.query_starts)
-    words += [f"{_count(count, 'more row')} in {name}" for name, count in rows.items() if count]
+    words += [f"{counted(count, 'more row')} in {name}" for name, count in rows.items() if count]
     if words:
         yield "call", ", ".join(words)
 
@@ -245,18 +205,8 @@ def _form(form: CallForm) -> Iterator[Line]:
 def _launch(case: AttentionCase) -> str:
     launch = case.launch
     words = [{"auto": "the launcher's choice", "2d": "2D kernel", "3d": "3D kernel"}[launch.path]]
-    words += [_count(launch.num_segments, "segment")] * bool(launch.num_segments)
-    words += [f"tiles of {_count(launch.tile_size, 'key')}"] * bool(launch.tile_size)
+    words += [counted(launch.num_segments, "segment")] * bool(launch.num_segments)
+    words += [f"tiles of {counted(launch.tile_size, 'key')}"] * bool(launch.tile_size)
     words += [f"num_warps={launch.num_warps}"] * bool(launch.num_warps)
     words += [f"num_stages={launch.num_stages}"] * bool(launch.num_stages)
     return ", ".join(words)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _number(number: float) -> str:
-    """Return the shortest text that reads back as the number, without a trailing ``.0``."""
-    short = f"{number:g}"
-    return short if float(short) == number else repr(number)

@@ -7,10 +7,18 @@ from typing import Final, Self, get_args
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from fuzz_attn.case.aspects import (
+    ALL_FEATURES,
+    FEATURES_OF,
+    UNPUBLISHED_FEATURES,
+    VIRTUAL_FEATURES,
+    Feature,
+    all_features_of,
+    words_of,
+)
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Family, Feature
-from fuzz_attn.case.features import CASE_FEATURES, all_features_of
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps
 from fuzz_attn.case.recipes import AlibiKind
 from fuzz_attn.errors import DomainError
@@ -119,11 +127,11 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
 
     def allows(self, feature: Feature) -> bool:
         """Return whether cases may have the feature."""
-        return feature in self.features and feature in FAMILIES[self.family].features
+        return feature in self.features and feature in FEATURES_OF[self.family]
 
     def in_memory(self) -> Self:
         """Return the domain without tensors whose addresses mostly take no memory; only the simulator has them."""
-        return replace(self, features=self.features - {"large_offsets", "far_axes"})
+        return replace(self, features=self.features - VIRTUAL_FEATURES)
 
     def on_gpu(self) -> Self:
         """Return the domain as a GPU has it: without large offsets, with a choice of options of the compiler."""
@@ -176,18 +184,17 @@ def unpromised(case: CaseFields, domain: Domain) -> str:
 
 def missing_feature(case: CaseFields, domain: Domain) -> str:
     """Return the first feature of a case that a domain lacks, in words; an empty string where it has all."""
-    present = (feature for feature in CASE_FEATURES if feature.name != "large_offsets" and feature.present(case))
-    return next((feature.words for feature in present if not domain.allows(feature.name)), "")
+    lacking = (name for name in all_features_of(case) - {"large_offsets"} if not domain.allows(name))
+    return next(iter(words_of(frozenset(lacking))), "")
 
 
 def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
     lacking = missing_feature(case, domain)
     if lacking:
         yield lacking
-    words = {feature.name: feature.words for feature in CASE_FEATURES}
     combination = domain.excludes(all_features_of(case))
     if combination:
-        yield " together with ".join(words[name] for name in words if name in combination)
+        yield " together with ".join(words_of(combination))
     launch, heads = case.launch, case.heads
     if launch.path not in ("auto", *domain.paths) and domain.paths != ("auto",):
         yield f"the path {launch.path}"

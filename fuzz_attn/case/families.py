@@ -13,65 +13,18 @@ from fuzz_attn.case.parts import LaunchPath
 
 Family: TypeAlias = Literal["unified", "paged", "context", "chunked"]
 
-Feature: TypeAlias = Literal[
-    "window",
-    "softcap",
-    "alibi",
-    "qq_bias",
-    "sinks",
-    "fp8_kv",
-    "fp8_q",
-    "fp8_out",
-    "strides",
-    "empty_sequences",
-    "padded_tokens",
-    "filter_by_query_len",
-    "uint8_cache",
-    "stale_cache",
-    "large_offsets",
-    "scale_signs",
-    "mixed_dtypes",
-    "bias_dtypes",
-    "inner_strides",
-    "call_forms",
-    "far_axes",
-]
-"""What a case may have beyond plain paged attention; :mod:`fuzz_attn.case.features` says when a case has it.
-
-``filter_by_query_len`` makes the kernel skip the sequences of the other family (arguments ``filter_by_query_len`` and
-``skip_decode``). ``uint8_cache`` passes fp8 caches as bytes. A ``stale_cache`` does not hold the new tokens yet.
-``large_offsets`` put pages billions of elements into caches of many gigabytes, of which only those pages have memory:
-not for a target that copies or converts whole caches.
-``scale_signs`` are scales of 0 or below. ``mixed_dtypes`` are an output of another type than q's, or two kinds of fp8.
-``bias_dtypes`` are slopes and biases of other types than float32. ``inner_strides`` are strides that published kernels
-assume to be dense: of the columns of a query-query bias, inside the pages of a split cache, and of new values that
-differ from those of new keys. ``call_forms`` are arguments in other forms with the same meaning.
-``far_axes`` put tokens, heads, slots or dimensions of a tensor 2^31 elements from the first one; only the elements have
-memory.
-"""
-
-UNPUBLISHED_FEATURES: Final[frozenset[Feature]] = frozenset(
-    ("scale_signs", "mixed_dtypes", "bias_dtypes", "inner_strides", "call_forms", "far_axes")
-)
-"""Features that no published signature promises: a target must declare them."""
-
-_COMMON: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | frozenset[Feature](
-    ("window", "alibi", "sinks", "fp8_kv", "fp8_out", "strides", "empty_sequences", "padded_tokens", "large_offsets")
-)
-
 
 @dataclass(frozen=True)
 class Interface:
     """What the launchers of one family take and do.
 
-    ``features`` are those that its arguments can express, ``paths`` the launch paths that a case may ask for.
-    ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips the others.
-    ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache, None for no
-    packed tensors.
+    ``paths`` are the launch paths that a case may ask for. :mod:`fuzz_attn.case.aspects` says which features its
+    arguments can express. ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips
+    the others. ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache, None
+    for no packed tensors.
     """
 
     words: str
-    features: frozenset[Feature]
     cache: CacheFormat
     paths: tuple[LaunchPath, ...] = ("auto",)
     one_token_each: bool = False
@@ -109,25 +62,21 @@ class Interface:
 FAMILIES: Final[dict[Family, Interface]] = {
     "unified": Interface(
         words="unified attention",
-        features=_COMMON | {"softcap", "qq_bias", "fp8_q"},
         cache=ROWS,
         paths=("auto", "2d", "3d"),
     ),
     "paged": Interface(
         words="paged decode",
-        features=_COMMON | {"filter_by_query_len", "uint8_cache"},
         cache=SPLIT,
         one_token_each=True,
     ),
     "context": Interface(
         words="context attention",
-        features=_COMMON | {"filter_by_query_len", "uint8_cache", "stale_cache"},
         cache=SPLIT,
         packed_from=0,
     ),
     "chunked": Interface(
         words="context attention, then paged decode",
-        features=_COMMON | {"uint8_cache", "stale_cache"},
         cache=SPLIT,
         packed_from=2,
     ),
@@ -136,5 +85,3 @@ FAMILIES: Final[dict[Family, Interface]] = {
 
 SIMPLEST: Final[Family] = "unified"
 """The family of a case that names none."""
-
-ALL_FEATURES: Final[frozenset[Feature]] = frozenset().union(*(interface.features for interface in FAMILIES.values()))

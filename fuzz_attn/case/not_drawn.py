@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.families import Feature
-from fuzz_attn.case.features import CASE_FEATURES
+from fuzz_attn.case.aspects import FEATURES, Feature, words_of
 
 Reason: TypeAlias = Literal["no parameter", "layout", "not promised", "left out", "refused", "backend"]
 
@@ -20,12 +19,12 @@ WORDS: Final[dict[Reason, str]] = {
 }
 """Each reason, in the order in which they are listed."""
 
-FEATURE_OF_WORDS: Final[dict[str, Feature]] = {feature.words: feature.name for feature in CASE_FEATURES}
+FEATURE_OF_WORDS: Final[dict[str, Feature]] = {aspect.words: name for name, aspect in FEATURES.items()}
 
 
 def sentences(found: Mapping[Feature, Reason]) -> Iterator[str]:
     """Yield the features that are not drawn for each reason: ``soft cap, sinks: no parameter``."""
     for reason, words in WORDS.items():
-        features = [feature.words for feature in CASE_FEATURES if found.get(feature.name) == reason]
+        features = words_of([name for name, why in found.items() if why == reason])
         if features:
             yield f"{', '.join(features)}: {words}"

@@ -38,15 +38,24 @@ there ``cache_slot`` is an axis of the keys only.
 
 
 class Sequence(Plain, frozen=True):
-    """One sequence of the batch. ``query_len == 0`` is legal: schedulers pad batches with empty sequences."""
+    """One sequence of the batch. ``query_len == 0`` is legal: schedulers pad batches with empty sequences.
+
+    A decode of length 0 has ``query_len`` 1 and ``context_len`` -1: a row of q and of the output, and no key, not even
+    its own. Graphs of a fixed size pad a batch with such rows.
+    """
 
     query_len: Count
-    context_len: Count = 0
+    context_len: Annotated[int, Meta(ge=-1, le=2**20)] = 0
 
     @property
     def seq_len(self) -> int:
         """Keys of the sequence, its new tokens included."""
         return self.query_len + self.context_len
+
+    @property
+    def has_no_key(self) -> bool:
+        """Whether it is a decode of length 0."""
+        return self.context_len < 0
 
 
 class HeadLayout(Plain, frozen=True):
@@ -55,6 +64,11 @@ class HeadLayout(Plain, frozen=True):
     num_kv_heads: Positive = 1
     num_queries_per_kv: Positive = 1
     head_size: HeadSize = 16
+
+    @property
+    def head_size_v(self) -> int:
+        """Elements of a value, and of the output of one head: as many as of a key."""
+        return self.head_size
 
     @property
     def num_query_heads(self) -> int:
@@ -98,6 +112,10 @@ class PageLayout(Plain, frozen=True):
     spare_blocks: Count = 0
     extra_columns: Count = 0
     first_block: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22
+"""Page numbers are 32-bit integers: pages of a few elements cannot lie 2^31 elements into a cache."""
 
 
 class Strides(Plain, frozen=True):

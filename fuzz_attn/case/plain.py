@@ -30,6 +30,17 @@ def shortened(name: str) -> str:
     return f"{kept}-{digest}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shortest(number: float) -> str:
+    """Return the shortest text that reads back as the number, without a trailing ``.0``."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
 class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Frozen, hashable data that refuses unknown fields. JSON leaves out defaults, so files stay short.
 

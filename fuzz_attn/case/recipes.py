@@ -1,10 +1,15 @@
-"""Recipes: what the tensors of a case hold, as a few words and numbers instead of data."""
+"""Recipes: what the tensors of a case hold, as a few words and numbers instead of data.
 
-from typing import Annotated, Literal, TypeAlias
+Each says itself in words, and how many elements its tensor has where that grows with the batch.
+"""
 
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
 from msgspec import Meta
 
-from fuzz_attn.case.plain import Count, Finite, Plain
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.plain import Count, Finite, Plain, counted, shortest
 
 BiasDType = Literal["float32", "float16", "bfloat16", "float64"]
 """The type of slopes, biases and sinks. Kernels compute with them in float32."""
@@ -17,24 +22,42 @@ window, the key just after the diagonal, a random one on the edge of a page or t
 AlibiKind = Literal["standard", "positive", "arbitrary", "zero", "negative"]
 
 
-class NormalScores(Plain, frozen=True, tag="normal"):
+class Recipe(Plain, frozen=True):
+    """A recipe. One that overrides nothing is described by its tag and all its fields, and has a small tensor."""
+
+    def words(self) -> str:
+        """Return the recipe as a description of a case says it."""
+        tag = str(self.__struct_config__.tag or "").replace("_", "-")
+        fields = ", ".join(f"{name} {_value(value)}" for name, value in msgspec.structs.asdict(self).items())
+        return f"{tag} ({fields})" if tag and fields else tag or fields
+
+    def elements(self, sequences: tuple[Sequence, ...]) -> int:
+        """Return about how many elements the tensor has for a batch, 0 for one that does not grow with it."""
+        return 0
+
+
+def _value(value: object) -> str:
+    return shortest(value) if isinstance(value, float) else str(value).replace("_", " ")
+
+
+class NormalScores(Recipe, frozen=True, tag="normal"):
     """Independent normal queries and keys; the logits have a standard deviation of about ``spread``."""
 
     spread: Finite = 1.0
 
 
-class UniformScores(Plain, frozen=True, tag="uniform"):
+class UniformScores(Recipe, frozen=True, tag="uniform"):
     """All-zero queries: every visible key has the same weight, so integer values give exact outputs."""
 
 
-class NeedleScores(Plain, frozen=True, tag="needle"):
+class NeedleScores(Recipe, frozen=True, tag="needle"):
     """Each row's logit peaks at ``strength`` on one chosen key. Keys are codes of +-1, so small heads have ties."""
 
     place: Place = "own"
     strength: Finite = 8.0
 
 
-class HeavyScores(Plain, frozen=True, tag="heavy"):
+class HeavyScores(Recipe, frozen=True, tag="heavy"):
     """Heavy keys have a logit of exactly 0, all others one of -``depth``, so that weights are 1 and 0.
 
     ``place`` is where the heavy keys are: one in each 16 keys, both ends of each page, about every second key, or one
@@ -45,58 +68,58 @@ class HeavyScores(Plain, frozen=True, tag="heavy"):
     depth: Finite = 256.0
 
 
-class LevelScores(Plain, frozen=True, tag="level"):
+class LevelScores(Recipe, frozen=True, tag="level"):
     """All logits near ``level`` (far below 0, or far above), with normal jitter of standard deviation ``jitter``."""
 
     level: Finite = -20.0
     jitter: Finite = 0.5
 
 
-class RampScores(Plain, frozen=True, tag="ramp"):
+class RampScores(Recipe, frozen=True, tag="ramp"):
     """Logits that change by ``step`` from one key to the next, so that the running maximum keeps rising."""
 
     step: Finite = 0.25
 
 
-class OutlierScores(Plain, frozen=True, tag="outlier"):
+class OutlierScores(Recipe, frozen=True, tag="outlier"):
     """Normal, but about one key in sixteen is ``factor`` times larger."""
 
     factor: Finite = 8.0
 
 
-class DenormalScores(Plain, frozen=True, tag="denormal"):
+class DenormalScores(Recipe, frozen=True, tag="denormal"):
     """Queries and keys stored around the smallest normal number of their types, on both sides of it."""
 
 
-class NormalValues(Plain, frozen=True, tag="normal"):
+class NormalValues(Recipe, frozen=True, tag="normal"):
     """Independent normal values, distinct for each head, key and column."""
 
 
-class ConstantValues(Plain, frozen=True, tag="constant"):
+class ConstantValues(Recipe, frozen=True, tag="constant"):
     """Every value is ``value``, and so must be every output (a sink mixes in 0)."""
 
     value: Finite = 1.0
 
 
-class PositionValues(Plain, frozen=True, tag="position"):
+class PositionValues(Recipe, frozen=True, tag="position"):
     """Values encode the position of their key modulo 31, differently in each column, so outputs show what was read."""
 
 
-class OneHotValues(Plain, frozen=True, tag="one_hot"):
+class OneHotValues(Recipe, frozen=True, tag="one_hot"):
     """1 at keys on the edge of a page or tile and at the ends of the sequence, 0 elsewhere."""
 
 
-class IntegerValues(Plain, frozen=True, tag="integer"):
+class IntegerValues(Recipe, frozen=True, tag="integer"):
     """Integers in [-8, 8]: exact in every type whose scale is a power of two near 1."""
 
 
-class OutlierValues(Plain, frozen=True, tag="outlier"):
+class OutlierValues(Recipe, frozen=True, tag="outlier"):
     """Normal, but about one element in sixteen is ``factor`` times larger."""
 
     factor: Finite = 64.0
 
 
-class DenormalValues(Plain, frozen=True, tag="denormal"):
+class DenormalValues(Recipe, frozen=True, tag="denormal"):
     """Values stored around the smallest normal number of their type, on both sides of it."""
 
 
@@ -130,7 +153,7 @@ class Override(Plain, frozen=True):
     value: Finite = 0.0
 
 
-class AlibiRecipe(Plain, frozen=True):
+class AlibiRecipe(Recipe, frozen=True):
     """Slopes, one for each query head, multiplied by ``scale``.
 
     ``standard`` are the published geometric ones (Press et al. 2022), ``negative`` their negatives, ``positive``
@@ -142,8 +165,23 @@ class AlibiRecipe(Plain, frozen=True):
     scale: Finite = 1.0
     dtype: BiasDType = "float32"
 
+    def words(self) -> str:
+        """Return the kind, and what is not usual."""
+        return f"{self.kind} slopes{_times(self.scale)}" + f", {self.dtype}" * (self.dtype != "float32")
 
-class QQBiasRecipe(Plain, frozen=True):
+
+def _times(scale: float) -> str:
+    return "" if scale == 1.0 else f" times {shortest(scale)}"
+
+
+_ORDERS: Final = {
+    "columns": "stored column by column",
+    "one_row": "one row for all",
+    "one_column": "one column for all",
+}
+
+
+class QQBiasRecipe(Recipe, frozen=True):
     """Bias between the new tokens, shared by all sequences: ``[max_query_len + extra_rows, columns]``.
 
     ``kind``: ``tree`` is 0 on a random path of ancestors and -inf elsewhere, ``diagonal`` is 0 on the diagonal and
@@ -165,13 +203,35 @@ class QQBiasRecipe(Plain, frozen=True):
     order: Literal["rows", "columns", "one_row", "one_column"] = "rows"
     step: Annotated[int, Meta(ge=1, le=64)] = 1
 
+    def words(self) -> str:
+        """Return the kind, and what is not usual."""
+        words = [f"{self.kind}{_times(self.scale)}"]
+        words += [f"{counted(self.extra_rows, 'row')} more than the longest query"] * bool(self.extra_rows)
+        columns, than = abs(self.extra_columns), "more" if self.extra_columns > 0 else "fewer"
+        words += [f"{counted(columns, 'column')} {than} than the longest query"] * bool(columns)
+        words += [f"a slice of a matrix {counted(self.row_padding, 'column')} wider"] * bool(self.row_padding)
+        words += [_ORDERS[self.order]] if self.order in _ORDERS else []
+        words += [f"every element followed by {self.step - 1} others"] * (self.step > 1)
+        words += [self.dtype] * (self.dtype != "float32")
+        return ", ".join(words)
 
-class SinkRecipe(Plain, frozen=True):
+    def elements(self, sequences: tuple[Sequence, ...]) -> int:
+        """Return the elements of the matrix that it is a slice of, and room for as many columns again."""
+        live = max((1, *(sequence.query_len for sequence in sequences)))
+        columns = live + max(0, self.extra_columns) + self.row_padding
+        return (live + self.extra_rows) * (live + columns) * self.step
+
+
+class SinkRecipe(Recipe, frozen=True):
     """One logit for each query head that enters only the denominator: ``level`` plus random normals of ``spread``."""
 
     level: Finite = 0.0
     spread: Finite = 1.0
     dtype: BiasDType = "float32"
+
+    def words(self) -> str:
+        """Return all of it."""
+        return f"{shortest(self.level)} with spread {shortest(self.spread)}, {self.dtype}"
 
 
 SlotPoison = Literal["nan", "inf", "negative_inf", "huge", "zero"]

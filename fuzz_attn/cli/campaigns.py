@@ -19,13 +19,13 @@ import msgspec
 from rich.console import Console
 
 from fuzz_attn.backends import mask_coverage
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
 from fuzz_attn.engine.listeners.results import BROKEN, FAILED, INTERRUPTED, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.fuzz_run import SIGNALS, run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, share_of
 from fuzz_attn.engine.run.shards import Shards

@@ -16,8 +16,7 @@ from click.shell_completion import CompletionItem
 
 from fuzz_attn.api import LARGEST, LARGEST_NUMBER
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.bindings.binding import Binding
-from fuzz_attn.bindings.binding_file import read
+from fuzz_attn.binding.binding import Binding, read_binding
 from fuzz_attn.case.families import Family
 from fuzz_attn.cli.guard import guarded
 from fuzz_attn.engine.events import Part
@@ -172,7 +171,7 @@ def target_option(default: str, name: str = "target", *, multiple: bool = False)
 
 def stated_binding(path: Path | None) -> Binding | None:
     """Return the binding that a file states, None without a file."""
-    return None if path is None else read(path)
+    return None if path is None else read_binding(path)
 
 
 memory_option: Final = click.option(

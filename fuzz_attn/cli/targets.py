@@ -9,16 +9,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from fuzz_attn.binding.conventions import conventions_of, parameters_of
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
 from fuzz_attn.case import not_drawn
+from fuzz_attn.case.aspects import FEATURES_OF, words_of
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Ready, Setup
+from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.report.binding_words import conventions_of, parameters_of
 from fuzz_attn.report.printing import show
 
 
@@ -54,7 +54,7 @@ def domain_table(name: str, ready: Ready) -> Table:
     table.add_row("head sizes", _range(domain.head_sizes))
     table.add_row("page sizes", _range(domain.block_sizes))
     table.add_row("group sizes", _range(domain.group_sizes))
-    table.add_row("features", ", ".join(sorted(domain.features & FAMILIES[domain.family].features)) or "none")
+    table.add_row("features", ", ".join(sorted(domain.features & FEATURES_OF[domain.family])) or "none")
     table.add_row("not drawn", "\n".join(not_drawn.sentences(ready.not_drawn)) or "-")
     table.add_row("launch paths", ", ".join(domain.paths))
     for what, value in limits_of(domain).items():
@@ -65,8 +65,7 @@ def domain_table(name: str, ready: Ready) -> Table:
 def limits_of(domain: Domain) -> dict[str, str]:
     """Return in words the limits of a domain that most targets do not have."""
     unlimited = Domain()
-    words = {feature.name: feature.words for feature in CASE_FEATURES}
-    together = (" and ".join(words[name] for name in words if name in each) for each in domain.excluded)
+    together = (" and ".join(words_of(each)) for each in domain.excluded)
     limits = {
         "types of caches": ", ".join(domain.cache_dtypes) * (domain.cache_dtypes != unlimited.cache_dtypes),
         "types of the output": ", ".join(domain.output_dtypes) * (domain.output_dtypes != unlimited.output_dtypes),
@@ -115,11 +114,11 @@ def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) ->
     table = Table(title=f"{ready.target}: {words} (family {ready.family})", title_justify="left", box=None)
     for heading in ("parameter", "role", "why"):
         table.add_column(heading, overflow="fold")
-    for row in parameters_of(ready):
+    for row in parameters_of(ready.binding, ready.reasons):
         table.add_row(*row)
     show(printer, table)
     show(printer, "")
-    for line in (*conventions_of(ready), *(f"Note: {note}" for note in (*ready.notes, *read))):
+    for line in (*conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
         show(printer, line)
     show(printer, "")
     show(printer, domain_table("Cases are drawn from", ready))

@@ -17,10 +17,10 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.case.aspects import features_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.features import features_of
 from fuzz_attn.case.plain import FileName, Plain, Whole
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.foreign_files import content_of, write_new
@@ -28,9 +28,10 @@ from fuzz_attn.oracle.verdict import Verdict
 
 
 def signature_of(case: AttentionCase, verdict: Verdict) -> str:
-    """Return property, kind, launch path, features, place in the output, and size of the error, joined by dashes."""
+    """Return property, kind, output, launch path, features, place in it, and size of the error, joined by dashes."""
     features = "+".join(features_of(case)) or "plain"
-    parts = [verdict.property_name, verdict.kind, case.launch.path, features, verdict.where, _decade(verdict)]
+    kind, where = (verdict.property_name, verdict.kind, verdict.output), (verdict.where, _decade(verdict))
+    parts = [*kind, case.launch.path, features, *where]
     return "-".join(part for part in parts if part)
 
 
@@ -96,7 +97,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
       cases of ``sequence``; ``flaky`` where it failed ``failed`` times of ``tries``; ``unconfirmed`` where the time was
       up before any of this was known.
     - ``shrunk``: whether nothing simpler was found to fail before the time of shrinking was up.
-    - ``trigger``: the traits that the failure needs (:mod:`fuzz_attn.case.traits`).
+    - ``trigger``: the traits that the failure needs (:mod:`fuzz_attn.case.aspects`).
     - ``binding``: how the target was called; None where the names of its parameters tell it.
     - ``also``: the classes of further failures of the case, which follow from this one.
     - ``environment``: where the failure was found.

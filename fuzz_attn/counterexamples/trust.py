@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, get_args
 from urllib.parse import unquote, urlsplit
 
-from fuzz_attn.bindings.binding import Binding, Constant
+from fuzz_attn.binding.binding import Binding, Constant
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.errors import CounterexampleError

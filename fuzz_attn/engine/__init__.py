@@ -1,11 +1,10 @@
-"""The engine: campaigns, the life of a failure, replay, and the worker processes that run targets.
+"""The engine: campaigns, the life of a failure, replay, and the judges of cases.
 
 - ``campaign`` runs one shard: ``schedule`` draws rounds of cases, ``failures`` confirms and shrinks each failure,
   ``refusals`` finds what a target refuses, ``journal`` keeps the running case on disk. It emits ``events``.
 - ``run`` holds a run of several shards, and ``run_folder`` the folder that it writes to. ``listeners`` count, keep and
   log events.
 - ``replay`` runs saved counterexamples again.
-- ``isolated_worker`` judges cases in a child process. ``worker_process`` is the parent's end of any worker and
-  ``child`` the other; ``messages`` pass between them. ``case_judge`` is what a campaign's worker does, and ``judges``
-  are other ways to judge a case.
+- ``isolated_worker`` judges cases in a child process (:mod:`fuzz_attn.workers`), by ``orders``. ``case_judge`` is what
+  that process does, and ``judges`` are other ways to judge a case. All processes are forks of ``run.preloaded``.
 """

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
@@ -51,7 +51,7 @@ from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.reduction import Rule
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told
@@ -238,7 +238,7 @@ class Campaign:
         on_gpu = self.ready.device != "cpu"
         worker = self._explaining or (self.worker.other(EXPLAINING) if on_gpu else None)
         if worker is not None:
-            self.explainer = Explainer(worker, self.plan.shard, self.emit, self._deadline_of, self.learn)
+            self.explainer = Explainer(worker, self.plan.shard, self.emit, self._deadline_of, self._learn)
             stack.callback(self.explainer.end)
 
     def _worker_for(self, setup: Setup) -> IsolatedWorker:
@@ -339,7 +339,7 @@ class Campaign:
             self._shared_round(number, ready)
 
     def _may_wait(self) -> bool:
-        self.learn()
+        self._learn()
         return self._has_time()
 
     def _shared_round(self, number: int, ready: ReadyRound) -> None:
@@ -401,9 +401,9 @@ class Campaign:
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
         self._lives.follow_waiting()
-        while self._lives.waits() and self._has_time():
+        while self._lives.waiting.full and self._has_time():
             time.sleep(POLL_SECONDS)
-            self.learn()
+            self._learn()
             self._lives.follow_waiting()
         self._lives.resume(self._seconds_left())
         if self._is_late():
@@ -420,7 +420,7 @@ class Campaign:
         around = self._lives.known.around(order)
         return around if around is not None and self._random.random() < AVOIDED else order
 
-    def learn(self) -> None:
+    def _learn(self) -> None:
         """Learn what other shards have found."""
         self._lives.learn(self.news())
 
@@ -432,7 +432,7 @@ class Campaign:
     def judge(self, order: Order, phase: Phase) -> Answer:
         """Return the answer to an order; raises :class:`BudgetSpentInterrupt` when the time is up."""
         deadline = self._deadline_of(phase)
-        self.learn()
+        self._learn()
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started, wait = self.worker.deaths, time.monotonic(), self._wait(order, phase)
         try:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fuzz_attn.engine.child.worker import Send, serve
-from fuzz_attn.engine.messages import Answer, Compiling, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.workers.messages import Compiling
+from fuzz_attn.workers.worker import Send, serve
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
-    from fuzz_attn.bindings.binding import Binding
+    from fuzz_attn.binding.binding import Binding
     from fuzz_attn.calibration.broken_promises import BrokenPromises
     from fuzz_attn.case.attention_case import AttentionCase
     from fuzz_attn.case.families import Family
@@ -65,7 +66,7 @@ class CaseJudge:
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
-        from fuzz_attn.targets.bindings.promises import not_drawn  # noqa: PLC0415 - imports torch, as below
+        from fuzz_attn.binding.promises import not_drawn  # noqa: PLC0415 - imports torch, as below
 
         reasons, promised = self.target.match.reasons, self.target.domain
         self.start()

@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.engine.child.fork import EXCEEDED
 from fuzz_attn.engine.events import CaseJudged, CaseUnfinished, Emit, Phase
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Answer, Order, Ready
+from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.errors import BudgetSpentInterrupt, FuzzAttnError, OutOfTimeError
+from fuzz_attn.workers.fork import EXCEEDED
 
 EXPLAINING: Final = "simulator"
 """The backend that explains what a worker on a GPU has found."""

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.failures.confirmation import order_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.oracle.verdict import Verdict

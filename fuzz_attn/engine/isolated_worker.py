@@ -8,37 +8,27 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from fuzz_attn.case.families import Family
-from fuzz_attn.engine.child.sharing import ORDERS_APART
-from fuzz_attn.engine.launch_clock import LaunchClock
-from fuzz_attn.engine.messages import (
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
+from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
+from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.workers.messages import (
     DEVICE_FULL,
     DEVICE_LOST,
-    Answer,
     Compiling,
     DeviceStarted,
     Died,
     HarnessFailed,
-    Order,
-    Ready,
     Refused,
-    Renew,
-    Setup,
     Unsupported,
 )
-from fuzz_attn.engine.worker_process import WorkerProcess
-from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
-from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.workers.sharing import ORDERS_APART
+from fuzz_attn.workers.supervised_worker import SupervisedWorker
 
-START_SECONDS: Final = 180.0
-"""A worker has to import torch, Triton and the target within this time."""
-RENEW_SECONDS: Final = 10.0
-"""A process that is to be replaced has to end within this time."""
 LAUNCH_SECONDS: Final = 120.0
 """A launch that takes longer counts as a hang."""
 LEAST_PATIENCE: Final = 3.0
@@ -47,8 +37,7 @@ PATIENCE: Final = 10
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.case_judge")
 
-Reply: TypeAlias = Ready | Refused | Answer | Unsupported | Died | HarnessFailed
-Word: TypeAlias = Reply | Compiling | DeviceStarted
+Word: TypeAlias = Ready | Answer | Refused | Unsupported | Died | HarnessFailed | Compiling | DeviceStarted
 Wait: TypeAlias = Literal["full", "short", "short, then full"]
 """How long an order may take: the full limit, or :attr:`IsolatedWorker.patience`, after which it is a hang, or after
 which it is judged again with the full limit, in a new process."""
@@ -64,7 +53,7 @@ OTHERS_FAULT: Final = (
 )
 
 
-class IsolatedWorker:
+class IsolatedWorker(SupervisedWorker[Ready, Answer]):
     """Judges cases in a child process that is replaced when it dies.
 
     A case that the simulator cannot run is judged in the interpreter, by a second child that is started for the first
@@ -72,11 +61,9 @@ class IsolatedWorker:
 
     A launch that has not ended after ``launch_seconds`` is a hang. ``index`` spreads workers over the GPUs. Where they
     share one through MPS, a lost GPU or a hang is a verdict only if it recurs apart from the others
-    (:mod:`fuzz_attn.engine.child.sharing`). Raises :class:`FuzzAttnError` on entering where the target or the backend
+    (:mod:`fuzz_attn.workers.sharing`). Raises :class:`FuzzAttnError` on entering where the target or the backend
     cannot be set up.
     """
-
-    ready: Ready
 
     def __init__(
         self,
@@ -86,39 +73,16 @@ class IsolatedWorker:
         index: int = 0,
         command: Sequence[str] = COMMAND,
     ) -> None:
+        super().__init__(setup.target, command, DECODER, Ready, index)
         self.setup = setup
-        self.index = index
         self.launch_seconds = launch_seconds
-        self.command = command
-        self.deaths = 0
         self.unsupported: Counter[str] = Counter()
         """What the backend could not run, with the number of cases."""
         self._interpreter: IsolatedWorker | None = None
-        self.process: WorkerProcess[Word] | None = None
-        self._shared = False
-        """Whether the process shares its GPU, so that other workers can break or block it."""
-        self._busy = False
-        """Whether the process has not answered yet."""
-        self._apart = 0
-        """How many orders the next process judges apart from the others on its GPU."""
-        self._notes: list[str] = []
         self._full = 0
         """How often an order has found no memory left, one after the other."""
-        self._took = self._longest = 0.0
-        """How many seconds the last request took, and the longest order that was answered."""
-
-    def __enter__(self) -> Self:
-        """Start the child and wait until it is set up."""
-        try:
-            self.ready = self._start()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """End the child."""
-        self._end()
+        self._longest = 0.0
+        """How many seconds the longest order took that was answered."""
 
     @property
     def patience(self) -> float:
@@ -139,17 +103,6 @@ class IsolatedWorker:
             raise
         notes, self._notes = self._notes, []
         return msgspec.structs.replace(answer, notes=(*answer.notes, *notes)) if notes else answer
-
-    def renew(self) -> None:
-        """Let a process that has judged no case answer the next order."""
-        if self.process is None:
-            return
-        try:
-            reply = self._request(Renew(), RENEW_SECONDS)
-        except TimeoutError:
-            reply = None
-        if not isinstance(reply, Died):
-            self._end()  # this worker answers from the process that is set up, so that another has to start
 
     def _judge(
         self, order: Order, deadline: float | None, wait: Wait, *, again: bool = False, apart: bool = False
@@ -207,17 +160,6 @@ class IsolatedWorker:
             answer = self._judge_apart(order, deadline, wait, shared=shared)
             return answer if shared else msgspec.structs.replace(answer, earlier=failed.verdict)
         return msgspec.structs.replace(failed, fresh=apart and wait == "full")
-
-    def _end_fork(self) -> bool:
-        """End the fork that answers, and return whether the process that is set up goes on with another one."""
-        assert self.process is not None
-        try:
-            reply = self.process.receive(time.monotonic() + RENEW_SECONDS) if self.process.kill_forks() else None
-        except TimeoutError:
-            return False
-        if isinstance(reply, Died):
-            self._forget(reply)
-        return isinstance(reply, Died)
 
     def _judge_apart(self, order: Order, deadline: float | None, wait: Wait, *, shared: bool) -> Answer:
         """Judge an order again, apart from the other workers on the GPU: what failed while ``shared`` may be theirs."""
@@ -279,87 +221,14 @@ class IsolatedWorker:
         """The first operation that the backend could not run; empty while there is none."""
         return next(iter(self.unsupported), "")
 
-    def _start(self, deadline: float | None = None) -> Ready:
-        self.process = WorkerProcess(self.command, DECODER, self.index, self._apart)
-        self._shared, self._apart = False, 0
-        try:
-            reply = self._request(self._complete_setup, START_SECONDS, deadline)
-        except TimeoutError:
-            if deadline is not None and deadline <= time.monotonic():
-                raise OutOfTimeError(f"the time was up before {self.setup.target!r} was loaded") from None
-            raise TargetError(f"target={self.setup.target!r} did not load within {START_SECONDS:.0f} s") from None
-        if isinstance(reply, Ready):
-            return reply
-        if isinstance(reply, Refused):
-            raise FuzzAttnError(reply.reason)
-        raise TargetError(f"target={self.setup.target!r} {self._death(self._end_of(reply))} while it was loaded")
-
-    def _request(self, message: msgspec.Struct, seconds: float, deadline: float | None = None) -> Reply | None:
-        """Return the child's reply to a message, None at its end.
-
-        Raises :class:`TimeoutError` at the deadline, or after so many seconds without a reply, with words for that.
-        Time to compile has limits of its own, and time in which other processes have the processors does not count.
-        """
-        assert self.process is not None
-        self.process.send(message)
-        self._busy = True
-        clock = LaunchClock(seconds, self.process.delays)
-        while True:
-            reply = self._received(clock, deadline)
-            match reply:
-                case Compiling():
-                    clock.compiling(ended=reply.ended)
-                case DeviceStarted():
-                    self._shared = reply.shared
-                    self._notes += [reply.note] * bool(reply.note)
-                case _:
-                    self._busy, self._took = False, clock.took
-                    return reply
-
-    def _received(self, clock: LaunchClock, deadline: float | None) -> Word | None:
-        """Return the child's next word, None at its end; raises :class:`TimeoutError` as :meth:`_request` does."""
-        assert self.process is not None
-        while True:
-            try:
-                return self.process.receive(_earlier(clock.next_look(), deadline))
-            except TimeoutError:
-                words = clock.over()
-                if words or (deadline is not None and deadline <= time.monotonic()):
-                    raise TimeoutError(words) from None
-
-    def _end_of(self, reply: Reply | None) -> Died:
-        """Return how the process that was to answer died: a fork, which is reported, or the whole child."""
-        assert self.process is not None
-        return reply if isinstance(reply, Died) else Died(self.process.exit_code(), whole=True)
-
-    def _death(self, died: Died) -> str:
-        """Return in words how a process died; the child ends if it was the whole of it."""
-        assert self.process is not None
-        self.deaths += 1
-        how = self.process.death(died.code, died.reason)
-        if died.whole:
-            self._end()
-        return how
-
-    def _forget(self, died: Died) -> None:
-        """Go on after a death that says nothing about the order, without what was printed before it."""
-        assert self.process is not None
-        self.process.last_output()
-        if died.whole:
-            self._end()
+    def _first_message(self) -> Setup:
+        """Return the set-up, for every start after the first with the binding that that one has found."""
+        return self._complete_setup
 
     def _end(self) -> None:
         if self._interpreter is not None:
             self._interpreter._end()
-        if self.process is not None:
-            if self._shared and self._busy:
-                self.process.end_gpu_work()
-            self.process.end()
-            self.process = None
-
-
-def _earlier(limit: float, deadline: float | None) -> float:
-    return limit if deadline is None else min(limit, deadline)
+        super()._end()
 
 
 def _failed(kind: Kind, message: str) -> Answer:

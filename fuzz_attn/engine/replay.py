@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
@@ -24,7 +24,7 @@ from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
 

@@ -1,8 +1,7 @@
-"""Recorded calls: the calls of a case, what the output of each must be, and the file of their large tensors."""
+"""Recorded calls: the calls of a case, what the outputs of each must be, and the file of their large tensors."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,11 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.poisoned_scratch import PoisonedScratch
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
-from fuzz_attn.oracle.reference import Reference
+from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.properties.check import comparison_of
 from fuzz_attn.properties.comparisons import SameBits, reference_of
-from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.properties.experiment import Experiment, Launch, memory_of_outputs
 from fuzz_attn.properties.launch_properties import nearest_inside
 from fuzz_attn.targets.target import Target
 
@@ -66,15 +65,16 @@ class Block:
 class Call:
     """A call of a target: its arguments by keyword, and the memory of those that are tensors.
 
-    ``output`` is the name of the output's argument, empty where the call returns the output. ``inputs`` are the blocks
-    that the call must not change.
+    ``written`` names the argument of each output that is one, ``returned`` the outputs that the call returns, in order.
+    ``inputs`` are the blocks that the call must not change.
     """
 
     target: Target
     tensors: AttentionTensors
     arguments: dict[str, object]
     blocks: dict[str, Block]
-    output: str
+    written: dict[str, str]
+    returned: tuple[str, ...]
     inputs: tuple[str, ...]
 
 
@@ -90,9 +90,9 @@ class RecordedExperiment(Experiment):
         return RecordedExperiment(case, target, self.backend, self.calls)
 
     def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
-        """Record the call; the output stays as it is."""
+        """Record the call; the outputs stay as they are."""
         self.calls.append(recorded(self.target, tensors))
-        return Launch(tensors, storage_bytes(tensors.output).clone())
+        return Launch(tensors, {name: memory.clone() for name, memory in memory_of_outputs(tensors).items()})
 
 
 def recorded(target: Target, tensors: AttentionTensors) -> Call:
@@ -104,7 +104,8 @@ def recorded(target: Target, tensors: AttentionTensors) -> Call:
     blocks: dict[str, Block] = {}
     kept = [tensor for _, tensor in tensors.inputs()] + [copy.tensor for copy in call.problem.copies]
     known = {tensor.untyped_storage().data_ptr() for tensor in kept}
-    inputs, output = [], ""
+    inputs = []
+    written: dict[str, str] = {}
     for name, value in call.arguments.items():
         if not isinstance(value, torch.Tensor):
             arguments[name] = value
@@ -112,9 +113,9 @@ def recorded(target: Target, tensors: AttentionTensors) -> Call:
         block = names.setdefault(value.untyped_storage().data_ptr(), name)
         blocks[block] = _block(tensors, value, blocks.get(block))
         arguments[name] = _view(block, value, tensors)
-        output = name if value is tensors.output else output
+        written |= {output: name for output, each in tensors.outputs.items() if value is each.tensor}
         inputs += [block] * (value.untyped_storage().data_ptr() in known and block not in inputs)
-    return Call(target, tensors, arguments, blocks, output, tuple(inputs))
+    return Call(target, tensors, arguments, blocks, written, call.problem.binding.returned, tuple(inputs))
 
 
 def _view(block: str, tensor: torch.Tensor, tensors: AttentionTensors) -> View:
@@ -141,31 +142,30 @@ LARGEST: Final = torch.finfo(torch.float64).max
 
 @dataclass(frozen=True)
 class WithinBound:
-    """Each element lies within its bound: infinite for anything, NaN for a row that the target leaves as it was."""
+    """Each element lies within its bound: infinite for anything, NaN for one that the target leaves as it was."""
 
-    expected: torch.Tensor
+    value: torch.Tensor
     bound: torch.Tensor
 
 
 @dataclass(frozen=True)
 class SameRows:
-    """The rows have the bits of the first call's rows, of those with these indices if there are any."""
+    """The elements have the bits of the first call's, of those of the tokens with these indices if there are any."""
 
     tokens: tuple[int, ...] | None
-    live: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A call, what its output must be, and in words how the call differs from the first."""
+class Expectation:
+    """A call, what its outputs must be, and in words how the call differs from the first."""
 
     call: Call
-    output: WithinBound | SameRows
+    outputs: dict[str, WithinBound | SameRows]
     change: str = ""
 
 
-def expectations(experiment: RecordedExperiment, property_name: str, relation: str | None) -> list[Expected]:
-    """Return the first call of an experiment and, for a relation, the second, each with what its output must be."""
+def expectations(experiment: RecordedExperiment, property_name: str, relation: str | None) -> list[Expectation]:
+    """Return the first call of an experiment and, for a relation, the second, each with what its outputs must be."""
     if property_name == "few_values":
         raise FuzzAttnError(
             "property='few_values' cannot be exported: its second launch depends on the output of the first; "
@@ -173,7 +173,7 @@ def expectations(experiment: RecordedExperiment, property_name: str, relation: s
         )
     first = experiment.first.tensors
     reference = _value_range(experiment) if property_name == "value_range" else experiment.reference
-    found = [Expected(experiment.calls[0], _within(reference, first))]
+    found = [Expectation(experiment.calls[0], _within(reference, first))]
     if relation is None:
         return found
     comparison = comparison_of(relation, experiment)
@@ -181,36 +181,33 @@ def expectations(experiment: RecordedExperiment, property_name: str, relation: s
     call = next(call for call in experiment.calls if call.tensors is tensors)
     if isinstance(comparison, SameBits):
         rows = None if comparison.tokens is None else tuple(comparison.tokens.tolist())
-        return [*found, Expected(call, SameRows(rows, tuple(_live(tensors).tolist())), comparison.change)]
-    return [*found, Expected(call, _within(reference_of(comparison, experiment), tensors), comparison.change)]
+        return [*found, Expectation(call, dict.fromkeys(tensors.outputs, SameRows(rows)), comparison.change)]
+    return [*found, Expectation(call, _within(reference_of(comparison, experiment), tensors), comparison.change)]
 
 
-def _live(tensors: AttentionTensors) -> torch.Tensor:
-    """Return bool ``[num_tokens]``, whether the target writes the token's rows."""
-    answered = tensors.answered_tokens
-    return torch.ones(sum(tensors.query_lens), dtype=torch.bool) if answered is None else answered
-
-
-def _within(reference: Reference, tensors: AttentionTensors) -> WithinBound:
-    bound = reference.bound.clone()
-    bound[reference.ill_conditioned[..., None] & bound.isfinite()] = LARGEST
-    bound[~_live(tensors)] = torch.nan
-    return WithinBound(reference.expected.clone(), bound)
+def _within(reference: Reference, tensors: AttentionTensors) -> dict[str, WithinBound | SameRows]:
+    found: dict[str, WithinBound | SameRows] = {}
+    for name, expected in reference.items():
+        live = tensors.outputs[name].live
+        bound = expected.bound.masked_fill(~expected.judged & expected.bound.isfinite(), LARGEST)
+        bound = bound if live is None else bound.masked_fill(~live, torch.nan)
+        found[name] = WithinBound(expected.value.clone(), bound)
+    return found
 
 
 def _value_range(experiment: RecordedExperiment) -> Reference:
     """Return the middle of the values that each row sees, and as bound how far an output may lie from it."""
-    tensors, known = experiment.first.tensors, experiment.reference
+    tensors, known = experiment.first.tensors, experiment.reference["out"]
     info = torch.finfo(tensors.output.dtype)
     low, high = (
         nearest_inside(
             experiment.blocks,
-            dataclasses.replace(tensors, output=torch.full_like(tensors.output, end)),
+            tensors.with_outputs(out=torch.full_like(tensors.output, end)),
             known,
             experiment.target.rounding_model,
         )
         for end in (info.min, info.max)
     )
-    middle = (low.expected + high.expected) / 2
-    reach = (high.expected - low.expected) / 2 + torch.maximum(low.bound, high.bound)
-    return Reference(middle, reach, known.ill_conditioned & False)
+    middle = (low.value + high.value) / 2
+    reach = (high.value - low.value) / 2 + torch.maximum(low.bound, high.bound)
+    return {"out": Expected(middle, reach, torch.ones_like(known.judged))}

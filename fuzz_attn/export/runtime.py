@@ -115,13 +115,15 @@ def numbers(data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
     return bytes_tensor(data).view(torch.float64).view(shape)
 
 
-def wrong_elements(output: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, poison: int) -> bool:
+def wrong_elements(
+    output: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, poison: int, axes: list[str]
+) -> bool:
     """Print the worst elements and return whether there is a wrong one.
 
-    A bound of infinity allows any element that was written, also NaN; a bound of NaN is that of a row that the target
-    must leave as it was.
+    A bound of infinity allows any element that was written, also NaN; a bound of NaN is that of an element that the
+    target must leave as it was.
     """
-    actual = output[: expected.shape[0]].cpu()
+    actual = output.cpu()
     width = 8 * actual.dtype.itemsize
     unwritten = bits(actual) == (poison - (1 << width) if width > 8 and poison >> (width - 1) else poison)
     error = (actual.double() - expected).abs()
@@ -129,37 +131,47 @@ def wrong_elements(output: torch.Tensor, expected: torch.Tensor, bound: torch.Te
     if not wrong.any():
         return False
     print(f"{int(wrong.sum())} of {wrong.numel()} elements wrong, {int((unwritten & wrong).sum())} never written")
-    print(f"{'token':>6}{'head':>6}{'column':>7}{'actual':>16}{'expected':>16}{'bound':>12}")
+    print("".join(f"{axis:>7}" for axis in axes) + f"{'actual':>16}{'expected':>16}{'bound':>12}")
     ratio = (error / bound).nan_to_num(torch.inf).where(wrong, -1.0)
     for flat in ratio.flatten().sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist():
-        token, head, column = place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), wrong.shape))
+        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), wrong.shape))
         three = f"{float(actual[place]):16.9g}{float(expected[place]):16.9g}{float(bound[place]):12.3g}"
-        print(f"{token:6}{head:6}{column:7}{three}")
+        print("".join(f"{index:7}" for index in place) + three)
     return True
 
 
-def written_outside(memory: Memory, name: str, output: torch.Tensor, live: torch.Tensor) -> bool:
+def written_outside(
+    memory: Memory, name: str, output: torch.Tensor, region: tuple[Any, ...], live: torch.Tensor
+) -> bool:
     """Print and return whether bytes of the output's memory were written that belong to no row to write."""
     expected = memory.before[name].clone()
     copy = expected.view(output.dtype)
     strides = list(output.stride())
     if len(copy) > 1:
         strides[strides.index(max(strides))] = copy.stride(0)
-    rows = copy.as_strided(output.shape, strides, output.storage_offset())[: len(live)]
-    rows.view(bits(output).dtype)[live] = output[: len(live)].view(bits(output).dtype)[live]
+    before = copy.as_strided(output.shape, strides, output.storage_offset()).view(bits(output).dtype)
+    after = output.view(before.dtype)[region]
+    before[region] = torch.where(live.to(after.device), after, before[region])
     outside = int((expected != memory.held[name]).sum())
     if outside:
         print(f"{outside} bytes of the output's memory that belong to no row were written")
     return outside > 0
 
 
-def different_rows(first: torch.Tensor, second: torch.Tensor, tokens: list[int] | None, live: torch.Tensor) -> bool:
-    """Print and return whether rows of two outputs that must have the same bits differ."""
-    before = bits(first)[: len(live)] if tokens is None else bits(first)[tokens]
-    different = (before != bits(second)[: len(live)]).any(dim=-1) & live.cpu()[:, None]
+def different_rows(
+    first: torch.Tensor, second: torch.Tensor, tokens: list[int] | None, live: torch.Tensor, axes: list[str]
+) -> bool:
+    """Print and return whether rows of two outputs that must have the same bits differ where they are live."""
+    before = bits(first)
+    if tokens is not None and "token" in axes:
+        before = before.index_select(axes.index("token"), torch.tensor(tokens, dtype=torch.int64))
+    different = (before != bits(second)) & live.cpu()
+    if axes[-1] == "column":
+        different, axes = different.any(dim=-1), axes[:-1]
     if different.any():
-        token, head = different.nonzero()[0].tolist()
-        print(f"{int(different.sum())} (token, head) rows have other bits, the first at token {token}, head {head}")
+        place = zip(axes, different.nonzero()[0].tolist(), strict=True)
+        where = ", ".join(f"{axis} {index}" for axis, index in place)
+        print(f"{int(different.sum())} ({', '.join(axes)}) rows have other bits, the first at {where}")
     return bool(different.any())
 
 
@@ -179,9 +191,10 @@ def call(function: Callable[..., object], arguments: dict[str, Any], device: str
     return False, result
 
 
-def returned(result: object, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, torch.Tensor]:
-    """Return whether a result, or the first of several, is not the output that was promised, and the output."""
-    found = result[0] if isinstance(result, tuple | list) and result else result
+def returned(result: object, place: int, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, torch.Tensor]:
+    """Return whether the value of a result at a place is not the output that was promised, and the output."""
+    values = tuple(result) if isinstance(result, tuple | list) and result else (result,)
+    found = values[place] if place < len(values) else None
     if isinstance(found, torch.Tensor) and (tuple(found.shape), found.dtype) == (shape, dtype):
         return False, found
     what = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__

@@ -17,17 +17,16 @@ from typing import Final, NamedTuple
 import torch
 
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import OutputError
 from fuzz_attn.export import recorded_calls
 from fuzz_attn.export.recorded_calls import (
     Block,
-    Call,
-    Expected,
+    Expectation,
     RecordedExperiment,
     SameRows,
     View,
@@ -118,7 +117,7 @@ class Script:
         return (path, beside) if self.tensors else (path,)
 
 
-def script_of(found: Counterexample, expected: list[Expected], sources: list[Source]) -> Script:
+def script_of(found: Counterexample, expected: list[Expectation], sources: list[Source]) -> Script:
     """Return the script of a counterexample: its calls with what they must give, and where each finds its target."""
     data = _Data()
     calls = [
@@ -155,7 +154,7 @@ class _Data:
         return known
 
 
-def _docstring(found: Counterexample, expected: list[Expected], source: Source) -> str:
+def _docstring(found: Counterexample, expected: list[Expectation], source: Source) -> str:
     verdict = found.verdict
     case = [f"  {what}: {words}" for what, words in describe(found.case)]
     second = [f"The second call is {each.change}." for each in expected[1:]]
@@ -202,7 +201,7 @@ def _data_lines(data: _Data) -> Iterator[str]:
     yield "}"
 
 
-def _call_lines(index: int, expected: Expected, source: Source, data: _Data) -> list[str]:
+def _call_lines(index: int, expected: Expectation, source: Source, data: _Data) -> list[str]:
     call, number = expected.call, index + 1
     lines = [f"# {expected.change or 'The call'}"] if index else []
     lines += [f"def target_{number}():", *(f"    {line}".rstrip() for line in source.lines()), "", ""]
@@ -240,20 +239,32 @@ def _rounded(numbers: object) -> object:
     return [_rounded(each) for each in numbers] if isinstance(numbers, list) else f"{numbers:.6g}"
 
 
-def _expected_lines(number: int, expected: Expected, data: _Data) -> Iterator[str]:
-    output = expected.output
-    if isinstance(output, SameRows):
-        yield f"LIVE_{number} = torch.tensor({list(output.live)}, dtype=torch.bool)"
-        yield f"TOKENS_{number} = {output.tokens if output.tokens is None else list(output.tokens)}"
-        return
-    for name, tensor in (("expected", output.expected), ("bound", output.bound)):
-        shape = tuple(tensor.shape)
-        key = data.add(f"{name}_{number}", tensor.contiguous().numpy().tobytes(), "F64", shape)
-        yield f"{name.upper()}_{number} = numbers(DATA[{key!r}], {shape})"
-    yield f"LIVE_{number} = ~BOUND_{number}.isnan().all(-1).all(-1)"
+def _expected_lines(number: int, expected: Expectation, data: _Data) -> Iterator[str]:
+    for name, own in expected.outputs.items():
+        output, n = expected.call.tensors.outputs[name], _suffix(number, name, expected)
+        yield f"REGION_{n} = ({''.join(f'{_index(index)}, ' for index in output.region)})"
+        if isinstance(own, SameRows):
+            live = torch.ones(1, dtype=torch.bool) if output.live is None else output.live
+            yield f"LIVE_{n} = torch.tensor({live.flatten().tolist()}).view({tuple(live.shape)})"
+            yield f"TOKENS_{n} = {own.tokens if own.tokens is None else list(own.tokens)}"
+            continue
+        for what, tensor in (("expected", own.value), ("bound", own.bound)):
+            shape = tuple(tensor.shape)
+            key = data.add(f"{what}_{n}", tensor.contiguous().numpy().tobytes(), "F64", shape)
+            yield f"{what.upper()}_{n} = numbers(DATA[{key!r}], {shape})"
+        yield f"LIVE_{n} = ~BOUND_{n}.isnan()"
 
 
-def _main_lines(found: Counterexample, expected: list[Expected]) -> Iterator[str]:
+def _suffix(number: int, output: str, expected: Expectation) -> str:
+    """Return the end of the names of what belongs to one output of a call."""
+    return str(number) if len(expected.call.tensors.outputs) == 1 else f"{output}_{number}"
+
+
+def _index(index: slice | torch.Tensor) -> str:
+    return repr(index) if isinstance(index, slice) else f"torch.tensor({index.tolist()})"
+
+
+def _main_lines(found: Counterexample, expected: list[Expectation]) -> Iterator[str]:
     yield "def main():"
     yield "    chosen = options('Exit with 1 while the kernel is wrong.')"
     for index, each in enumerate(expected):
@@ -273,35 +284,45 @@ def _note(found: Counterexample) -> str:
     return f"Only a memory checker sees this: {found.verdict.message}"
 
 
-def _check_lines(number: int, expected: Expected) -> Iterator[str]:
+def _check_lines(number: int, expected: Expectation) -> Iterator[str]:
     call, n = expected.call, number
     yield f"memory_{n} = Memory(BLOCKS_{n}, DATA, chosen.device, chosen.tight)"
     yield f"given_{n} = arguments_{n}(memory_{n}.view)"
     if number > 1:
         yield f"print({f'Second call, {expected.change}'!r})"
     yield f"wrong_{n}, result_{n} = call(target_{n}(), given_{n}, chosen.device)"
-    yield from _output_lines(n, call)
+    yield from _output_lines(n, expected)
     yield f"for name in {list(call.inputs)}:"
     yield f"    if memory_{n}.changed(name):"
     yield "        print('the call changed its input', name)"
     yield f"        wrong_{n} = True"
-    if call.output:
-        yield f"wrong_{n} |= written_outside(memory_{n}, {call.output!r}, output_{n}, LIVE_{n})"
-    if isinstance(expected.output, WithinBound):
-        poison = call.tensors.output_poison
-        yield f"wrong_{n} |= wrong_elements(output_{n}, EXPECTED_{n}, BOUND_{n}, {poison})"
-    else:
-        yield f"wrong_{n} |= different_rows(output_1, output_{n}, TOKENS_{n}, LIVE_{n})"
+    for name, own in expected.outputs.items():
+        output, o = call.tensors.outputs[name], _suffix(number, name, expected)
+        if len(call.tensors.outputs) > 1:
+            yield f"print('Output', {name!r})"
+        if name in call.written:
+            yield f"wrong_{n} |= written_outside(memory_{n}, {call.written[name]!r}, output_{o}, REGION_{o}, LIVE_{o})"
+        if isinstance(own, WithinBound):
+            where = f"output_{o}[REGION_{o}], EXPECTED_{o}, BOUND_{o}"
+            yield f"wrong_{n} |= wrong_elements({where}, {output.poison}, {list(output.axes)})"
+        else:
+            first = o.removesuffix(str(number)) + "1"
+            rows = f"output_{first}[REGION_{first}], output_{o}[REGION_{o}]"
+            yield f"wrong_{n} |= different_rows({rows}, TOKENS_{o}, LIVE_{o}, {list(output.axes)})"
 
 
-def _output_lines(number: int, call: Call) -> Iterator[str]:
-    """Yield where the output of a call is: in an argument, or in its result."""
-    if call.output:
-        yield f"output_{number} = given_{number}[{call.output!r}]"
-        return
-    output = call.tensors.output
-    yield f"missing_{number}, output_{number} = returned(result_{number}, {tuple(output.shape)}, {output.dtype})"
-    yield f"wrong_{number} |= missing_{number}"
+def _output_lines(number: int, expected: Expectation) -> Iterator[str]:
+    """Yield where the outputs of a call are: in arguments, or in its result."""
+    call = expected.call
+    for name in expected.outputs:
+        n = _suffix(number, name, expected)
+        if name in call.written:
+            yield f"output_{n} = given_{number}[{call.written[name]!r}]"
+            continue
+        tensor, place = call.tensors.outputs[name].tensor, call.returned.index(name)
+        promised = f"{place}, {tuple(tensor.shape)}, {tensor.dtype}"
+        yield f"missing_{n}, output_{n} = returned(result_{number}, {promised})"
+        yield f"wrong_{number} |= missing_{n}"
 
 
 def exported(found: Counterexample, spec: str, binding: Binding | None) -> Script:

@@ -21,7 +21,7 @@ _NAMES: Final = {
     "sinks": "the sinks",
     "query_start_loc": "the starts of the sequences",
     "seq_lens": "the sequence lengths",
-    "output": "the output",
+    "out": "the output",
 }
 _REASONS: Final[dict[str, Reason]] = {
     "block_table": "page",
@@ -32,7 +32,7 @@ _REASONS: Final[dict[str, Reason]] = {
 _OF_WRITES: Final = frozenset(("uninitialised", "race", "conflicting_store", "unordered_load"))
 SMALLEST_BLOCK: Final = 16
 """Heads of fewer columns are padded to this size, and others to a power of two."""
-_PACKED: Final = ("query", "output", "new_keys", "new_values")
+_PACKED: Final = ("query", "out", "new_keys", "new_values")
 
 
 def accessed(observation: Observation, tensors: AttentionTensors) -> tuple[str, int] | None:
@@ -42,12 +42,17 @@ def accessed(observation: Observation, tensors: AttentionTensors) -> tuple[str, 
     """
     if not observation.address:
         return None
-    for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
+    for name, tensor in _named(tensors).items():
         start, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
         if start <= observation.address < start + max(size, 1):
             ahead = (observation.address - tensor.data_ptr()) // tensor.element_size()
             return name, ahead + observation.offset
     return None
+
+
+def _named(tensors: AttentionTensors) -> dict[str, torch.Tensor]:
+    """Return every input and output by its name."""
+    return dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
 
 
 def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Reason:
@@ -57,7 +62,7 @@ def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Rea
     if found is None:
         return by_writes
     name, offset = found
-    tensor: torch.Tensor = getattr(tensors, name)
+    tensor = _named(tensors)[name]
     behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
     size = tensor.shape[-1]
     whole = size >= SMALLEST_BLOCK and size & (size - 1) == 0  # else it may be a column behind the head size
@@ -70,7 +75,7 @@ def element_words(observation: Observation, tensors: AttentionTensors, case: Att
     if found is None:
         return ""
     name, offset = found
-    tensor: torch.Tensor = getattr(tensors, name)
+    tensor = _named(tensors)[name]
     words = ""
     if name == "block_table":
         words = _entry(offset, tensor, case)
@@ -80,9 +85,14 @@ def element_words(observation: Observation, tensors: AttentionTensors, case: Att
         words = packed_words(name, offset, tensor, case)
     elif name in ("key_cache", "value_cache"):
         words = _slot(name, offset, tensors)
-    elif tensor.dim() == 1:
-        words = f"element {offset} of {_NAMES[name]}, which has {tensor.shape[0]}"
+    elif tensor.dim() == 1 or name in tensors.outputs:
+        words = element_of(tensor, offset, _NAMES.get(name, f"the output {name}"))
     return words
+
+
+def element_of(tensor: torch.Tensor, offset: int, name: str) -> str:
+    """Return an element of a tensor of any shape in words."""
+    return f"element {offset} of {name}, which has {tensor.numel()}"
 
 
 def _entry(offset: int, table: torch.Tensor, case: AttentionCase) -> str:

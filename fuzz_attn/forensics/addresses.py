@@ -25,7 +25,7 @@ SPREAD: Final = 4.0
 def column_findings(lab: Lab) -> Iterator[Finding]:
     """Yield that values come from outside of V, or columns of the output from other columns of V."""
     tensors = without_scores(lab.cleared())
-    lab.set_all_values(tensors, np.ones(lab.case.heads.head_size))
+    lab.set_all_values(tensors, np.ones(lab.case.heads.head_size_v))
     inside = lab.run(tensors).far
     if inside.any():
         lab.fill_memory(tensors, 1.0)
@@ -33,7 +33,7 @@ def column_findings(lab: Lab) -> Iterator[Finding]:
         for row in rows_of_case(lab.case):
             if fixed[row.token, row.head].any() and not (inside & ~fixed)[row.token, row.head].any():
                 columns = np.flatnonzero(fixed[row.token, row.head]).tolist()
-                where = f"columns {ranges(columns)} of " * (len(columns) < lab.case.heads.head_size)
+                where = f"columns {ranges(columns)} of " * (len(columns) < lab.case.heads.head_size_v)
                 yield Finding(
                     "address",
                     f"{row.words}, head {row.head}: {where}its values come from memory between those of V: a wrong "
@@ -44,7 +44,7 @@ def column_findings(lab: Lab) -> Iterator[Finding]:
 
 
 def _moved_columns(lab: Lab) -> Iterator[Finding]:
-    columns = np.arange(lab.case.heads.head_size)
+    columns = np.arange(lab.case.heads.head_size_v)
     read = _columns_read(lab, columns)
     for row in rows_of_case(lab.case):
         wrong = np.flatnonzero(read[row.token, row.head] != columns)
@@ -71,7 +71,7 @@ def _from_key(lab: Lab, row: Row, columns: str, what: str) -> Finding:
 
 def _first_wrong_key(lab: Lab, row: Row, own: Array) -> int:
     """Return the first key of a row whose value is read in wrong columns, by halving."""
-    columns = np.arange(lab.case.heads.head_size)
+    columns = np.arange(lab.case.heads.head_size_v)
     right, wrong = 0, len(own)
     while wrong - right > 1:
         middle = (right + wrong) // 2

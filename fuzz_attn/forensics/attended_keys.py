@@ -55,7 +55,7 @@ def recovered(lab: Lab, tensors: AttentionTensors, cells: Array | None = None) -
     With ``cells`` only those are probed; the weights of all others are 0. A large case is probed around its first wrong
     row only.
     """
-    width = lab.case.heads.head_size
+    width = lab.case.heads.head_size_v
     everything = len(lab.cells) <= MOST_LAUNCHES * width
     probed = cells if cells is not None else np.arange(len(lab.cells)) if everything else lab.focus
     if len(probed) > MOST_LAUNCHES * width:

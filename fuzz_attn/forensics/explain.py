@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fuzz_attn.case import traits
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.changes import with_head_size
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import HeadLayout, Sequence
@@ -111,7 +111,7 @@ def _grown(case: AttentionCase, growth: Growth) -> AttentionCase | None:
         longer = replace(case, sequences=sequences, window=window, scores=NormalScores(), overrides=())
         size = case.heads.head_size
         if (size < WIDE_HEAD and size & (size - 1)) or size < 16:
-            longer = traits.with_head_size(longer, size=WIDE_HEAD)
+            longer = with_head_size(longer, size=WIDE_HEAD)
     except CaseError:
         return None
     return longer

@@ -72,7 +72,7 @@ class Inquiry:
     def _of_writes(self, observed: list[Finding]) -> Iterator[Finding]:
         """Yield elements that are never written, and others that must not be."""
         unwritten, outside = unwritten_findings(self.lab), []
-        stored = bool(self._stored_outside) and "output" in self._stored_outside
+        stored = bool(self._stored_outside & self.lab.experiment.first.tensors.outputs.keys())
         if "written_outside" in self.kinds or stored:
             outside = outside_findings(self.lab)
         if unwritten and outside and outside[0].reason == "unwritten":

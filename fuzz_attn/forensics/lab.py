@@ -22,9 +22,8 @@ from fuzz_attn.errors import ProbeError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import rows_of_case
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.tensor_types import bits_of
-from fuzz_attn.inputs.tensors import AttentionTensors, output_of
-from fuzz_attn.oracle.comparison import is_unwritten
-from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.inputs.tensors import AttentionTensors, outputs_of
+from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.properties.experiment import Experiment
 
 Array: TypeAlias = np.typing.NDArray[Any]
@@ -139,7 +138,7 @@ def beyond(actual: Array, expected: Array, allowed: Array) -> Array:
 
 @dataclass(frozen=True)
 class Probed:
-    """The output of one launch and the oracle's answer to it, float64 ``[num_tokens, num_query_heads, head_size]``."""
+    """Attention's output of a launch and the oracle's answer, float64 ``[num_tokens, num_query_heads, head_size]``."""
 
     actual: Array
     expected: Array
@@ -210,7 +209,7 @@ class Lab:
         """
         if time.process_time() > self._until:
             raise ProbeError("the time for more launches was up")
-        tensors = dataclasses.replace(tensors, output=output_of(self.case, self.experiment.place))
+        tensors = dataclasses.replace(tensors, outputs=outputs_of(self.case, self.experiment.place))
         try:
             launch = self.experiment.launch_tensors(tensors)
         except UnsupportedByBackendError as error:
@@ -219,8 +218,7 @@ class Lab:
         if launch.error:
             raise ProbeError(f"a launch with other numbers {launch.error}")
         reference = attend(launch.tensors, self.experiment.target.rounding_model)
-        actual = launch.tensors.output[: reference.expected.shape[0]].double()
-        return self._probed(actual, reference)
+        return self._probed(launch.tensors, reference["out"])
 
     def lines_reading(self, cell: int, what: Literal["key", "value"]) -> tuple[str, ...]:
         """Return each ``file:line`` that loads the key or value in a cell of the caches, if the backend sees loads."""
@@ -237,13 +235,13 @@ class Lab:
 
     @cached_property
     def first(self) -> Probed:
-        """The output of the case itself."""
-        reference, tensors = self.experiment.reference, self.experiment.first.tensors
-        return self._probed(tensors.output[: reference.expected.shape[0]].double(), reference)
+        """The attention output of the case itself."""
+        return self._probed(self.experiment.first.tensors, self.experiment.reference["out"])
 
-    def _probed(self, actual: torch.Tensor, reference: Reference) -> Probed:
+    def _probed(self, tensors: AttentionTensors, expected: Expected) -> Probed:
         """Return the rows that are written at all; the bound of the others is infinite."""
-        probed = Probed(*(part.cpu().numpy() for part in (actual, reference.expected, reference.bound.clone())))
+        actual = tensors.outputs["out"].elements.double()
+        probed = Probed(*(part.cpu().numpy() for part in (actual, expected.value, expected.bound.clone())))
         probed.bound[self.unwritten] = np.inf
         return probed
 
@@ -259,21 +257,24 @@ class Lab:
     @cached_property
     def unwritten(self) -> Array:
         """Bool ``[num_tokens, num_query_heads]``: whether the case's own launch leaves all of a row unwritten."""
-        rows: Array = np.asarray(self.untouched.all(axis=-1))
+        rows: Array = np.asarray(self.untouched["out"].all(axis=-1))
         return rows
 
     @cached_property
-    def untouched(self) -> Array:
-        """Bool ``[num_tokens, num_query_heads, head_size]``: whether an element still holds the output's poison.
+    def untouched(self) -> dict[str, Array]:
+        """For each output, bool of the shape of its elements: whether an element still holds the output's poison.
 
         In fp8 a NaN has the same bits, so there a second launch with other poison must leave its own poison too.
         """
-        untouched = _untouched(self.experiment.first.tensors, self.case)
-        if not is_fp8(self.case.dtypes.out) or not untouched.any():
+        untouched = _untouched(self.experiment.first.tensors)
+        if not is_fp8(self.case.dtypes.out) or not any(each.any() for each in untouched.values()):
             return untouched
         poison: PoisonRecipe = msgspec.structs.replace(self.case.poison, out=1 - self.case.poison.out)
         again = self.experiment.launch(replace(self.case, poison=poison))
-        return untouched if again.error else untouched & _untouched(again.tensors, self.case)
+        if again.error:
+            return untouched
+        others = _untouched(again.tensors)
+        return {name: each & others[name] for name, each in untouched.items()}
 
     def set_values(self, tensors: AttentionTensors, cells: Array, columns: Array, number: float) -> None:
         """Set every value to 0, and one column of each of some cells to a number; poison goes."""
@@ -347,10 +348,8 @@ class Lab:
             view[self._places(cells)] = bits
 
 
-def _untouched(tensors: AttentionTensors, case: AttentionCase) -> Array:
-    actual = tensors.output[: case.num_tokens]
-    untouched: Array = is_unwritten(actual, tensors.output_poison).cpu().numpy()
-    return untouched
+def _untouched(tensors: AttentionTensors) -> dict[str, Array]:
+    return {name: output.unwritten.cpu().numpy() for name, output in tensors.outputs.items()}
 
 
 def number_bits(number: float, dtype: torch.dtype) -> torch.Tensor:

@@ -49,7 +49,7 @@ def leak_findings(lab: Lab) -> list[Finding]:
 def _from_values(lab: Lab, rows: list[Row]) -> Finding | None:
     """Return the dead value that a row reads: a NaN in one column of each."""
     dead = _dead_cells(lab)
-    width = lab.case.heads.head_size
+    width = lab.case.heads.head_size_v
     if len(dead) > MOST_LAUNCHES * width:
         dead = np.intersect1d(dead, lab.focus)
     tensors = without_scores(lab.cleared())

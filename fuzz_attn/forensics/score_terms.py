@@ -228,7 +228,7 @@ def softcap_findings(lab: Lab, found: list[Finding]) -> Iterator[Finding]:
 def _probed(wrong: Array, found: Recovered, lab: Lab) -> Array:
     """Return as many cells as one launch probes, wrong ones first."""
     order = np.argsort(~wrong, kind="stable")
-    return np.sort(order[: lab.case.heads.head_size])
+    return np.sort(order[: lab.case.heads.head_size_v])
 
 
 def _features(lab: Lab) -> Iterator[tuple[Reason, str, Change]]:

@@ -12,7 +12,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
-from fuzz_attn.forensics.accesses import packed_words
+from fuzz_attn.forensics.accesses import element_of, packed_words
 from fuzz_attn.forensics.explanation import Finding, count, factor, ranges, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab
 from fuzz_attn.inputs.storage import elements_in, far_axis
@@ -26,68 +26,91 @@ LITTLE_LEFT = 0.05
 
 
 def unwritten_findings(lab: Lab) -> list[Finding]:
-    """Return which rows, heads or columns of the output still hold its poison."""
-    unwritten = lab.untouched & lab.experiment.reference.bound.isfinite().cpu().numpy()
-    rows = rows_of_case(lab.case)
-    answered = np.zeros(unwritten.shape[:2], dtype=np.bool_)
-    for row in rows:
-        answered[row.token, row.head] = True
-    unwritten &= answered[..., None]
+    """Return which rows, heads or columns of the outputs still hold their poison."""
+    return [finding for name in lab.untouched for finding in _unwritten_in(name, lab)]
+
+
+def _unwritten_in(name: str, lab: Lab) -> Iterator[Finding]:
+    tensors = lab.experiment.first.tensors
+    output, expected = tensors.outputs[name], lab.experiment.reference.get(name)
+    unwritten = lab.untouched[name]
+    if expected is not None:
+        unwritten = unwritten & expected.bound.isfinite().cpu().numpy()
+    if output.live is not None:
+        unwritten = unwritten & output.live.cpu().numpy()
     if not unwritten.any():
-        return []
-    columns = np.flatnonzero(unwritten.any(axis=(0, 1)))
-    lost = [row for row in rows if unwritten[row.token, row.head].any()]
-    heads = sorted({row.head for row in lost})
+        return
+    of = f" of {tensors.output_words(name)}" * (len(tensors.outputs) > 1)
+    if set(output.axes) - {"token", "head", "column"}:
+        yield Finding("unwritten", f"{count(int(unwritten.sum()), 'element')}{of}: never written")
+        return
+    lost = _by_row(unwritten, output.axes)
+    columns = np.flatnonzero(lost.any(axis=(0, 1)))
+    rows = [row for row in rows_of_case(lab.case) if lost[row.token, min(row.head, lost.shape[1] - 1)].any()]
+    heads = sorted({row.head for row in rows})
     words = [
         f"{'query' if len(queries) == 1 else 'queries'} {ranges(queries)} of sequence {sequence}"
-        for sequence, queries in ((i, {r.query for r in group}) for i, group in groupby(lost, lambda r: r.sequence))
+        for sequence, queries in ((i, {r.query for r in group}) for i, group in groupby(rows, lambda r: r.sequence))
     ]
     what = ", ".join(words[:3]) + (f" and {len(words) - 3} more sequences" if len(words) > 3 else "")
     what += f", head{'s' * (len(heads) > 1)} {ranges(heads)}" * (len(heads) < lab.case.heads.num_query_heads)
-    what += f", columns {ranges(columns.tolist())}" * (len(columns) < lab.case.heads.head_size)
-    return [Finding("unwritten", f"{what}: never written")]
+    what += f", columns {ranges(columns.tolist())}" * (len(columns) < lost.shape[2])
+    yield Finding("unwritten", f"{what}{of}: never written")
+
+
+def _by_row(elements: Array, axes: tuple[str, ...]) -> Array:
+    """Return elements as ``[tokens, heads, columns]``, of length 1 along an axis that the output does not have."""
+    present = [axes.index(axis) for axis in ("token", "head", "column") if axis in axes]
+    missing = tuple(place for place, axis in enumerate(("token", "head", "column")) if axis not in axes)
+    ordered: Array = np.expand_dims(elements.transpose(present), missing)
+    return ordered
 
 
 def outside_findings(lab: Lab) -> list[Finding]:
-    """Return which memory the target wrote that it must leave as it was."""
+    """Return which memory of the outputs the target wrote that it must leave as it was."""
+    return [finding for name in lab.experiment.first.tensors.outputs for finding in _outside_of(name, lab)]
+
+
+def _outside_of(name: str, lab: Lab) -> list[Finding]:
     launch = lab.experiment.first
-    output = bits_of(launch.tensors.output)
-    before = elements_in(launch.output_before, output)
-    changed = (output != before).cpu().numpy()
-    answered = np.zeros(output.shape[0], dtype=np.bool_)
-    for row in rows_of_case(lab.case):
-        answered[row.token] = True
-    rows = np.flatnonzero(changed.any(axis=(1, 2)) & ~answered)
-    if len(rows):
-        return [
-            Finding(
-                "unwritten", f"{_rows_of(rows.tolist(), lab.case)} written, which the target must leave as they are"
-            )
-        ]
-    return _beside(output, launch, lab.case)
+    output, words = launch.tensors.outputs[name], launch.tensors.output_words(name)
+    bits = bits_of(output.tensor)
+    live = torch.zeros_like(bits, dtype=torch.bool)
+    output.copy_live(torch.ones_like(live), live)
+    dead = (bits != elements_in(launch.outputs_before[name], bits)) & ~live
+    if not bool(dead.any()):
+        return _beside(name, launch, lab.case)
+    if "token" not in output.axes or dead.dim() != len(output.axes):
+        what = f"{count(int(dead.sum()), 'element')} of {words}"
+        return [Finding("unwritten", f"{what} written, which the target must leave as they are")]
+    by_token = dead.movedim(output.axes.index("token"), 0)
+    rows = by_token.reshape(len(by_token), -1).any(1).nonzero().flatten().tolist()
+    left = f"{_rows_of(rows, words, lab.case)} written, which the target must leave as they are"
+    return [Finding("unwritten", left)]
 
 
-def _beside(output: torch.Tensor, launch: Launch, case: AttentionCase) -> list[Finding]:
-    """Return which memory between or around the rows is written; empty where none is."""
-    memory = launch.output_before.clone()
-    elements_in(memory, output).copy_(output)
-    places = (memory.view(output.dtype) != launch.output_after.view(output.dtype)).nonzero()
+def _beside(name: str, launch: Launch, case: AttentionCase) -> list[Finding]:
+    """Return which memory between or around the rows of an output is written; empty where none is."""
+    output, words = launch.tensors.outputs[name], launch.tensors.output_words(name)
+    bits, memory = bits_of(output.tensor), launch.outputs_before[name].clone()
+    elements_in(memory, bits).copy_(bits)
+    places = (memory.view(bits.dtype) != launch.outputs_after[name].view(bits.dtype)).nonzero()
     if not len(places):
         return []
     *row, place = places[0].tolist()
-    offset = sum(row) * output.stride(far_axis(output) or 0) + place - int(output.storage_offset())
-    where = packed_words("output", offset, launch.tensors.output, case)
-    much = f"{count(len(places), 'element')} of memory between or around the rows of the output"
+    offset = sum(row) * bits.stride(far_axis(bits) or 0) + place - int(bits.storage_offset())
+    where = packed_words(name, offset, bits, case) if name == "out" else element_of(bits, offset, words)
+    much = f"{count(len(places), 'element')} of memory between or around the rows of {words}"
     return [Finding("address", f"{much} {'is' if len(places) == 1 else 'are'} written, from {where}")]
 
 
-def _rows_of(rows: list[int], case: AttentionCase) -> str:
+def _rows_of(rows: list[int], output: str, case: AttentionCase) -> str:
     starts, sequences = 0, []
     for index, sequence in enumerate(case.sequences):
         if any(starts <= row < starts + sequence.query_len for row in rows):
             sequences.append(index)
         starts += sequence.query_len
-    what = f"row{'s' * (len(rows) > 1)} {ranges(rows)} of the output"
+    what = f"row{'s' * (len(rows) > 1)} {ranges(rows)} of {output}"
     padded = any(row >= case.num_tokens for row in rows)
     of = [f"of sequence {ranges(sequences)}"] * bool(sequences) + ["behind the last token"] * padded
     return f"{what} ({', '.join(of)}) {'are' if len(rows) > 1 else 'is'}"
@@ -132,7 +155,7 @@ def _parts(lab: Lab) -> list[Array]:
         return []
     whole = lab.first.expected
     without = dataclasses.replace(tensors, new_values=torch.zeros_like(tensors.new_values))
-    cached = attend(without, lab.experiment.target.rounding_model).expected.cpu().numpy()
+    cached = attend(without, lab.experiment.target.rounding_model)["out"].value.cpu().numpy()
     return [cached, whole - cached]
 
 
@@ -173,7 +196,7 @@ def type_findings(lab: Lab) -> Iterator[Finding]:
     tensors: AttentionTensors = lab.experiment.first.tensors
     caches = {cache: bits_of(getattr(tensors, cache)) for cache in ("key_cache", "value_cache")}
     other = dataclasses.replace(tensors, **caches, kv_dtype=TORCH_DTYPES[name])  # type: ignore[arg-type] # by name
-    read = attend(other, lab.experiment.target.rounding_model).expected.cpu().numpy()
+    read = attend(other, lab.experiment.target.rounding_model)["out"].value.cpu().numpy()
     actual, expected = lab.first.actual[usable], lab.first.expected[usable]
     if _size(actual - read[usable]) <= LITTLE_LEFT * _size(actual - expected):
         yield Finding("scale", f"the caches are read as {name}, and hold {case.dtypes.kv}")

@@ -31,8 +31,9 @@ class Rows:
 
     @cached_property
     def position(self) -> Integers:
-        """Position of each query token in its sequence ``[num_tokens]``."""
-        return _ramp(self.query) + self.context.repeat(self.query)
+        """Position of each query token in its sequence ``[num_tokens]``; that of a decode of length 0 is 0."""
+        first: Integers = np.maximum(self.context, 0)
+        return _ramp(self.query) + first.repeat(self.query)
 
     @cached_property
     def first(self) -> Integers:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.storage import storage_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -17,23 +19,32 @@ def copied(tensors: AttentionTensors, device: str) -> AttentionTensors:
     Not for tensors with a far axis or with pages that have no memory: all of their addresses would take some.
     """
     memory: dict[int, torch.Tensor] = {}
-    held = {field.name: getattr(tensors, field.name) for field in dataclasses.fields(tensors)}
-    moved: dict[str, Any] = {
-        name: _copied(each, device, memory) for name, each in held.items() if isinstance(each, torch.Tensor)
-    }
-    return dataclasses.replace(tensors, **moved)
+    return _each(tensors, lambda tensor: _copied(tensor, device, memory))
 
 
-def with_output_of(tensors: AttentionTensors, launched: AttentionTensors) -> AttentionTensors:
-    """Return the tensors with a copy of the output of others, on their own device."""
-    return dataclasses.replace(tensors, output=_copied(launched.output, str(tensors.output.device), {}))
+def with_outputs_of(tensors: AttentionTensors, launched: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with copies of the outputs of others, on their own device."""
+    device = str(tensors.query.device)
+    return tensors.with_outputs(**{name: _copied(each.tensor, device, {}) for name, each in launched.outputs.items()})
 
 
 def without_gradients(tensors: AttentionTensors) -> AttentionTensors:
     """Return tensors over the same memory that require no gradients and belong to no graph."""
-    held = {field.name: getattr(tensors, field.name) for field in dataclasses.fields(tensors)}
-    detached: dict[str, Any] = {name: each.detach() for name, each in held.items() if isinstance(each, torch.Tensor)}
-    return dataclasses.replace(tensors, **detached)
+    return _each(tensors, torch.Tensor.detach)
+
+
+def _each(tensors: AttentionTensors, change: Callable[[torch.Tensor], torch.Tensor]) -> AttentionTensors:
+    """Return the same problem with each input and output changed."""
+    changed: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.inputs()}
+    outputs = {name: _changed(output, change) for name, output in tensors.outputs.items()}
+    return dataclasses.replace(tensors, **changed, outputs=outputs)
+
+
+def _changed(output: OutputTensor, change: Callable[[torch.Tensor], torch.Tensor]) -> OutputTensor:
+    """Return an output with its tensor, and those that say which of it is live, changed."""
+    region = tuple(index if isinstance(index, slice) else change(index) for index in output.region)
+    live = None if output.live is None else change(output.live)
+    return dataclasses.replace(output, tensor=change(output.tensor), region=region, live=live)
 
 
 def _copied(tensor: torch.Tensor, device: str, memory: dict[int, torch.Tensor]) -> torch.Tensor:

@@ -174,6 +174,10 @@ def _key_shape(case: AttentionCase) -> tuple[int, int, int]:
     return case.total_keys, case.heads.num_kv_heads, case.heads.head_size
 
 
+def _value_shape(case: AttentionCase) -> tuple[int, int, int]:
+    return case.total_keys, case.heads.num_kv_heads, case.heads.head_size_v
+
+
 def _dot_gain(case: AttentionCase) -> float:
     """Return the logit of two all-ones vectors, never 0, so that recipes can divide by it."""
     return (case.softmax_scale or 1.0) * case.heads.head_size
@@ -204,7 +208,7 @@ def _(recipe: recipes.UniformScores, case: AttentionCase, rows: Rows) -> tuple[F
 @_scores.register
 def _(recipe: recipes.NeedleScores, case: AttentionCase, rows: Rows) -> tuple[Floats, Floats]:
     codes = Stream(case.seed, _KEYS).signs(*_key_shape(case))
-    if not case.num_tokens:
+    if not (case.num_tokens and case.total_keys):
         return np.zeros(_query_shape(case), np.float32), codes
     needles = np.clip(_needles(recipe.place, case, rows), 0, rows.seq_len[:, None] - 1)
     kv_head = np.arange(case.heads.num_query_heads) // case.heads.num_queries_per_kv
@@ -305,18 +309,18 @@ def _values(recipe: recipes.ValueRecipe, case: AttentionCase, rows: Rows) -> Flo
 
 @_values.register
 def _(recipe: recipes.NormalValues, case: AttentionCase, rows: Rows) -> Floats:
-    return Stream(case.seed, _VALUES).normals(*_key_shape(case))
+    return Stream(case.seed, _VALUES).normals(*_value_shape(case))
 
 
 @_values.register
 def _(recipe: recipes.ConstantValues, case: AttentionCase, rows: Rows) -> Floats:
-    return np.full(_key_shape(case), recipe.value, np.float32)
+    return np.full(_value_shape(case), recipe.value, np.float32)
 
 
 @_values.register
 def _(recipe: recipes.PositionValues, case: AttentionCase, rows: Rows) -> Floats:
     heads = np.arange(case.heads.num_kv_heads)[None, :, None]
-    columns = np.arange(case.heads.head_size)[None, None, :]
+    columns = np.arange(case.heads.head_size_v)[None, None, :]
     # The codes of keys repeat, so each is computed once and copied.
     keys, place = np.unique((rows.key_position + 5 * rows.key_sequence) % 31, return_inverse=True)
     codes = (keys[:, None, None] * (columns % 30 + 1) + 3 * heads + columns) % 31 - 15
@@ -330,22 +334,22 @@ def _(recipe: recipes.OneHotValues, case: AttentionCase, rows: Rows) -> Floats:
     for size in (case.pages.block_size, 16):
         edges |= (rows.key_position % size == 0) | (rows.key_position % size == size - 1)
     edges |= rows.key_position == rows.key_seq_len - 1
-    return np.broadcast_to(edges[:, None, None], _key_shape(case)).astype(np.float32)
+    return np.broadcast_to(edges[:, None, None], _value_shape(case)).astype(np.float32)
 
 
 @_values.register
 def _(recipe: recipes.IntegerValues, case: AttentionCase, rows: Rows) -> Floats:
-    return (Stream(case.seed, _VALUES).below(17, *_key_shape(case)) - 8).astype(np.float32)
+    return (Stream(case.seed, _VALUES).below(17, *_value_shape(case)) - 8).astype(np.float32)
 
 
 @_values.register
 def _(recipe: recipes.OutlierValues, case: AttentionCase, rows: Rows) -> Floats:
-    values = Stream(case.seed, _VALUES).normals(*_key_shape(case))
-    chosen = Stream(case.seed, _OUTLIERS).below(16, *_key_shape(case)) == 1
+    values = Stream(case.seed, _VALUES).normals(*_value_shape(case))
+    chosen = Stream(case.seed, _OUTLIERS).below(16, *_value_shape(case)) == 1
     return np.where(chosen, values * np.float32(recipe.factor), values)
 
 
 @_values.register
 def _(recipe: recipes.DenormalValues, case: AttentionCase, rows: Rows) -> Floats:
     smallest = DTYPES[case.dtypes.kv].smallest_normal * case.scales.v
-    return _around(smallest, Stream(case.seed, _VALUES), _key_shape(case))
+    return _around(smallest, Stream(case.seed, _VALUES), _value_shape(case))

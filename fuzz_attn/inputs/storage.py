@@ -20,10 +20,9 @@ import numpy.typing as npt
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.cache_layout import CacheLayout
+from fuzz_attn.case.cache_layout import CacheFormat, CacheLayout
 from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
 from fuzz_attn.case.dtypes import DTYPES, DTypeName
-from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.random_bits import Floats
@@ -186,20 +185,21 @@ def _address(array: Bits) -> int:
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """One allocation or two, and K and V in the shapes of the family.
+    """One allocation or two laid out as ``layout`` says, and K and V in the shapes of the cache format.
 
     ``slots`` are the same elements as ``[num_blocks, block_size, num_kv_heads, ...]``. The last dimensions are the head
     size, in pieces for the keys of a split cache.
     """
 
+    layout: CacheLayout
     memory: tuple[Bits, ...]
     views: tuple[Bits, Bits]
     slots: tuple[Bits, Bits]
 
 
-def cache_memory(case: AttentionCase, num_blocks: int, poisons: tuple[int, int]) -> CacheMemory:
+def cache_memory(case: AttentionCase, cache: CacheFormat, num_blocks: int, poisons: tuple[int, int]) -> CacheMemory:
     """Return memory for the caches of a case, poisoned as K and V are; the padding of one allocation as K is."""
-    layout, cache = case.cache_layout, FAMILIES[case.family].cache
+    layout = cache.layout(case.heads, case.pages.block_size, case.dtypes.kv, case.strides)
     memory = _allocations(layout, num_blocks, bits_dtype(case.dtypes.kv), poisons)
     second = layout.keys.elements * (num_blocks if layout.arrangement == "kv_first" else 1)
     starts = (memory[0], memory[0][second:]) if layout.one_allocation else memory
@@ -209,7 +209,8 @@ def cache_memory(case: AttentionCase, num_blocks: int, poisons: tuple[int, int])
     )
     if layout.one_allocation and poisons[0] != poisons[1]:
         values[...] = poisons[1]
-    return CacheMemory(memory, (keys, values), (keys.transpose(cache.key_axes), values.transpose(cache.value_axes)))
+    slots = keys.transpose(cache.key_axes), values.transpose(cache.value_axes)
+    return CacheMemory(layout, memory, (keys, values), slots)
 
 
 def _allocations(

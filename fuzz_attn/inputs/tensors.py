@@ -1,10 +1,10 @@
-"""Tensors: every input and the poisoned output of one attention call, on one device."""
+"""Tensors: every input and the poisoned outputs of one attention call, on one device."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -24,6 +24,7 @@ from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
@@ -52,8 +53,9 @@ from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of, is
 class AttentionTensors:
     """What one attention call reads and writes, by the glossary's names.
 
-    ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``; ``output`` may have more rows.
-    ``key_cache`` and ``value_cache`` have the axes of the family's cache format
+    ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``outputs`` are those of :data:`OUTPUTS`
+    by their names; ``out``, of the shape of the query, may have more rows.
+    ``key_cache`` and ``value_cache`` have the axes of the cache format
     (:mod:`fuzz_attn.case.cache_layout`) and any strides with the last one 1; :meth:`keys_at` and :meth:`values_at`
     read them by slot. ``new_keys`` and ``new_values`` are
     ``[num_tokens + padded_tokens or more, num_kv_heads, head_size]`` in q's type, None where every key is read from the
@@ -67,7 +69,7 @@ class AttentionTensors:
     query: torch.Tensor
     key_cache: torch.Tensor
     value_cache: torch.Tensor
-    output: torch.Tensor
+    outputs: dict[str, OutputTensor]
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
@@ -87,8 +89,6 @@ class AttentionTensors:
     sinks: torch.Tensor | None = None
     new_keys: torch.Tensor | None = None
     new_values: torch.Tensor | None = None
-    output_poison: int = 0
-    """The bits of an output element not yet written."""
     launch: LaunchHints = field(default_factory=LaunchHints)
     """How the launcher should run; no number depends on it."""
     form: CallForm = field(default_factory=CallForm)
@@ -97,13 +97,15 @@ class AttentionTensors:
     kv_dtype: torch.dtype = torch.float32
     """The type of the numbers in the caches, which may be passed as uint8."""
     answers: tuple[bool, ...] = ()
-    """For each sequence, whether the target writes its rows; the others must stay unchanged. Empty: all."""
+    """For each sequence, whether the target writes its rows; the others are not live in the outputs. Empty: all."""
     filter_by_query_len: bool = False
     """Whether the target must skip the sequences of the other family."""
     reads_packed: tuple[bool, ...] = ()
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
     first_block: int = 0
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
+    stored_as: CacheFormat | None = None
+    """The format of the caches where it is not the family's own."""
 
     @property
     def visibility(self) -> Visibility:
@@ -123,7 +125,7 @@ class AttentionTensors:
     @property
     def cache_format(self) -> CacheFormat:
         """Which axis of the caches means what."""
-        return FAMILIES[self.family].cache
+        return self.stored_as or FAMILIES[self.family].cache
 
     @property
     def num_kv_heads(self) -> int:
@@ -146,13 +148,18 @@ class AttentionTensors:
         return self.value_cache.permute(self.cache_format.value_axes)
 
     @property
-    def answered_tokens(self) -> torch.Tensor | None:
-        """Bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
-        if all(self.answers):
-            return None
-        device = self.query.device
-        answers, lengths = (torch.tensor(each, device=device) for each in (self.answers, self.query_lens))
-        return answers.repeat_interleave(lengths)
+    def output(self) -> torch.Tensor:
+        """The attention output, ``[num_tokens or more, num_query_heads, head_size]``."""
+        return self.outputs["out"].tensor
+
+    def output_words(self, name: str) -> str:
+        """Return an output in words, by its name if there are several."""
+        return "the output" if len(self.outputs) == 1 else f"the output {name}"
+
+    def with_outputs(self, **tensors: torch.Tensor) -> AttentionTensors:
+        """Return the same problem with other tensors in place of some outputs."""
+        changed = {name: dataclasses.replace(self.outputs[name], tensor=tensor) for name, tensor in tensors.items()}
+        return dataclasses.replace(self, outputs=self.outputs | changed)
 
     def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
@@ -166,9 +173,11 @@ class AttentionTensors:
         return stored.view(self.kv_dtype) if stored.dtype == torch.uint8 else stored
 
     def void_before(self, tensor: torch.Tensor) -> int:
-        """Return how many bytes at the start of the storage of one of these tensors have no memory."""
-        far = self.first_block and (tensor is self.key_cache or tensor is self.value_cache)
-        return self.first_block * tensor.stride(0) * tensor.element_size() if far else 0
+        """Return how many bytes at the start of the storage of one of these tensors, or of its view, have no memory."""
+        for cache in (self.key_cache, self.value_cache) if self.first_block else ():
+            if tensor.data_ptr() == cache.data_ptr():
+                return self.first_block * cache.stride(0) * cache.element_size()
+        return 0
 
     def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the memory that one of these tensors is a view of, as uint8, without addresses that have none."""
@@ -202,24 +211,25 @@ class AttentionTensors:
 
 
 INPUT_NAMES: Final = tuple(
-    entry.name
-    for entry in dataclasses.fields(AttentionTensors)
-    if entry.name != "output" and str(entry.type).startswith("torch.Tensor")
+    entry.name for entry in dataclasses.fields(AttentionTensors) if str(entry.type).startswith("torch.Tensor")
 )
 """Every tensor that an attention call may read; some are None in most cases."""
 
 
-def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
-    """Return the tensors of a case, the same bits on every machine and device."""
+def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat | None = None) -> AttentionTensors:
+    """Return the tensors of a case, the same bits on every machine and device; the caches in the family's own format.
+
+    In another format, ``stored_as``, they hold the same numbers, and as much padding and poison.
+    """
     numbers, pages = numbers_of(case), page_map(case)
-    key_cache, value_cache = _caches(case, numbers, pages, device)
+    key_cache, value_cache = _caches(case, stored_as or FAMILIES[case.family].cache, numbers, pages, device)
     starts = list(accumulate((s.query_len for s in case.sequences), initial=0))
     seq_lens = [s.seq_len for s in case.sequences]
     return AttentionTensors(
         query=_query(case, numbers.queries, device),
         key_cache=key_cache,
         value_cache=value_cache,
-        output=output_of(case, device),
+        outputs=outputs_of(case, device),
         query_start_loc=_integers(starts, device),
         seq_lens=_integers(seq_lens, device),
         block_table=_block_table(case, pages, device),
@@ -237,7 +247,6 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         sinks=_sinks(case, device),
         new_keys=_new(case, numbers.keys, (0, 0), device),
         new_values=_new(case, numbers.values, (case.strides.new_value_token, case.strides.new_value_head), device),
-        output_poison=output_poison(case.dtypes.out, case.poison.out),
         launch=case.launch,
         form=case.form,
         family=case.family,
@@ -246,16 +255,38 @@ def materialise(case: AttentionCase, device: str = "cpu") -> AttentionTensors:
         filter_by_query_len=case.filter_by_query_len,
         reads_packed=case.reads_packed,
         first_block=case.pages.first_block,
+        stored_as=stored_as,
     )
 
 
-def output_of(case: AttentionCase, device: str) -> torch.Tensor:
-    """Return only the poisoned output of a case."""
+def _out(case: AttentionCase, device: str) -> OutputTensor:
+    """Return the attention output: rows of the tokens, then those of padding."""
     gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
     memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
     view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
-    return _far(case, tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0], {"out_token": 0, "out_head": 1})
+    near = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+    answered = _answered_tokens(case, device)
+    live = None if answered is None else answered[:, None, None]
+    return OutputTensor(_far(case, near, {"out_token": 0, "out_head": 1}), poison, (slice(0, case.num_tokens),), live)
+
+
+def _answered_tokens(case: AttentionCase, device: str) -> torch.Tensor | None:
+    """Return bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
+    if all(case.answers):
+        return None
+    lengths = torch.tensor([sequence.query_len for sequence in case.sequences])
+    return torch.tensor(case.answers).repeat_interleave(lengths).to(device)
+
+
+OUTPUTS: Final[dict[str, Callable[[AttentionCase, str], OutputTensor | None]]] = {"out": _out}
+"""Every output of an attention call by its name: what returns it for a case on a device, None for a case without it."""
+
+
+def outputs_of(case: AttentionCase, device: str) -> dict[str, OutputTensor]:
+    """Return only the poisoned outputs of a case."""
+    made = ((name, make(case, device)) for name, make in OUTPUTS.items())
+    return {name: output for name, output in made if output is not None}
 
 
 def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -281,9 +312,9 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest_of(tensors: AttentionTensors) -> str:
-    """Return 16 hexadecimal digits of all inputs' memory and the poisoned output, to detect changed generation."""
+    """Return 16 hexadecimal digits of all inputs' memory and the poisoned outputs, to detect changed generation."""
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in (*tensors.inputs(), ("output", tensors.output)):
+    for name, tensor in (*tensors.inputs(), *(("output", output.tensor) for output in tensors.outputs.values())):
         layout = f"{tuple(tensor.shape)}{tensor.stride()}{tensor.storage_offset()}"
         digest.update(f"{name}{tensor.dtype}{layout}".encode())
         digest.update(tensors.memory_of(tensor).cpu().numpy().tobytes())
@@ -303,7 +334,7 @@ def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str)
     """
     if not FAMILIES[case.family].packs_new_keys:
         return None
-    lengths = [(s.context_len, s.query_len) for s in case.sequences]
+    lengths = [(s.context_len, s.query_len) for s in case.sequences]  # of no decode of length 0: it packs no keys
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
     gaps = case.strides.new_token + more[0], case.strides.new_head + more[1]
     packed = _packed(case, rounded(array[new], case.dtypes.q), gaps, device, case.form.extra_new_rows)
@@ -329,11 +360,13 @@ def _far(case: AttentionCase, near: torch.Tensor, axes: dict[FarAxis, int]) -> t
     return near
 
 
-def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) -> tuple[torch.Tensor, ...]:
+def _caches(
+    case: AttentionCase, cache: CacheFormat, numbers: Numbers, pages: PageMap, device: str
+) -> tuple[torch.Tensor, ...]:
     """Return both caches: slots of keys that some row may see hold numbers, everything else poison."""
     dtype = case.dtypes.kv
     poisons = slot_poison(dtype, case.poison.keys), slot_poison(dtype, case.poison.values)
-    caches = cache_memory(case, pages.num_blocks - pages.first_block, poisons)
+    caches = cache_memory(case, cache, pages.num_blocks - pages.first_block, poisons)
     everything = bool(pages.held.all())
     blocks, offsets = np.divmod(pages.slots if everything else pages.slots[pages.held], case.pages.block_size)
     blocks = blocks - pages.first_block
@@ -342,12 +375,11 @@ def _caches(case: AttentionCase, numbers: Numbers, pages: PageMap, device: str) 
         held = rounded(array if everything else array[pages.held], dtype, scale)
         slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
     torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
-    page_strides = case.cache_layout.page_strides
+    page_strides = caches.layout.page_strides
     if len(caches.memory) == 1:
         return _over(caches.memory[0], caches.views, torch_dtype, device, page_strides[0], pages.first_block)
     triples = zip(caches.memory, caches.views, page_strides, strict=True)
     near = (_over(block, (view,), torch_dtype, device, page, pages.first_block)[0] for block, view, page in triples)
-    cache = FAMILIES[case.family].cache
     return tuple(_far(case, each, axes) for each, axes in zip(near, cache.far_axes, strict=True))
 
 

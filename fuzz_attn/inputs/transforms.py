@@ -48,7 +48,7 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
         if tensors.reads_packed
         else (),
         query=_arranged_rows(tensors.query, tokens, rows),
-        output=with_rows(tensors.output, bits_of(tensors.output)[:0], rows),
+        outputs={name: output.arranged(tokens, rows) for name, output in tensors.outputs.items()},
         query_start_loc=numbers_like(tensors.query_start_loc, list(accumulate(query_lens, initial=0))),
         seq_lens=numbers_like(tensors.seq_lens, seq_lens),
         block_table=_arranged_table(tensors, order),

@@ -11,7 +11,7 @@ from fuzz_attn.case.domain import missing_feature
 from fuzz_attn.engine.failures.saved import NOT_PROMISED
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.ledger.defects import Launcher, Outcome, Row, Table

@@ -1,6 +1,6 @@
 """Messages between the workers of an audit and their parent: plain data, sent as JSON.
 
-``fuzz_attn.engine.messages`` holds the ones that all workers share.
+``fuzz_attn.engine.orders`` holds the ones that all workers share.
 A file that survives a worker's death says which case and mutant it was at.
 """
 

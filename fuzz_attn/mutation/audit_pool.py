@@ -15,9 +15,8 @@ from typing import Final, Self, TypeAlias
 
 import msgspec
 
-from fuzz_attn.engine.fork_server.service import fork_server
-from fuzz_attn.engine.messages import Died, Ready, Refused
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.engine.orders import Ready
+from fuzz_attn.engine.run.preloaded import PROGRAM
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.audit_messages import (
     AuditSetup,
@@ -31,6 +30,9 @@ from fuzz_attn.mutation.audit_messages import (
 )
 from fuzz_attn.mutation.audit_results import FalseAlarm, Mutant, Outcome
 from fuzz_attn.mutation.audit_worker import POSITION_FILE
+from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.messages import Died, Refused
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 BATCHES_EACH: Final = 2
 """Batches for each worker: every batch prepares all cases anew, but other workers wait only for the last ones."""
@@ -111,7 +113,7 @@ class AuditPool:
 
     def __enter__(self) -> Self:
         """Start one worker and wait until it is set up; raises :class:`FuzzAttnError` where it cannot be."""
-        self._resources.enter_context(fork_server())
+        self._resources.enter_context(fork_server(PROGRAM))
         self._scratch = Path(self._resources.enter_context(TemporaryDirectory(prefix="fuzz-attn-audit-")))
         try:
             ready = self._wait_for(self._start_worker())

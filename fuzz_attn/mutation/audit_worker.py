@@ -13,11 +13,12 @@ import msgspec
 
 from fuzz_attn.engine import case_judge
 from fuzz_attn.engine.case_judge import CaseJudge
-from fuzz_attn.engine.child.worker import Send, serve
-from fuzz_attn.engine.messages import Ready, Refused, Setup
+from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.audit_messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
 from fuzz_attn.mutation.audit_results import PROPERTIES, Mutant
+from fuzz_attn.workers.messages import Refused
+from fuzz_attn.workers.worker import Send, serve
 
 if TYPE_CHECKING:
     from fuzz_attn.mutation.batch_runner import BatchRunner, MutantRun

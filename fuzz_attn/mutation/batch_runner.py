@@ -77,7 +77,8 @@ class RestorableTensors:
     def _memories(self) -> Iterator[torch.Tensor]:
         """Yield the memory of every tensor; two views of one memory yield it once."""
         seen = set()
-        for tensor in (*(tensor for _, tensor in self.tensors.inputs()), self.tensors.output):
+        outputs = (output.tensor for output in self.tensors.outputs.values())
+        for tensor in (*(tensor for _, tensor in self.tensors.inputs()), *outputs):
             memory = self.tensors.memory_of(tensor)
             if memory.data_ptr() not in seen:
                 seen.add(memory.data_ptr())
@@ -105,7 +106,7 @@ class PreparedCase:
         """Return tensors of this case or of one derived from it; each number has tensors of its own."""
         made = self._tensors.setdefault(case, [])
         while len(made) <= number:
-            made.append(RestorableTensors(materialise(case, self.backend.device)))
+            made.append(RestorableTensors(materialise(case, self.backend.device, self.target.stored_as)))
         return made[number].restored()
 
     def compute_reference(self, *, with_tolerances: bool) -> None:
@@ -283,11 +284,12 @@ class BatchRunner:
             self.false_alarms.add(FalseAlarm(PROPERTIES, seed, number + 1))
             return None
         launch = experiment.first
-        rules = {name for name, rule in prepared.allowed_errors.items() if rule.accepts(launch.tensors.output)}
+        rules = {name for name, rule in prepared.allowed_errors.items() if rule.accepts(launch.tensors)}
         for rule in prepared.allowed_errors.keys() - rules:
             self.false_alarms.add(FalseAlarm(rule, seed, number + 1))
         changes = {change for function in self._backend.parsed for change in changes_in(function)}
-        return _HealthyCase(prepared, verdict, launch.output_after.clone(), rules, changes, seconds)
+        outputs = {name: memory.clone() for name, memory in launch.outputs_after.items()}
+        return _HealthyCase(prepared, verdict, outputs, rules, changes, seconds)
 
     def _judge_mutant(self, run: MutantRun, healthy: _HealthyCase, number: int, shared: float, enough: int) -> None:
         """Judge one mutant on one case."""
@@ -304,7 +306,7 @@ class BatchRunner:
         if verdict is None:
             run.undecided.clear()
             return
-        if launch is not None and not torch.equal(launch.output_after, healthy.output):
+        if launch is not None and not healthy.has_outputs_of(launch):
             run.changed += 1
         if verdict.passed:
             run.ratio = max(run.ratio, verdict.ratio or 0.0)
@@ -341,7 +343,7 @@ class BatchRunner:
 def _apply_rules(run: MutantRun, healthy: _HealthyCase, launch: Launch | None, number: int) -> None:
     """Apply the fixed tolerances that have not found the mutant yet and that accept the healthy output."""
     for rule in run.undecided & healthy.rules:
-        if launch is None or not healthy.prepared.allowed_errors[rule].accepts(launch.tensors.output):
+        if launch is None or not healthy.prepared.allowed_errors[rule].accepts(launch.tensors):
             run.undecided.remove(rule)
             run.rules[rule] = number + 1
 
@@ -350,21 +352,26 @@ def _apply_rules(run: MutantRun, healthy: _HealthyCase, launch: Launch | None, n
 class _HealthyCase:
     """One case with the results of the healthy target.
 
-    These are its verdict, the memory of its output, the fixed tolerances that accept it, the changes that its kernels
+    These are its verdict, the memory of its outputs, the fixed tolerances that accept it, the changes that its kernels
     allow, and the seconds it took.
     """
 
     prepared: PreparedCase
     verdict: Verdict
-    output: torch.Tensor
+    outputs: dict[str, torch.Tensor]
     rules: set[str]
     changes: set[IrChange]
     seconds: float
 
+    def has_outputs_of(self, launch: Launch) -> bool:
+        """Return whether a launch left the same bits in the memory of all outputs."""
+        after = launch.outputs_after
+        return all(torch.equal(after[name], memory) for name, memory in self.outputs.items())
+
     def judge(self, experiment: Experiment, relation: str | None) -> Verdict:
-        """Return the verdict on an experiment with this case; an output of the same bits needs no new judgement."""
+        """Return the verdict on an experiment with this case; outputs of the same bits need no new judgement."""
         first = experiment.first
-        if first.error or first.observations or not torch.equal(first.output_after, self.output):
+        if first.error or first.observations or not self.has_outputs_of(first):
             return check(experiment, relation)
         if experiment.changed_inputs:
             return check(experiment, relation)

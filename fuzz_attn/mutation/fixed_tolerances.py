@@ -25,30 +25,29 @@ from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 @dataclass(frozen=True)
 class AllowedErrors:
-    """The output that a rule expects, float64 ``[num_tokens, num_query_heads, head_size]``, and the allowed errors."""
+    """Attention's output that a rule expects, float64 ``[num_tokens, num_query_heads, head_size]``, and its limits."""
 
     expected: torch.Tensor
     limit: torch.Tensor
-    answered: torch.Tensor | None = None
-    """Bool ``[num_tokens]``: the rows to compare; None for all."""
 
-    def accepts(self, output: torch.Tensor) -> bool:
-        """Return whether every element of the rows is within its limit; NaN never is."""
-        actual = output[: self.expected.shape[0]].double()
+    def accepts(self, tensors: AttentionTensors) -> bool:
+        """Return whether every live element is within its limit; NaN never is."""
+        output = tensors.outputs["out"]
+        actual = output.elements.double()
         near = ((actual - self.expected).abs() <= self.limit) | (actual == self.expected)
-        return bool((near if self.answered is None else near[self.answered]).all())
+        return bool((near if output.live is None else near | ~output.live).all())
 
 
 def allowed_errors(tensors: AttentionTensors, reference: Reference) -> dict[str, AllowedErrors]:
     """Return the errors that each rule allows in an output of these tensors."""
     dtype = tensors.output.dtype
-    expected = stored(reference.expected, dtype)
+    expected = stored(reference["out"].value, dtype)
     absolute, relative = tolerances(tensors)
     limits = {
         VLLM: absolute + relative * expected.abs(),
         FLASH_ATTENTION: torch.tensor(_flash_attention_limit(tensors, expected), dtype=torch.float64),
     }
-    return {name: AllowedErrors(expected, limit, tensors.answered_tokens) for name, limit in limits.items()}
+    return {name: AllowedErrors(expected, limit) for name, limit in limits.items()}
 
 
 def tolerances(tensors: AttentionTensors) -> tuple[float, float]:
@@ -106,4 +105,4 @@ def _attended(block: RowBlock, tensors: AttentionTensors, working: torch.dtype) 
         sinks = tensors.sinks.to(working).view(keys.shape[1], 1, -1, 1).expand(*shape[:4], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : shape[-1]]
-    return (weights.flatten(2, 3) @ block.values.to(working)).view_as(block.queries)
+    return (weights.flatten(2, 3) @ block.values.to(working)).view(*block.queries.shape[:-1], -1)

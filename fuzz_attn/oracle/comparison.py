@@ -1,45 +1,58 @@
-"""The comparison: judges a target's output against the oracle's reference, element by element.
+"""The comparison: judges a target's outputs against the oracle's reference, element by element.
 
-One word says where in the output the wrong elements are, a part of a failure's signature.
+One word says where in an output the wrong elements are, a part of a failure's signature.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import torch
 
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.conditions import maximum_of, some
-from fuzz_attn.oracle.reference import Reference
+from fuzz_attn.oracle.conditions import every, maximum_of, some
+from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.oracle.verdict import Element, Kind, Verdict, Where
 
 
-def where_wrong(wrong: torch.Tensor, tensors: AttentionTensors) -> Where:
-    """Return the narrowest word that describes all wrong elements ``[num_tokens, num_query_heads, head_size]``.
+def where_wrong(wrong: torch.Tensor, axes: tuple[str, ...], tensors: AttentionTensors) -> Where:
+    """Return the narrowest word that describes all wrong elements of an output with these axes.
 
     In order: the columns past the largest power of two, the last row of each sequence, the rows whose window hides a
     key, one sequence of several, some heads, some columns, every token (``everywhere``), anything else (``scattered``).
-    A word that describes every element of the batch is skipped.
+    A word that describes every element of the batch is skipped, and so is one about an axis that the output lacks.
     """
-    columns, heads = wrong.any(0).any(0), wrong.any(2).any(0)
-    tokens = wrong.any(2).any(1)
-    sequences, rows = sequence_of_tokens(tensors.query_lens)
-    query_lens = torch.tensor(tensors.query_lens)
-    position = rows + torch.tensor(tensors.context_lens)[sequences]
-    head_size = wrong.shape[2]
-    first_padded = 1 << (head_size.bit_length() - 1)
+    columns, heads, tokens = (_along(axis, wrong, axes) for axis in ("column", "head", "token"))
+    first_padded = 1 << (len(columns).bit_length() - 1)
     narrow: list[tuple[Where, bool]] = [
-        ("padded_head", first_padded < head_size and not bool(columns[:first_padded].any())),
-        ("tail_rows", _confined(tokens, rows == query_lens[sequences] - 1)),
-        ("window_rows", tensors.window > 0 and _confined(tokens, tensors.visibility.cuts(position))),
-        ("one_sequence", _confined(tokens, sequences == sequences[tokens][0])),
+        ("padded_head", first_padded < len(columns) and not bool(columns[:first_padded].any())),
+        *(_of_rows(tokens, tensors) if "token" in axes else ()),
         ("some_heads", not bool(heads.all())),
         ("some_columns", not bool(columns.all())),
-        ("everywhere", bool(tokens.all())),
+        ("everywhere", bool((tokens if "token" in axes else wrong).all())),
     ]
     return next((name for name, holds in narrow if holds), "scattered")
+
+
+def _along(axis: str, wrong: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
+    """Return for each index of an axis whether an element there is wrong; one True for an axis that is not there."""
+    if axis not in axes:
+        return wrong.new_ones(1)
+    by_index = wrong.movedim(axes.index(axis), 0)
+    return by_index.reshape(len(by_index), -1).any(1)
+
+
+def _of_rows(tokens: torch.Tensor, tensors: AttentionTensors) -> Iterator[tuple[Where, bool]]:
+    """Yield the words for wrong tokens that depend on their sequence, and whether each holds."""
+    sequences, rows = sequence_of_tokens(tensors.query_lens)
+    position = rows + torch.tensor(tensors.context_lens)[sequences]
+    yield "tail_rows", _confined(tokens, rows == torch.tensor(tensors.query_lens)[sequences] - 1)
+    yield "window_rows", tensors.window > 0 and _confined(tokens, tensors.visibility.cuts(position))
+    yield "one_sequence", _confined(tokens, sequences == sequences[tokens][0])
 
 
 def sequence_of_tokens(query_lens: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,49 +71,57 @@ def _confined(tokens: torch.Tensor, place: torch.Tensor) -> bool:
 WORST: Final = 8
 """Number of elements that a verdict lists."""
 
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-
 
 def judge(tensors: AttentionTensors, reference: Reference) -> Verdict:
-    """Return the verdict of the property ``oracle`` on ``tensors.output`` after a launch.
+    """Return the verdict of the property ``oracle`` on the outputs of a reference after a launch: the first that fails.
 
-    Only rows of sequences that the target answers count. An element is wrong if it still holds the output's poison, if
-    it is NaN or Inf and its bound is finite, or if it differs from the reference by more than the bound. The last does
-    not apply to ill-conditioned rows.
+    Only live elements count. An element is wrong if it still holds the output's poison, if it is NaN or Inf and its
+    bound is finite, or if it differs from the expected value by more than the bound. The last does not apply where the
+    value is not judged.
     """
-    expected, bound = reference.expected, reference.bound
-    actual = tensors.output[: expected.shape[0]]
-    if not expected.numel():
+    passed = []
+    for name, expected in reference.items():
+        verdict = _judged(tensors, tensors.outputs[name], expected)
+        if not verdict.passed:
+            return verdict if len(tensors.outputs) == 1 else _named(verdict, name)
+        passed.append(verdict)
+    if len(passed) == 1:
+        return passed[0]
+    ratios = [verdict.ratio for verdict in passed if verdict.ratio is not None]
+    return Verdict("oracle", ratio=max(ratios, default=None), elements=sum(verdict.elements for verdict in passed))
+
+
+def _named(verdict: Verdict, output: str) -> Verdict:
+    return msgspec.structs.replace(verdict, output=output, message=f"{output}: {verdict.message}")
+
+
+def _judged(tensors: AttentionTensors, output: OutputTensor, expected: Expected) -> Verdict:
+    """Return the verdict on one output."""
+    if not expected.value.numel():
         return Verdict("oracle")
-    ratio, answered = _ratio(actual.double(), reference), tensors.answered_tokens
-    if answered is not None:
-        ratio.masked_fill_(~answered[:, None, None], 0.0)
+    actual, live = output.elements, output.live
+    ratio = _ratio(actual.double(), expected)
+    if live is not None:
+        ratio.masked_fill_(~live, 0.0)
     worst = maximum_of(ratio)
     if worst <= 1.0:
-        return Verdict("oracle", ratio=worst, elements=expected.numel())
-    unwritten = is_unwritten(actual, tensors.output_poison)
+        return Verdict("oracle", ratio=worst, elements=ratio.numel())
+    unwritten, bounded = output.unwritten, expected.bound.isfinite()
     if is_fp8_dtype(actual.dtype):  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
-        unwritten &= bound.isfinite()
-    if answered is not None:
-        unwritten &= answered[:, None, None]
-    wrong = (unwritten | ~(ratio <= 1.0)) & (unwritten | bound.isfinite())
+        unwritten &= bounded
+    if live is not None:
+        unwritten &= live
+    wrong = (unwritten | ~(ratio <= 1.0)) & (unwritten | bounded)
     if not some(wrong):
-        return Verdict("oracle", ratio=_largest(ratio), elements=expected.numel())
-    return _failure(tensors, reference, wrong, unwritten, ratio)
+        return Verdict("oracle", ratio=_largest(ratio), elements=ratio.numel())
+    return _failure(tensors, output, expected, (wrong, unwritten, ratio))
 
 
-def is_unwritten(actual: torch.Tensor, poison: int) -> torch.Tensor:
-    """Return bool: whether each element still has the bits of the output's poison."""
-    width = 8 * actual.dtype.itemsize
-    signed = poison - (1 << width) if width > 8 and poison >> (width - 1) else poison
-    return actual.view(_BITS[actual.dtype.itemsize]) == signed
-
-
-def _ratio(actual: torch.Tensor, reference: Reference) -> torch.Tensor:
-    """Return ``|error| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements of ill-conditioned rows."""
-    ratio = (actual - reference.expected).abs_().div_(reference.bound)
-    if some(reference.ill_conditioned):
-        ratio.masked_fill_(reference.ill_conditioned[..., None] & actual.isfinite(), 0.0)
+def _ratio(actual: torch.Tensor, expected: Expected) -> torch.Tensor:
+    """Return ``|error| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements that are not judged."""
+    ratio = (actual - expected.value).abs_().div_(expected.bound)
+    if not every(expected.judged):
+        ratio.masked_fill_(~expected.judged & actual.isfinite(), 0.0)
     return ratio
 
 
@@ -112,12 +133,13 @@ def _largest(ratio: torch.Tensor) -> float | None:
 
 def _failure(
     tensors: AttentionTensors,
-    reference: Reference,
-    wrong: torch.Tensor,
-    unwritten: torch.Tensor,
-    ratio: torch.Tensor,
+    output: OutputTensor,
+    expected: Expected,
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> Verdict:
-    actual = tensors.output[: wrong.shape[0]].double()
+    """Return the verdict on an output that is wrong: ``found`` are wrong and unwritten elements and their ratios."""
+    wrong, unwritten, ratio = found
+    actual = output.elements.double()
     nan, infinite = actual.isnan() & ~unwritten & wrong, actual.isinf() & wrong
     counts = {"unwritten": int(unwritten.sum()), "nan": int(nan.sum()), "inf": int(infinite.sum())}
     kinds: tuple[Kind, ...] = ("unwritten", "nan", "inf")
@@ -128,10 +150,10 @@ def _failure(
         kind=next((kind for kind in kinds if counts[kind]), "mismatch"),
         message=_message(total, wrong.numel(), counts, largest),
         ratio=largest,
-        where=where_wrong(wrong.cpu(), tensors),
+        where=where_wrong(wrong.cpu(), output.axes, tensors),
         wrong=total,
         elements=wrong.numel(),
-        worst=_worst(tensors, reference, wrong, ratio),
+        worst=tuple(_worst(tensors, output, expected, wrong, ratio)),
     )
 
 
@@ -144,24 +166,24 @@ def _message(total: int, elements: int, counts: dict[str, int], largest: float |
 
 
 def _worst(
-    tensors: AttentionTensors, reference: Reference, wrong: torch.Tensor, ratio: torch.Tensor
-) -> tuple[Element, ...]:
-    """Return the worst elements: non-finite ones first, then by falling ratio; equal ones in memory order."""
+    tensors: AttentionTensors, output: OutputTensor, expected: Expected, wrong: torch.Tensor, ratio: torch.Tensor
+) -> Iterator[Element]:
+    """Yield the worst elements: non-finite ones first, then by falling ratio; equal ones in memory order."""
     rank = torch.where(wrong, ratio.nan_to_num(torch.inf, torch.inf), -1.0).flatten()
     order = rank.sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist()
-    sequences, rows = sequence_of_tokens(tensors.query_lens)
-    elements = []
+    sequences, rows = (each.tolist() for each in sequence_of_tokens(tensors.query_lens))
+    elements = output.elements
     for flat in order:
-        token, head, column = (int(index) for index in torch.unravel_index(torch.tensor(flat), wrong.shape))
-        place = (token, head, column)
-        elements.append(
-            Element(
-                *place,
-                sequence=int(sequences[token]),
-                query_index=int(rows[token]),
-                actual=repr(float(tensors.output[place])),
-                expected=repr(float(reference.expected[place])),
-                bound=repr(float(reference.bound[place])),
-            )
+        place = tuple(int(index) for index in torch.unravel_index(torch.tensor(flat), wrong.shape))
+        at = dict(zip(output.axes, place, strict=True))
+        token = at.get("token", -1)
+        yield Element(
+            token,
+            at.get("head", -1),
+            at.get("column", -1),
+            sequence=-1 if token < 0 else sequences[token],
+            query_index=-1 if token < 0 else rows[token],
+            actual=repr(float(elements[place])),
+            expected=repr(float(expected.value[place])),
+            bound=repr(float(expected.bound[place])),
         )
-    return tuple(elements)

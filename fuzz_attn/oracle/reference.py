@@ -1,9 +1,10 @@
-"""The reference: the exact attention output in float64, and the largest error that a correct kernel may make in it."""
+"""The reference: each exact output in float64, and the largest error that a correct kernel may make in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -31,28 +32,36 @@ PLAIN_MODEL = RoundingModel()
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The expected output and its error bound, one row for each query token; tokens of graph padding have none.
+class Expected:
+    """What the elements of an output must be (:attr:`~fuzz_attn.inputs.output_tensors.OutputTensor.elements`).
 
-    - ``expected`` float64 ``[num_tokens, num_query_heads, head_size]`` is not rounded to the output's type, and always
-      finite.
-    - ``bound``, of the same shape, is positive, and infinite where a correct kernel may overflow.
-    - ``ill_conditioned`` bool ``[num_tokens, num_query_heads]`` marks rows in which the roundings of the logits may
-      move most of the weight to other keys.
+    - ``value`` float64 is not rounded to the output's type, and always finite.
+    - ``bound``, of the same shape, is the largest error: positive, and infinite where a correct kernel may overflow.
+    - ``judged`` bool broadcasts to them: where it is False, an element must only be written and finite.
 
-    Rows that the target does not answer (``tensors.answers``) have 0 and an infinite bound.
+    Only live elements count; in the attention output the others have 0 and an infinite bound.
     """
 
-    expected: torch.Tensor
+    value: torch.Tensor
     bound: torch.Tensor
-    ill_conditioned: torch.Tensor
+    judged: torch.Tensor
+
+    def taken(self, axis: int, index: torch.Tensor) -> Expected:
+        """Return what the elements at some indices of an axis must be."""
+        size, parts = self.value.shape[axis], (self.value, self.bound, self.judged)
+        return Expected(*(part.index_select(axis, index) if part.shape[axis] == size else part for part in parts))
+
+
+Reference: TypeAlias = dict[str, Expected]
+"""What outputs must be, by their names; those without an entry are not judged."""
 
 
 @dataclass(frozen=True)
 class BlockReference:
     """The reference of one block and its parts; rows as in :class:`~fuzz_attn.oracle.logits.Logits`.
 
-    ``output`` is the weighted average of V, ``expected`` is scaled and clamped as it is stored.
+    ``output`` is the weighted average of V, ``expected`` is scaled and clamped as it is stored. ``judged`` ``[..., 1]``
+    is False in rows in which the roundings of the logits may move most of the weight to other keys.
     """
 
     logits: Logits
@@ -60,33 +69,33 @@ class BlockReference:
     output: torch.Tensor
     expected: torch.Tensor
     bound: torch.Tensor
-    ill_conditioned: torch.Tensor
+    judged: torch.Tensor
 
 
 @torch.inference_mode()
 def attend(
     tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
 ) -> Reference:
-    """Return the exact output and its error bound for a target with this rounding model.
+    """Return the exact attention output and its error bound for a target with this rounding model, by its name ``out``.
 
-    Only keys that some row sees are read. Of the output tensor only type and shape are read. The returned tensors are
+    Only keys that some row sees are read. Of the outputs only type and shape are read. The returned tensors are
     inference tensors, to be read and not changed. ``blocks`` are the row blocks of the tensors, if they exist already.
     """
     num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
     rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads
     expected = tensors.query.new_empty((*rows, head_size), dtype=torch.float64)
     bound = torch.empty_like(expected)
-    ill_conditioned = tensors.query.new_empty((*rows, 1), dtype=torch.bool)
+    judged = tensors.query.new_empty((*rows, 1), dtype=torch.bool)
     if not all(tensors.answers):
         expected.zero_()
         bound.fill_(torch.inf)
-        ill_conditioned.zero_()
+        judged.fill_(True)
     for block in row_blocks(tensors) if blocks is None else blocks:
         part = attend_block(block, tensors, model)
         _put(part.expected, expected, block.tokens)
         _put(part.bound, bound, block.tokens)
-        _put(part.ill_conditioned, ill_conditioned, block.tokens)
-    return Reference(expected.flatten(1, 2), bound.flatten(1, 2), ill_conditioned.flatten(1, 3))
+        _put(part.judged, judged, block.tokens)
+    return {"out": Expected(expected.flatten(1, 2), bound.flatten(1, 2), judged.flatten(1, 2))}
 
 
 def _put(part: torch.Tensor, whole: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -113,7 +122,7 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
     limit = min(OVERFLOW, allowed_roundings.value_limit(tensors, model))
     expected, bound = _sanitised(expected, bound, logits, block, limit)
-    return BlockReference(logits, weights, output, expected, bound, ~(weights.drift <= MAX_DRIFT))
+    return BlockReference(logits, weights, output, expected, bound, weights.drift <= MAX_DRIFT)
 
 
 def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:
@@ -122,11 +131,11 @@ def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:
     There the bound may be far below the rounding of a weight in float64.
     """
     if logits.equal_rows is None:
-        return (weights.exact.flatten(2, 3) @ block.values).view_as(block.queries)
+        return (weights.exact.flatten(2, 3) @ block.values).view(*block.queries.shape[:-1], -1)
     counted = (~block.hidden if logits.significant is None else logits.significant).double()
     count = counted.sum(-1, keepdim=True) + (logits.sink == 0.0)
     shares = torch.where(logits.equal_rows, counted, weights.exact)
-    total = (shares.flatten(2, 3) @ block.values).view_as(block.queries)
+    total = (shares.flatten(2, 3) @ block.values).view(*block.queries.shape[:-1], -1)
     return total.div_(torch.where(logits.equal_rows, count, 1.0))
 
 

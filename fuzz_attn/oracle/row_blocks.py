@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.stores import Store
 from fuzz_attn.inputs.tensors import AttentionTensors, taken
 from fuzz_attn.oracle.conditions import some
 
@@ -83,9 +83,9 @@ def row_blocks(tensors: AttentionTensors) -> Iterator[RowBlock]:
     starts = [0]
     for query_len in tensors.query_lens:
         starts.append(starts[-1] + query_len)
-    table = tensors.block_table.cpu().numpy()
+    store = Store(tensors)
     for spans in _grouped(_spans(tensors), *tensors.query.shape[1:]):
-        yield _block(tensors, spans, starts, table)
+        yield _block(tensors, spans, starts, store)
 
 
 def cost_of(case: AttentionCase) -> int:
@@ -127,7 +127,7 @@ def _grouped(spans: list[Span], num_heads: int, head_size: int) -> Iterator[list
         yield group
 
 
-def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], pages_of: Array) -> RowBlock:
+def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], store: Store) -> RowBlock:
     """Return the block of some spans. Indices are computed by numpy, whose calls cost least for a few numbers."""
     table = np.array(
         [
@@ -157,14 +157,7 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], page
         num_visible = seen.sum(-1, dtype=np.float64)
         farthest = np.where(seen, distance, 0).max(-1).astype(np.float64)
     tokens = placed(start + row)
-    pages, slots = np.divmod(key_position, tensors.block_size)
-    blocks = pages_of[sequence, pages].astype(np.int64)
-    keys, values = _cached(tensors, placed(blocks), placed(slots))
-    if tensors.new_keys is not None and tensors.new_values is not None:
-        dense = np.array(tensors.reads_packed)[sequence] & (key_position >= context_len)
-        new, places = placed((start + key_position - context_len)[dense]), tuple(map(placed, dense.nonzero()))
-        _put_new(keys, places, tensors.new_keys, new)
-        _put_new(values, places, tensors.new_values, new)
+    keys, values = store.gather(sequence, key_position)
     return RowBlock(
         tokens=tokens,
         queries=_queries(tensors, tokens),
@@ -191,30 +184,6 @@ def _queries(tensors: AttentionTensors, tokens: torch.Tensor) -> torch.Tensor:
     queries = taken(tensors.query, (tokens,))
     grouped = queries.view(*tokens.shape, tensors.num_kv_heads, -1, queries.shape[-1])
     return grouped.transpose(1, 2).contiguous().double()
-
-
-def _cached(tensors: AttentionTensors, block: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V ``[B, num_kv_heads, K, head_size]``: fp8 as stored if q is fp8 too, else dequantised."""
-    dtype = tensors.query.dtype
-    keys, values = (
-        stored.transpose(1, 2).contiguous() for stored in (tensors.keys_at(block, slot), tensors.values_at(block, slot))
-    )
-    return _dequantised(keys, tensors.k_scale, dtype), _dequantised(values, tensors.v_scale, dtype)
-
-
-def _put_new(cached: torch.Tensor, places: tuple[torch.Tensor, ...], dense: torch.Tensor, new: torch.Tensor) -> None:
-    """Copy the tokens ``new`` of densely packed keys or values to their places ``[B, K]``."""
-    cached.transpose(1, 2)[places] = dense[new].double()
-
-
-def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return float64 values: fp8 times its scale, rounded to the type of q; fp8 as stored if q is fp8 too."""
-    if not is_fp8_dtype(stored.dtype) or is_fp8_dtype(dtype):
-        return stored.double()
-    scaled = stored.float()
-    if scale is not None:
-        scaled *= scale
-    return scaled.to(dtype).double()
 
 
 def largest_seen(block: RowBlock, numbers: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from fuzz_attn.case.plain import Count, Plain, Whole
+from fuzz_attn.case.plain import Plain, Whole
 
 Kind: TypeAlias = Literal[
     "ok",
@@ -33,7 +33,7 @@ Kind: TypeAlias = Literal[
 
 - of an element: beyond its bound (``mismatch``), ``nan`` or ``inf`` where the oracle is finite, or never written
   (``unwritten``);
-- memory outside the output's live rows was written (``written_outside``), or an input (``input_changed``);
+- memory outside the live elements of the outputs was written (``written_outside``), or an input (``input_changed``);
 - a second launch on the same input differs (``nondeterministic``), one with other poison (``poison_dependent``), or
   another one that must give the same bits (``different_bits``);
 - a sanitizer found an access outside a tensor (``out_of_bounds``), a read of unwritten memory (``uninitialised``), a
@@ -57,6 +57,7 @@ Where: TypeAlias = Literal[
 """The place of the wrong elements in the output; empty if no elements are wrong."""
 
 
+Place: TypeAlias = Annotated[int, Meta(ge=-1, le=2**20)]
 NumberText: TypeAlias = Annotated[str, Meta(pattern=r"^-?(\d+(\.\d*)?(e[+-]?\d+)?|inf|nan)\Z", max_length=40)]
 """A number as ``repr`` writes it."""
 
@@ -64,13 +65,14 @@ NumberText: TypeAlias = Annotated[str, Meta(pattern=r"^-?(\d+(\.\d*)?(e[+-]?\d+)
 class Element(Plain, frozen=True):
     """One output element with its actual and its expected value.
 
-    ``sequence`` and ``query_index``, the row in that sequence, locate ``token`` for a reader; they are -1 for a token
-    of no sequence. Numbers are ``repr`` texts, because JSON has no NaN.
+    ``sequence`` and ``query_index``, the row in that sequence, locate ``token`` for a reader. A place that the output
+    does not have is -1, such as the column in a number for each row. Numbers are ``repr`` texts, because JSON has no
+    NaN.
     """
 
-    token: Count
-    head: Count
-    column: Count
+    token: Place
+    head: Place
+    column: Place
     sequence: Whole
     query_index: Whole
     actual: NumberText
@@ -85,7 +87,8 @@ class Verdict(Plain, frozen=True):
     wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
     sanitizer reports, or of the line that raised; empty for other failures. ``poison`` names the parts of the poison
     that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure.
-    ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told.
+    ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told. ``output`` names the
+    output that is wrong if the case has several.
     """
 
     property_name: str
@@ -100,6 +103,7 @@ class Verdict(Plain, frozen=True):
     poison: tuple[str, ...] = ()
     hint: str = ""
     explanation: str = ""
+    output: str = ""
 
     @property
     def passed(self) -> bool:

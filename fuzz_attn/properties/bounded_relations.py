@@ -17,7 +17,7 @@ from fuzz_attn.case.translation import translated
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
-from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import live_sequences, other_families
@@ -62,7 +62,8 @@ def segments(experiment: Experiment) -> Comparison:
 def head_permutation(experiment: Experiment) -> Comparison:
     """Launch with the query heads in reverse order, together with their KV heads, slopes and sinks."""
     other = experiment.launch_tensors(with_heads_reversed(experiment.fresh()))
-    exact = reordered(experiment.reference, lambda rows: rows.flip(1))
+    backwards = torch.arange(other.tensors.query.shape[1], device=other.tensors.query.device).flip(0)
+    exact = reordered(experiment.reference, other.tensors, "head", backwards)
     return WithinBound(other, "a launch with the heads in reverse order", exact, own=exact)
 
 
@@ -79,7 +80,7 @@ def key_shift(experiment: Experiment) -> Comparison:
     tensors = keys_changed(tensors, coarse)
     exact = attend(tensors, experiment.target.rounding_model)
     other = experiment.launch_tensors(keys_changed(tensors, Shift(direction)))
-    return WithinBound(other, "a launch with one vector added to all keys", exact)
+    return WithinBound(other, "a launch with one vector added to all keys", {"out": exact["out"]})
 
 
 def value_shift(experiment: Experiment) -> Comparison:
@@ -89,14 +90,15 @@ def value_shift(experiment: Experiment) -> Comparison:
     """
     tensors = values_changed(experiment.fresh(), coarse)
     exact = attend(tensors, experiment.target.rounding_model)
-    shape = tensors.num_kv_heads, tensors.query.shape[2]
+    shape = tensors.value_slots.shape[2:]
     signs = torch.arange(shape[0] * shape[1], device=tensors.query.device).view(shape) % 3 - 1.0
     shift = Shift(signs.double())
     other = experiment.launch_tensors(values_changed(tensors, shift))
     added = shift.vector * (1.0 if tensors.v_scale is None else float(tensors.v_scale))
     added = added.repeat_interleave(tensors.query.shape[1] // tensors.num_kv_heads, 0)
-    exact = dataclasses.replace(exact, expected=exact.expected + added)
-    return WithinBound(other, "a launch with one vector added to all values", exact, slack=CANCELLED * added.abs())
+    moved = dataclasses.replace(exact["out"], value=exact["out"].value + added)
+    change, slack = "a launch with one vector added to all values", {"out": CANCELLED * added.abs()}
+    return WithinBound(other, change, exact | {"out": moved}, slack=slack)
 
 
 def value_scale(experiment: Experiment) -> Comparison:
@@ -107,12 +109,12 @@ def value_scale(experiment: Experiment) -> Comparison:
     tensors = values_changed(experiment.fresh(), coarse)
     exact = attend(tensors, experiment.target.rounding_model)
     other = experiment.launch_tensors(values_changed(tensors, lambda numbers, _: numbers * SCALE))
-    expected = exact.expected * SCALE
+    expected = exact["out"].value * SCALE
     if is_fp8_dtype(tensors.output.dtype):
         limit = torch.finfo(tensors.output.dtype).max
         expected = expected.clamp(-limit, limit)
-    exact = dataclasses.replace(exact, expected=expected)
-    return WithinBound(other, f"a launch with all values times {SCALE:g}", exact)
+    scaled = dataclasses.replace(exact["out"], value=expected)
+    return WithinBound(other, f"a launch with all values times {SCALE:g}", exact | {"out": scaled})
 
 
 def narrower_window(experiment: Experiment) -> Comparison:
@@ -124,9 +126,11 @@ def narrower_window(experiment: Experiment) -> Comparison:
     other = experiment.launch_tensors(dataclasses.replace(experiment.again(), window=window - 1))
     own = attend(other.tensors, experiment.target.rounding_model)
     whole = [not Visibility(window - 1).cuts(position) for position in _positions(experiment)]
-    uncut = torch.tensor(whole, device=own.expected.device)[:, None, None]
-    expected = torch.where(uncut, experiment.reference.expected, own.expected)
-    exact = dataclasses.replace(own, expected=expected)
+    uncut = torch.tensor(whole, device=other.tensors.query.device).nonzero().flatten()
+    exact = {
+        name: _with_values_of(own[name], expected, other.tensors.outputs[name].axes, uncut)
+        for name, expected in experiment.reference.items()
+    }
     return WithinBound(other, f"a launch with a window of {window - 1}", exact, own=own)
 
 
@@ -147,11 +151,19 @@ def other_family(experiment: Experiment) -> Comparison:
     return WithinBound(launch, change, experiment.reference, rounding_model=other.target.rounding_model)
 
 
+def _with_values_of(one: Expected, other: Expected, axes: tuple[str, ...], tokens: torch.Tensor) -> Expected:
+    """Return what one output must be, with the values of another at some tokens."""
+    if "token" not in axes:
+        return one
+    axis = axes.index("token")
+    return dataclasses.replace(one, value=one.value.index_copy(axis, tokens, other.value.index_select(axis, tokens)))
+
+
 def _with_order(experiment: Experiment, order: range | tuple[int, ...], how: str) -> Comparison:
     """Launch the sequences of the batch that ``order`` names, in that order."""
     tensors, tokens = arranged(experiment.fresh(), order)
     other = experiment.launch_tensors(tensors)
-    exact = reordered(experiment.reference, lambda rows: rows[tokens])
+    exact = reordered(experiment.reference, tensors, "token", tokens)
     return WithinBound(other, f"a launch of the batch {how}", exact, own=exact)
 
 

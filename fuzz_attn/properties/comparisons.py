@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
 import torch
 
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
-from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.oracle.reference import Expected, Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -43,10 +43,11 @@ class SameBits:
 class WithinBound:
     """A launch that must give ``exact``, up to the error bound of its own problem.
 
-    ``change`` describes the launch in a message. ``exact`` follows from the exact answer to another problem. Two
-    launches that both stay within their bounds of it differ by at most the sum of the bounds; checking each against its
-    own bound finds more than checking their difference. ``slack`` is what the relation itself loses in float64; what
-    ``exact`` lost is counted too (:func:`reference_of`).
+    ``change`` describes the launch in a message. ``exact`` follows from the exact answer to another problem; outputs
+    that it or the launch does not have are not compared. Two launches that both stay within their bounds of it differ
+    by at most the sum of the bounds; checking each against its own bound finds more than checking their difference.
+    ``slack`` is what the relation itself loses in float64 of an output; what ``exact`` lost is counted too
+    (:func:`reference_of`).
 
     ``own`` is the reference of the launch's own problem where it is known: no row's bound depends on the row's place,
     so a reordered batch has the reordered reference. Otherwise it is computed for ``rounding_model``, by default
@@ -57,7 +58,7 @@ class WithinBound:
     change: str
     exact: Reference
     own: Reference | None = None
-    slack: torch.Tensor | float = 0.0
+    slack: Mapping[str, torch.Tensor | float] = field(default_factory=dict)
     rounding_model: RoundingModel | None = None
 
 
@@ -86,17 +87,22 @@ def compared(comparison: Comparison, experiment: Experiment, name: str) -> Verdi
 
 def shape_of(launch: Launch) -> tuple[object, ...]:
     """Return what a target may refuse in a launch: everything but the elements of its tensors."""
-    fields = {field.name: getattr(launch.tensors, field.name) for field in dataclasses.fields(launch.tensors)}
-    return tuple(_shape(value) for name, value in fields.items() if name != "output_poison")
+    return tuple(_shape(getattr(launch.tensors, field.name)) for field in dataclasses.fields(launch.tensors))
 
 
 def _shape(value: object) -> object:
+    if isinstance(value, dict):
+        return tuple((name, _shape(output.tensor)) for name, output in value.items())
     return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
 
 
-def reordered(reference: Reference, change: Callable[[torch.Tensor], torch.Tensor]) -> Reference:
-    """Return a reference after ``change``, which indexes the tokens or heads of each of its tensors."""
-    return Reference(change(reference.expected), change(reference.bound), change(reference.ill_conditioned))
+def reordered(reference: Reference, tensors: AttentionTensors, axis: str, index: torch.Tensor) -> Reference:
+    """Return the reference of ``tensors`` with its tokens or heads at other indices."""
+    axes = {name: tensors.outputs[name].axes for name in reference}
+    return {
+        name: expected.taken(axes[name].index(axis), index) if axis in axes[name] else expected
+        for name, expected in reference.items()
+    }
 
 
 def second_launch(experiment: Experiment) -> SameBits:
@@ -115,18 +121,31 @@ def _same_bits(comparison: SameBits, experiment: Experiment, name: str) -> Verdi
 
 
 def _same_rows(comparison: SameBits, first: Launch, name: str) -> Verdict:
-    other, tokens = comparison.launch.tensors, comparison.tokens
-    rows, answered = sum(other.query_lens), other.answered_tokens
-    before = bits_of(first.tensors.output)
-    before = before[:rows] if tokens is None else before[tokens]
-    different = (before != bits_of(other.output)[:rows]).any(dim=-1)
-    if answered is not None:
-        different &= answered[:, None]
+    outputs = comparison.launch.tensors.outputs
+    for output in outputs:
+        verdict = _same_output(comparison, first, name, output)
+        if not verdict.passed:
+            return verdict if len(outputs) == 1 else msgspec.structs.replace(verdict, output=output)
+    return Verdict(name)
+
+
+def _same_output(comparison: SameBits, first: Launch, name: str, output: str) -> Verdict:
+    """Return the verdict on the bits of one output's live elements."""
+    other, before = comparison.launch.tensors.outputs[output], first.tensors.outputs[output].bits
+    if comparison.tokens is not None and "token" in other.axes:
+        before = before.index_select(other.axes.index("token"), comparison.tokens)
+    different = before != other.bits
+    if other.live is not None:
+        different &= other.live
+    if "column" in other.axes:
+        different = different.any(dim=other.axes.index("column"))
     count = int(different.sum())
     if not count:
         return Verdict(name)
-    token, head = different.nonzero()[0].tolist()
-    message = f"{comparison.change} differs in {count} (token, head) rows, first at token {token}, head {head}"
+    axes = [axis for axis in other.axes if axis != "column"]
+    place = ", ".join(f"{axis} {index}" for axis, index in zip(axes, different.nonzero()[0].tolist(), strict=True))
+    what = f"({', '.join(axes)}) rows" + (f" of {output}" if len(first.tensors.outputs) > 1 else "")
+    message = f"{comparison.change} differs in {count} {what}, first at {place}"
     return Verdict(name, comparison.kind, message, wrong=count, elements=different.numel())
 
 
@@ -143,7 +162,15 @@ def reference_of(comparison: WithinBound, experiment: Experiment) -> Reference:
     Where the launch's own problem is exact and the other one is not, the own bound may lie below the roundings of the
     expected output in float64.
     """
-    exact, tensors = comparison.exact, comparison.launch.tensors
+    tensors = comparison.launch.tensors
     own = comparison.own or attend(tensors, comparison.rounding_model or experiment.target.rounding_model)
-    bound = own.bound + comparison.slack + FLOAT64 * exact.bound
-    return Reference(exact.expected, bound, own.ill_conditioned | exact.ill_conditioned)
+    return {
+        name: _together(exact, own[name], comparison.slack.get(name, 0.0))
+        for name, exact in comparison.exact.items()
+        if name in tensors.outputs
+    }
+
+
+def _together(exact: Expected, own: Expected, slack: torch.Tensor | float) -> Expected:
+    bound = own.bound + slack + FLOAT64 * exact.bound
+    return Expected(exact.value, bound, own.judged & exact.judged)

@@ -56,7 +56,7 @@ def empty_sequences(experiment: Experiment) -> Comparison:
     tensors, tokens = arranged(experiment.fresh(), order)
     other = experiment.launch_tensors(tensors)
     if experiment.case.launch.path == "auto":
-        exact = reordered(experiment.reference, lambda rows: rows[tokens])
+        exact = reordered(experiment.reference, tensors, "token", tokens)
         return WithinBound(other, change, exact, own=exact)
     return SameBits(other, change, tokens=tokens)
 

@@ -22,8 +22,8 @@ from fuzz_attn.errors import (
     NotCompiledInterrupt,
     UnsupportedByBackendError,
 )
-from fuzz_attn.inputs.copies import copied, snapshot_of, still_holds, with_output_of, without_gradients
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, output_of, storage_bytes
+from fuzz_attn.inputs.copies import copied, snapshot_of, still_holds, with_outputs_of, without_gradients
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, outputs_of, storage_bytes
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.owners import owner_of
@@ -73,14 +73,14 @@ On a GPU the oracle's 140 small operations and their waiting take 3 to 4 ms, wha
 
 @dataclass(frozen=True)
 class Launch:
-    """The tensors after one call of the target, the output's memory before it, and what went wrong in the call.
+    """The tensors after one call of the target, the outputs' memory before it, and what went wrong in the call.
 
-    ``launched`` are the tensors that the target got, where they are copies on another device; ``tensors`` has a copy of
-    their output. ``own_options`` are the options of the launcher that the case replaced.
+    ``launched`` are the tensors that the target got, where they are copies on another device; ``tensors`` has copies of
+    their outputs. ``own_options`` are the options of the launcher that the case replaced.
     """
 
     tensors: AttentionTensors
-    output_before: torch.Tensor
+    outputs_before: dict[str, torch.Tensor]
     error: str = ""
     """``raised`` and the exception's type, text and innermost line, or which tensor was resized; else empty."""
     error_site: str = ""
@@ -94,12 +94,17 @@ class Launch:
     launched: AttentionTensors | None = None
     own_options: OwnOptions = dataclasses.field(default_factory=dict)
     beyond: int = 0
-    """The number of tensors that the target returned beside the output."""
+    """The number of tensors that the target returned beside the outputs."""
 
     @property
-    def output_after(self) -> torch.Tensor:
-        """The output's whole memory as bytes, including padding."""
-        return storage_bytes(self.tensors.output)
+    def outputs_after(self) -> dict[str, torch.Tensor]:
+        """The whole memory of each output as bytes, including padding."""
+        return memory_of_outputs(self.tensors)
+
+
+def memory_of_outputs(tensors: AttentionTensors) -> dict[str, torch.Tensor]:
+    """Return the whole memory of each output as bytes, without a copy."""
+    return {name: storage_bytes(output.tensor) for name, output in tensors.outputs.items()}
 
 
 class Experiment:
@@ -161,7 +166,7 @@ class Experiment:
 
     @cached_property
     def reference(self) -> Reference:
-        """The oracle's answer to the first launch, computed from the inputs as the launch left them."""
+        """The oracle's answers to the first launch, computed from the inputs as the launch left them."""
         return attend(self.left, self.target.rounding_model, self.blocks)
 
     @cached_property
@@ -175,27 +180,27 @@ class Experiment:
 
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
-        return self.launch_tensors(materialise(case, self.place))
+        return self.launch_tensors(materialise(case, self.place, self.target.stored_as))
 
     def fresh(self) -> AttentionTensors:
         """Return new tensors of the case, which the caller may change and launch."""
-        return materialise(self.case, self.place)
+        return materialise(self.case, self.place, self.target.stored_as)
 
     def again(self) -> AttentionTensors:
-        """Return tensors of the case for another launch: a new output, and the first launch's inputs if unchanged."""
+        """Return tensors of the case for another launch: new outputs, and the first launch's inputs if unchanged."""
         if self.changed_inputs:
             return self.fresh()
-        return dataclasses.replace(self.first.tensors, output=output_of(self.case, self.place))
+        return dataclasses.replace(self.first.tensors, outputs=outputs_of(self.case, self.place))
 
     def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
-        """Return the launch of the target on tensors, which it then owns; the target writes their output.
+        """Return the launch of the target on tensors, which it then owns; the target writes their outputs.
 
         It gets copies of them if they are not on the backend's device. Where the backend has sanitizers, loads of the
         elements of ``dead`` are observed as ``uninitialised``.
         """
         here = self._is_on_backend(tensors)
         launched = tensors if here else copied(tensors, self.backend.device)
-        output = storage_bytes(tensors.output).clone()
+        before = {name: memory.clone() for name, memory in memory_of_outputs(tensors).items()}
         error, site, refusal, watch = "", "", None, Watch()
         own: OwnOptions = {}
         called = Called()
@@ -209,23 +214,29 @@ class Experiment:
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error, site = _described(raised), _site_of(raised)
             if not self.strict:
-                began = watch.launches > 0 or not output.equal(storage_bytes(launched.output).to(output.device))
+                began = watch.launches > 0 or _has_written(launched, before)
                 refusal = refusal_by(raised, _text(raised), launched=began)
         else:
             error = _resized(layouts, _layouts(launched))
         changed, beyond = called
         flagged = tuple(name for name, tensor in launched.inputs() if tensor.requires_grad)
-        if flagged or launched.output.requires_grad:
+        if flagged or any(output.tensor.requires_grad for output in launched.outputs.values()):
             launched = without_gradients(launched)
             tensors = launched if here else tensors
             changed += tuple(f"{name}: it requires gradients now" for name in flagged if name not in changed)
         if here:
-            return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, None, own, beyond)
-        tensors = tensors if error else with_output_of(tensors, launched)
-        return Launch(tensors, output, error, site, refusal, tuple(watch.observations), changed, launched, own, beyond)
+            return Launch(tensors, before, error, site, refusal, tuple(watch.observations), changed, None, own, beyond)
+        tensors = tensors if error else with_outputs_of(tensors, launched)
+        return Launch(tensors, before, error, site, refusal, tuple(watch.observations), changed, launched, own, beyond)
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
         return tensors.query.device.type == self.backend.device
+
+
+def _has_written(launched: AttentionTensors, before: dict[str, torch.Tensor]) -> bool:
+    """Return whether the memory of an output differs from before."""
+    after = memory_of_outputs(launched)
+    return not all(memory.equal(after[name].to(memory.device)) for name, memory in before.items())
 
 
 _Layout: TypeAlias = tuple[torch.Size, tuple[int, ...], int, int]
@@ -233,8 +244,9 @@ _Layout: TypeAlias = tuple[torch.Size, tuple[int, ...], int, int]
 
 
 def _layouts(tensors: AttentionTensors) -> dict[str, _Layout]:
-    """Return the layout of the output and of each input."""
-    named = [("the output", tensors.output), *tensors.inputs()]
+    """Return the layout of each output and of each input."""
+    outputs = [(tensors.output_words(name), output.tensor) for name, output in tensors.outputs.items()]
+    named = [*outputs, *tensors.inputs()]
     return {
         name: (tensor.shape, tensor.stride(), tensor.data_ptr(), tensor.untyped_storage().nbytes())
         for name, tensor in named

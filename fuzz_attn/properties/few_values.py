@@ -25,7 +25,7 @@ from fuzz_attn.inputs.numbers import equal_heads
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.inputs.transforms import key_columns, only_values
 from fuzz_attn.oracle.error_bound import counts_exactly
-from fuzz_attn.oracle.reference import Reference, attend, output_factor
+from fuzz_attn.oracle.reference import Expected, attend, output_factor
 from fuzz_attn.oracle.row_blocks import RowBlock
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.comparisons import WithinBound, compared
@@ -81,10 +81,10 @@ def comparisons(experiment: Experiment) -> Iterator[WithinBound]:
     if not found:
         return
     worst = max(found, key=lambda each: each.size)
-    positions, room = worst.positions, KEPT * case.heads.head_size
+    positions, room = worst.positions, KEPT * case.heads.head_size_v
     for _ in range(LAUNCHES):
         last = len(positions) <= room
-        kept = positions if last else _all_but_one_group(positions, case.heads.head_size)
+        kept = positions if last else _all_but_one_group(positions, case.heads.head_size_v)
         tensors = only_values(experiment.fresh(), worst.sequence, kept, worst.head, worst.columns)
         other = experiment.launch_tensors(tensors)
         exact = attend(other.tensors, model)
@@ -92,7 +92,7 @@ def comparisons(experiment: Experiment) -> Iterator[WithinBound]:
         yield WithinBound(other, change, exact, own=exact)
         if last:
             return
-        positions = _narrowed(positions, kept, worst, other.tensors, exact)
+        positions = _narrowed(positions, kept, worst, other.tensors, exact["out"])
 
 
 def _all_but_one_group(positions: torch.Tensor, num_columns: int) -> torch.Tensor:
@@ -102,11 +102,11 @@ def _all_but_one_group(positions: torch.Tensor, num_columns: int) -> torch.Tenso
 
 
 def _narrowed(
-    positions: torch.Tensor, kept: torch.Tensor, worst: Suspicion, tensors: AttentionTensors, exact: Reference
+    positions: torch.Tensor, kept: torch.Tensor, worst: Suspicion, tensors: AttentionTensors, exact: Expected
 ) -> torch.Tensor:
     """Return the keys of the column with the largest error, or those that were left out if no error is suspicious."""
     row = worst.token, worst.query_head
-    error = (tensors.output[row].double() - exact.expected[row]).abs_().nan_to_num_(0.0, 0.0, 0.0)
+    error = (tensors.output[row].double() - exact.value[row]).abs_().nan_to_num_(0.0, 0.0, 0.0)
     column = int(error.argmax())
     if float(error[column]) < SUSPICIOUS * worst.added * abs(output_factor(tensors)):
         return positions[len(kept) :]
@@ -116,14 +116,14 @@ def _narrowed(
 @torch.inference_mode()
 def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     """Return the largest suspicion of a block, None if there is none."""
-    tensors, reference = experiment.first.tensors, experiment.reference
+    tensors, reference = experiment.first.tensors, experiment.reference["out"]
     factor = output_factor(tensors)
     if block.values.shape[-2] < LONG or not factor:
         return None
     first = int(block.values.shape[-1] > 1)
-    shape = (-1, *block.queries.shape[1:2], *block.queries.shape[3:])
-    actual = tensors.output[: len(reference.expected)].double()
-    error = (actual - reference.expected).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., first::2]
+    shape = (-1, *block.queries.shape[1:2], block.queries.shape[3], block.values.shape[-1])
+    actual = tensors.outputs["out"].elements.double()
+    error = (actual - reference.value).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., first::2]
     sizes = block.value_sizes[..., first::2]
     least = sizes.masked_fill(sizes == 0.0, torch.inf).amin(-2)[:, :, None, None]
     ratio = (error.abs() * block.num_visible[:, None, :, None, None]).div_(least)
@@ -137,7 +137,7 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     columns, seen = slice(2 * marked + first, 2 * marked + first + 1), block.visible[span, row]
     if ratio.shape[-1] >= FEW_COLUMNS and float((ratio[place[:-1]] >= SUSPICIOUS).double().mean()) > 0.5:
         columns = slice(first, None, 2)
-        positions = _ends(block.key_position[span][seen], KEPT * experiment.case.heads.head_size)
+        positions = _ends(block.key_position[span][seen], KEPT * experiment.case.heads.head_size_v)
     else:
         positions = block.key_position[span][seen & (block.values[span, head, :, columns.start] != 0.0)]
     token = int(block.tokens[span, row])

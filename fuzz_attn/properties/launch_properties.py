@@ -1,7 +1,7 @@
 """Launch properties: those that need no second launch, the value range among them.
 
-Every output is a weighted average of the values that its row sees, so it lies within their range. This needs no exact
-weights, so it also holds in ill-conditioned rows, where the oracle cannot judge.
+Attention's output is a weighted average of the values that its row sees, so it lies within their range. This needs no
+exact weights, so it also holds in ill-conditioned rows, where the oracle cannot judge.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.copies import same_bytes
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.storage import elements_in
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.allowed_roundings import denominator_units, lost_exponential, lost_products, output_error
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, sum_units, value_unit
-from fuzz_attn.oracle.reference import Reference, output_factor
+from fuzz_attn.oracle.reference import Expected, output_factor
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import UNIT, gamma, half_denormal
 from fuzz_attn.oracle.row_blocks import RowBlock, largest_seen
@@ -39,21 +40,22 @@ def value_range(experiment: Experiment) -> Verdict:
     correct kernel rounds P to its type for the numerator and not for the denominator, so its weights sum to 1 only up
     to that rounding, and it sums in float32. Errors of the scores play no part: wrong weights are still weights.
     """
-    tensors, known = experiment.first.tensors, experiment.reference
-    if experiment.case.seed % SEED_STEP and not bool(known.ill_conditioned.any()):
+    tensors, known = experiment.first.tensors, experiment.reference["out"]
+    if experiment.case.seed % SEED_STEP and bool(known.judged.all()):
         return Verdict("value_range")
-    verdict = judge(tensors, nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model))
+    nearest = nearest_inside(experiment.blocks, tensors, known, experiment.target.rounding_model)
+    verdict = judge(tensors, {"out": nearest})
     message = verdict.message and f"outside the range of the values that the row sees: {verdict.message}"
     return msgspec.structs.replace(verdict, property_name="value_range", message=message)
 
 
 @torch.inference_mode()
 def nearest_inside(
-    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Reference, model: RoundingModel
-) -> Reference:
+    blocks: Iterable[RowBlock], tensors: AttentionTensors, known: Expected, model: RoundingModel
+) -> Expected:
     """Return the outputs moved into the value range, and as bound how far outside an output may lie."""
-    actual = tensors.output[: known.expected.shape[0]].double()
-    expected, bound = torch.zeros_like(known.expected), torch.full_like(known.bound, torch.inf)
+    actual = tensors.outputs["out"].elements.double()
+    expected, bound = torch.zeros_like(known.value), torch.full_like(known.bound, torch.inf)
     groups = (-1, tensors.num_kv_heads, tensors.query.shape[1] // tensors.num_kv_heads, actual.shape[-1])
     found, nearest, beyond = (each.view(groups) for each in (actual, expected, bound))
     for block in blocks:
@@ -69,9 +71,7 @@ def nearest_inside(
         low, high, error = (each[:, :, :, None] for each in (low, high, torch.maximum(*(e for _, e in ends))))
         nearest[block.tokens] = found[block.tokens].nan_to_num().clamp(low, high)
         beyond[block.tokens] = error
-    return Reference(
-        expected, bound.masked_fill(known.bound.isinf(), torch.inf), torch.zeros_like(known.ill_conditioned)
-    )
+    return Expected(expected, bound.masked_fill(known.bound.isinf(), torch.inf), torch.ones_like(known.judged))
 
 
 def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +103,7 @@ def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, mo
 
 
 def oracle(experiment: Experiment) -> Verdict:
-    """Every element of a live row was written and agrees with the oracle within its error bound."""
+    """Every live element of each output was written and agrees with the oracle within its error bound."""
     return judge(experiment.first.tensors, experiment.reference)
 
 
@@ -125,15 +125,24 @@ def _finding(observations: Sequence[Observation]) -> Verdict:
 
 
 def nothing_else_written(experiment: Experiment) -> Verdict:
-    """Only live rows are written: padded rows, and padding between rows and heads, keep their bits."""
+    """Only live elements are written: padded rows, and padding between rows and heads, keep their bits."""
     launch = experiment.first
-    allowed = _with_live_rows_of(launch.tensors, launch.output_before)
-    if same_bytes(allowed, launch.output_after):
-        return Verdict("nothing_else_written")
-    changed = allowed != launch.output_after
-    outside = int(changed.sum())
-    message = f"{outside} bytes of the output's memory that belong to no row were written"
-    return Verdict("nothing_else_written", "written_outside", message, wrong=outside, elements=changed.numel())
+    several = len(launch.tensors.outputs) > 1
+    for name, after in launch.outputs_after.items():
+        allowed = _with_live_of(launch.tensors.outputs[name], launch.outputs_before[name])
+        if not same_bytes(allowed, after):
+            changed = allowed != after
+            outside = int(changed.sum())
+            what = f"{launch.tensors.output_words(name)}'s memory that belong to no row"
+            return Verdict(
+                "nothing_else_written",
+                "written_outside",
+                f"{outside} bytes of {what} were written",
+                wrong=outside,
+                elements=changed.numel(),
+                output=name if several else "",
+            )
+    return Verdict("nothing_else_written")
 
 
 def inputs_unchanged(experiment: Experiment) -> Verdict:
@@ -144,14 +153,8 @@ def inputs_unchanged(experiment: Experiment) -> Verdict:
     return Verdict("inputs_unchanged")
 
 
-def _with_live_rows_of(tensors: AttentionTensors, before: torch.Tensor) -> torch.Tensor:
-    """Return the output's bytes from before the launch, with the rows that the target may write as they are now."""
-    output = bits_of(tensors.output)
-    memory = before.clone()
-    rows = elements_in(memory, output)
-    number, answered = sum(tensors.query_lens), tensors.answered_tokens
-    if answered is None:
-        rows[:number] = output[:number]
-    else:
-        rows[:number][answered] = output[:number][answered]
+def _with_live_of(output: OutputTensor, before: torch.Tensor) -> torch.Tensor:
+    """Return an output's bytes from before the launch, with the elements that the target may write as they are now."""
+    bits, memory = bits_of(output.tensor), before.clone()
+    output.copy_live(bits, elements_in(memory, bits))
     return memory

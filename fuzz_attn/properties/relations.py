@@ -14,14 +14,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from fuzz_attn.case.aspects import Feature, all_features_of, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES, Family, Feature
-from fuzz_attn.case.features import all_features_of
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
-from fuzz_attn.case.traits import ADDED_FEATURES, with_feature
 from fuzz_attn.case.translation import translated
 
 OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FAMILIES)
@@ -280,7 +279,7 @@ _OTHER_ENTRY: Final[dict[TablePoison, TablePoison]] = {
 
 def has_second_case(relation: str) -> bool:
     """Return whether the second launch of a relation is like a case of its own."""
-    return relation in _SECOND or RELATIONS[relation].adds in ADDED_FEATURES
+    return relation in _SECOND or RELATIONS[relation].adds is not None
 
 
 def second_case(case: AttentionCase, relation: str) -> AttentionCase:

@@ -207,5 +207,5 @@ def elements_table(worst: tuple[Element, ...]) -> Table:
     for element in worst:
         place = (element.sequence, element.query_index, element.head, element.column)
         numbers = (f"{float(element.actual):.9g}", f"{float(element.expected):.9g}", f"{float(element.bound):.3g}")
-        table.add_row(*(str(number) for number in place), *numbers)
+        table.add_row(*(str(number) if number >= 0 else "" for number in place), *numbers)
     return table

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.case import not_drawn
-from fuzz_attn.case.features import features_of
+from fuzz_attn.case.aspects import features_of
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport

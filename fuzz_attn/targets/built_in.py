@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -16,7 +17,7 @@ _TILES: Final = (16, 32, 64, 128)
 def _everything(family: Family) -> Domain:
     """Return a domain that names each feature of a family, so that a copy of it keeps them all."""
     interface = FAMILIES[family]
-    return Domain(family, features=interface.features, paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
+    return Domain(family, features=FEATURES_OF[family], paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
 
 
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from fuzz_attn.bindings.binding import Binding, Constant, python_value
+from fuzz_attn.binding.binding import Binding, Constant, python_value
+from fuzz_attn.binding.matching import match_of
+from fuzz_attn.binding.promises import declared, domain_of, stated_features
+from fuzz_attn.binding.signature import signature_of
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
-from fuzz_attn.targets.bindings.matching import match_of
-from fuzz_attn.targets.bindings.promises import declared, domain_of, stated_features
-from fuzz_attn.targets.bindings.signature import signature_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.answers import answers_of

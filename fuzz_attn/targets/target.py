@@ -10,26 +10,29 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fuzz_attn.bindings.binding import Binding, Constant, binding_of, python_value
+from fuzz_attn.binding.binding import Binding, Constant, binding_of, python_value
+from fuzz_attn.binding.call import Call, call_of
+from fuzz_attn.binding.layouts import format_of
+from fuzz_attn.binding.matching import Match, match_of
+from fuzz_attn.binding.signature import Signature, signature_of
+from fuzz_attn.case.aspects import Feature
+from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Family, Feature
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.targets.bindings.call import Call, call_of
-from fuzz_attn.targets.bindings.matching import Match, match_of
-from fuzz_attn.targets.bindings.signature import Signature, signature_of
 from fuzz_attn.targets.process_state import restored_process_state
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.targets.torch_defaults import target_defaults
 
 
 class Called(NamedTuple):
-    """What a call of a target left beside its output.
+    """What a call of a target left beside its outputs.
 
     ``changed`` names what it changed of the memory that was made for the call only, and ``beyond`` is the number of
-    tensors that it returned beside the output.
+    tensors that it returned beside the outputs.
     """
 
     changed: tuple[str, ...] = ()
@@ -77,6 +80,11 @@ class Target:
         """The binding, with the reasons for it; raises :class:`BindingError` where there is none."""
         return match_of(self.signature, self.family, self.stated)
 
+    @cached_property
+    def stored_as(self) -> CacheFormat | None:
+        """The format in which it takes the caches, None for a layout of which its calls get copies."""
+        return format_of(self.match.binding.cache_layout, self.family)
+
     @property
     def slug(self) -> str:
         """The name as a folder name."""
@@ -107,7 +115,7 @@ class Target:
             raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
 
     def run(self, tensors: AttentionTensors) -> Called:
-        """Call the target on tensors; ``tensors.output`` then holds its output.
+        """Call the target on tensors; ``tensors.outputs`` then hold what it wrote or returned, each by its name.
 
         Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
         """

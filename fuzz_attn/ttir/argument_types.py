@@ -262,12 +262,13 @@ class _Typed:
         """Type a tuple's elements; like Triton, by their values only, and as a tuple of the same class."""
         self.key.append((type(value), len(value)))
         element = Parameter(name, is_constexpr=False, annotation="", is_const=False)
-        names = _element_names(name, value)
+        names = element_names(name, value)
         types = [self._typed(element, names[index], (*path, index), inner) for index, inner in enumerate(value)]
         return value._make(types) if hasattr(value, "_make") else tuple(types)
 
 
-def _element_names(name: str, value: tuple[Any, ...]) -> list[str]:
+def element_names(name: str, value: tuple[Any, ...]) -> list[str]:
+    """Return the name of each element of a tuple argument, for example `keys.stride` or `keys[1]`."""
     fields: tuple[str, ...] | None = getattr(value, "_fields", None)
     if fields is None:
         return [f"{name}[{index}]" for index in range(len(value))]

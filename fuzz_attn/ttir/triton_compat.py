@@ -154,7 +154,7 @@ def using_generator(generator: type) -> Iterator[None]:
     """Have Triton's front end use this generator, and parse each source once, until the context is left.
 
     One kernel calls some 35 functions, most of them of Triton's own library. To parse them anew for each kernel, as
-    Triton does, takes a tenth of the time of a lowering.
+    Triton does, takes a tenth of the time of a lowering, and 3 % of a whole case of a cold campaign.
     """
     own = mock.patch.object(code_generator, "CodeGenerator", generator)
     with own, mock.patch.object(JITFunction, "parse", lambda function: _parsed(function.src)):

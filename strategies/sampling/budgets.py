@@ -128,9 +128,11 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
     return max(16, rows) // num_queries_per_kv
 
 
-def affords_surge(key: CompileKey, num_kv_heads: int) -> bool:
-    """Return whether a prompt of more than 1,024 tokens has at most ``SURGE_PRODUCTS``."""
-    return SURGE_TOKENS**2 * num_kv_heads * key.num_queries_per_kv * (key.head_size + SCORE) <= SURGE_PRODUCTS
+def affords_surge(key: CompileKey, num_kv_heads: int, tokens: int) -> bool:
+    """Return whether a prompt of so many tokens has at most ``SURGE_PRODUCTS``, and not too many elements of q."""
+    num_heads = num_kv_heads * key.num_queries_per_kv
+    few = tokens * num_heads * key.head_size <= MAX_QUERY_ELEMENTS
+    return few and tokens**2 * num_heads * (key.head_size + SCORE) <= SURGE_PRODUCTS
 
 
 def budget_for(

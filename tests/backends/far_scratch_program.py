@@ -14,7 +14,7 @@ from fuzz_attn.case import checks
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Sequence
 from fuzz_attn.engine.judges.in_process import InProcess
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 
 SMALL = AttentionCase(
     sequences=(Sequence(1, 4),) * 2,

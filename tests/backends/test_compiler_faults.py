@@ -9,7 +9,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 
 TARGETS = Path(__file__).parents[1] / "sample_targets" / "compiler_faults.py"
 CASE = AttentionCase(

@@ -15,7 +15,7 @@ from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.summary import render

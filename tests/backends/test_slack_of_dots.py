@@ -22,7 +22,7 @@ def largest_bound(backend: type[Backend]) -> float:
     target = built_in("unified")
     assert target is not None
     model = target.on_device(backend.tensor_core_slack).rounding_model
-    return float(attend(materialise(CASE), model).bound.max())
+    return float(attend(materialise(CASE), model)["out"].bound.max())
 
 
 @pytest.mark.parametrize("backend", [SimulatorBackend, InterpreterBackend])
@@ -32,7 +32,7 @@ def test_a_cpu_rounds_to_nearest(backend: type[Backend]) -> None:
     assert target is not None
     plain = attend(materialise(CASE), target.rounding_model)
     assert target.rounding_model.tensor_core_slack == 1.0
-    assert largest_bound(backend) == float(plain.bound.max())
+    assert largest_bound(backend) == float(plain["out"].bound.max())
 
 
 def test_a_gpu_truncates() -> None:

@@ -38,7 +38,7 @@ def relative_bound(dtypes: DTypes, num_keys: int, exact: bool) -> float:
         values=IntegerValues() if exact else NormalValues(),
     )
     reference = attend(materialise(case), MODEL)
-    bound, expected = (each.square().mean().sqrt() for each in (reference.bound, reference.expected))
+    bound, expected = (each.square().mean().sqrt() for each in (reference["out"].bound, reference["out"].value))
     return float(100 * bound / expected)
 
 

@@ -30,7 +30,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.case_judge import CaseJudge, load
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.failures.triage import OUTPUT, class_of
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, HangInterrupt
 from fuzz_attn.mutation.batch_runner import CaseStream, limited_processor_time
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs, seeded_bug

@@ -52,11 +52,11 @@ from fuzz_attn.case.attention_case import replace as replace_case
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.mutation.audit_results import RULES
-from fuzz_attn.mutation.fixed_tolerances import allowed_errors, stored
+from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors, stored
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -116,7 +116,7 @@ class Planted(Experiment):
 
     def launch_tensors(self, tensors: AttentionTensors, dead: torch.Tensor | None = None) -> Launch:
         """Write the exact output with the fault."""
-        before = storage_bytes(tensors.output).clone()
+        before = {"out": storage_bytes(tensors.output).clone()}
         output = output_with(parts_of(tensors, self.target.rounding_model), *self._fault)
         tensors.output[: len(output)] = output.to(tensors.output.dtype)
         return Launch(tensors, before)
@@ -133,7 +133,7 @@ class Planted(Experiment):
 
 def drawn(target: Target, dtypes: DTypes, num_keys: int, random: Random, windows: bool) -> Iterator[AttentionCase]:
     """Yield cases of one sequence, as a campaign of the target draws them."""
-    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.window or not windows)]
+    pool = [key for key in key_pool(target.domain) if key.dtypes == dtypes and (key.has("window") or not windows)]
     while True:
         queries = QUERIES[int(random.random() * len(QUERIES))]
         yield _case(target, pool, Sequence(queries, num_keys - queries), random)
@@ -153,12 +153,18 @@ def judges_of(tensors: AttentionTensors, reference: Reference) -> dict[str, Acce
     """Return what accepts or rejects an output, by name."""
     rules = allowed_errors(tensors, reference)
 
-    def passes(output: torch.Tensor) -> bool:
-        written = torch.zeros_like(tensors.output)
-        written[: len(output)] = output.to(written.dtype)
-        return judge(replace(tensors, output=written), reference).passed
+    def written(output: torch.Tensor) -> AttentionTensors:
+        whole = torch.zeros_like(tensors.output)
+        whole[: len(output)] = output.to(whole.dtype)
+        return tensors.with_outputs(out=whole)
 
-    return {ORACLE: passes, **{name: rules[name].accepts for name in RULES}}
+    def passes(output: torch.Tensor) -> bool:
+        return judge(written(output), reference).passed
+
+    def accepted(rule: AllowedErrors) -> Accepts:
+        return lambda output: rule.accepts(written(output))
+
+    return {ORACLE: passes, **{name: accepted(rules[name]) for name in RULES}}
 
 
 def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, names: tuple[str, ...]) -> None:
@@ -174,7 +180,7 @@ def try_faults(row: Row, case: AttentionCase, target: Target, random: Random, na
         for judge_name in RULES:
             row.found[name, judge_name] += not judges[judge_name](output)
     for judge_name, accepts in judges.items() if "scale" in names else ():
-        row.scales[judge_name].append(_smallest_exponent(reference.expected, tensors, accepts))
+        row.scales[judge_name].append(_smallest_exponent(reference["out"].value, tensors, accepts))
 
 
 def _fault(name: str, case: AttentionCase, parts: Parts, random: Random) -> tuple[Chosen, float]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -55,7 +55,7 @@ def wider(name: str, rounding: dict[str, Any], cases: int) -> float:
     ratios = []
     for experiment in experiments(name, rounding, cases):
         tensors = experiment.fresh()
-        declared, default = (attend(tensors, model).bound for model in (experiment.target.rounding_model, PLAIN))
+        declared, default = (attend(tensors, model)["out"].bound for model in (experiment.target.rounding_model, PLAIN))
         finite = declared.isfinite() & default.isfinite()
         ratios += (declared / default)[finite].flatten().tolist()
     return float(torch.tensor(ratios).median())

@@ -51,7 +51,7 @@ def visible_share(tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL)
         reference = attend_block(block, tensors, model)
         change = leave_one_out(block, reference, tensors)
         counted = block.visible & _first_of_each(block.tokens, seen)[..., None]
-        total += _counts(change & ~reference.ill_conditioned, counted, boundary_keys(block, tensors))
+        total += _counts(change & reference.judged, counted, boundary_keys(block, tensors))
     return total
 
 

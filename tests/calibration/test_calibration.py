@@ -10,18 +10,17 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from fuzz_attn.bindings.binding import Binding, binding_of
-from fuzz_attn.bindings.binding_file import read
+from fuzz_attn.binding.binding import Binding, binding_of, read_binding
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Ready, Setup
+from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import BindingError, FuzzAttnError
 
 FOLDER: Final = Path(__file__).parents[1] / "sample_targets"
 FILE: Final = FOLDER / "invented_names.py"
 STATED: Final = FOLDER / "invented_names.toml"
-ROLES: Final = read(STATED).roles
+ROLES: Final = read_binding(STATED).roles
 WHOLE: Final[dict[str, Any]] = {
     "roles": ROLES,
     "layout": "heads_first",
@@ -40,7 +39,7 @@ def ready_of(name: str, stated: dict[str, Any] | Binding) -> Ready:
 
 def test_names_alone_are_stated_in_less_than_ten_lines() -> None:
     assert len(STATED.read_text().splitlines()) < 10
-    ready = ready_of("ragged_paged", read(STATED))
+    ready = ready_of("ragged_paged", read_binding(STATED))
     binding = ready.binding
     found = (binding.layout, binding.output, binding.window, binding.scales, binding.scale_direction, binding.fp8)
     assert found == ("heads_first", "returned", "left", "float", "divide", "typed")
@@ -160,7 +159,7 @@ def test_what_no_case_settles_must_be_stated(launcher: str, stated: dict[str, An
 
 
 def test_correct_launcher_passes_a_campaign(campaign: Callable[..., Any]) -> None:
-    results = campaign("", setup=Setup(f"{FILE}:ragged_paged", binding=read(STATED)), max_cases=60)
+    results = campaign("", setup=Setup(f"{FILE}:ragged_paged", binding=read_binding(STATED)), max_cases=60)
     assert results.statistics.cases == 60
     assert not results.failures
 

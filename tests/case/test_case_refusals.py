@@ -255,3 +255,19 @@ def test_no_tensor_of_an_accepted_case_is_larger_than_the_limit(fields: dict[str
         elements = (storage_bytes(tensor).numel() - 2 * GUARD_BYTES) // tensor.element_size()
         both = 2 if interleaved and name.endswith("cache") else 1
         assert elements <= both * limit + 1, name  # query_start_loc has one element more than sequences
+
+
+@pytest.mark.parametrize(
+    ("batch", "fields", "message"),
+    [
+        ((Sequence(1, -1),), {}, r"family='unified' has no empty_decodes \(decodes of length 0\)"),
+        ((Sequence(1, -1),), {"family": "paged", "filter_by_query_len": True}, "context_len=-1 .* must be 0 or more"),
+        ((Sequence(0, -1),), {"family": "paged", "filter_by_query_len": True}, "context_len=-1 .* must be 0 or more"),
+    ],
+)
+def test_a_length_of_zero_is_for_paged_decode_without_the_filter(
+    batch: tuple[Sequence, ...], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CaseError, match=message):
+        AttentionCase(batch, **fields)
+    assert AttentionCase((Sequence(1, -1),), family="paged").answers == (False,)

@@ -10,14 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz_attn.case.aspects import FEATURES_OF, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import inexpressible
-from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DType, DTypeName
-from fuzz_attn.case.families import FAMILIES, Family, Feature
-from fuzz_attn.case.features import CASE_FEATURES, COMPILED_FEATURES
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES, TORCH_DTYPES
 from fuzz_attn.strategies.cases import cases
 
@@ -27,7 +25,6 @@ QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), databas
 def test_tables_have_every_name_once() -> None:
     assert tuple(DTYPES) == get_args(DTypeName)
     assert tuple(FAMILIES) == get_args(Family)
-    assert sorted(feature.name for feature in CASE_FEATURES) == sorted(get_args(Feature))
     assert {*FP8_DTYPES, *WIDE_DTYPES} == {*DTYPES}
     assert not {*FP8_DTYPES} & {*WIDE_DTYPES}
 
@@ -45,27 +42,14 @@ def test_numpy_or_ml_dtypes_has_the_type_by_its_name(dtype: DType) -> None:
     assert float(ml_dtypes.finfo(known).max) == dtype.largest  # type: ignore[no-untyped-call]  # ml_dtypes has no types
 
 
-def test_every_feature_has_a_family() -> None:
-    assert all(feature.families for feature in CASE_FEATURES)
-
-
-def test_compiled_features_are_the_flags_of_the_compile_key() -> None:
-    flags = {name for name, default in CompileKey.__annotations__.items() if default in ("bool", bool)}
-    assert set(COMPILED_FEATURES) == flags
-
-
 @QUIET
 @given(st.sampled_from(tuple(FAMILIES)).flatmap(lambda family: cases(Domain(family=family))), st.data())
 def test_features_of_a_case_decide_which_families_can_express_it(case: AttentionCase, data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(tuple(FAMILIES)))
-    present = {feature.name for feature in CASE_FEATURES if feature.present(case)}
-    assert present <= FAMILIES[case.family].features
-    if not present <= FAMILIES[family].features:
+    present = all_features_of(case)
+    assert present <= FEATURES_OF[case.family]
+    if not present <= FEATURES_OF[family]:
         assert inexpressible(case, family).startswith(f"family='{family}' has no ")
-
-
-def test_a_plain_case_has_no_feature() -> None:
-    assert not [feature.name for feature in CASE_FEATURES if feature.present(AttentionCase((Sequence(1),)))]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fuzz_attn.bindings.binding import binding_of
-from fuzz_attn.bindings.binding_file import read
+from fuzz_attn.binding.binding import binding_of, read_binding
 from fuzz_attn.cli.main import main
 from fuzz_attn.errors import BindingError
 
@@ -54,13 +53,13 @@ def test_wrong_file_is_one_line(text: str, message: str, tmp_path: Path) -> None
     path = tmp_path / "wrong.toml"
     path.write_text(text)
     with pytest.raises(BindingError, match=re.escape(message)) as raised:
-        read(path)
+        read_binding(path)
     assert str(raised.value).startswith(f"{path}: ")
 
 
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BindingError, match=r"absent\.toml: cannot be read: No such file or directory"):
-        read(tmp_path / "absent.toml")
+        read_binding(tmp_path / "absent.toml")
 
 
 def test_files_of_the_docs_are_bindings() -> None:

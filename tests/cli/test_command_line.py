@@ -20,13 +20,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.families import Family
 from fuzz_attn.cli.campaigns import Request, parts
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.targets import domain_table
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.messages import Ready
+from fuzz_attn.engine.orders import Ready
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.targets import loading
@@ -400,7 +401,7 @@ def test_what_a_family_promises_is_listed(name: Family) -> None:
     ready = Ready(name, name, name, "simulator", domain=target.domain)
     words = text_of(domain_table(name, ready))
     assert words.startswith(f"{name} (family {name})\n")
-    assert all(re.search(rf"\b{feature}\b", words) for feature in FAMILIES[name].features)
+    assert all(re.search(rf"\b{feature}\b", words) for feature in FEATURES_OF[name])
     assert words.endswith(f"launch paths  {', '.join(target.domain.paths)}")
 
 

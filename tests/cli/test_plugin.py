@@ -20,7 +20,7 @@ from fuzz_attn.engine.campaign import Plan
 from fuzz_attn.engine.events import Emit, FailureFound, Finished
 from fuzz_attn.engine.listeners.event_log import logs_in, report_of
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.oracle.verdict import Verdict
 
 TORCH = Path(__file__).parents[1] / "sample_targets" / "torch_attention.py"

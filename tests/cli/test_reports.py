@@ -17,7 +17,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Finished, RoundCompiled
 from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, Tally, merged
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.engine.refusals.counts import CountedRefusal
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.refusal import Refusal

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn.bindings.binding_file import read
+from fuzz_attn.binding.binding import read_binding
 from fuzz_attn.cli import run as run_module
 from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
@@ -105,7 +105,7 @@ def test_snippets_of_the_documents_are_accepted(folder: Path) -> None:
             for table in re.findall(r"^\[([a-z_.]+)\]$", text, re.MULTILINE)[:1]:
                 name = "pyproject.toml" if table == "tool.fuzz_attn" else "binding.toml"
                 (folder / name).write_text(text)
-                assert load_settings() != Settings() if name == "pyproject.toml" else read(folder / name), page
+                assert load_settings() != Settings() if name == "pyproject.toml" else read_binding(folder / name), page
                 seen.add((page.name, table))
     assert ("commands.md", "tool.fuzz_attn") in seen
     assert len({page for page, _ in seen}) >= 3, "pages that have TOML: commands, bindings, rounding"

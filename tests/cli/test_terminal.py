@@ -28,7 +28,7 @@ from fuzz_attn.engine.events import (
     WorkerReady,
 )
 from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport, one_for_each_bug
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report import run_documents

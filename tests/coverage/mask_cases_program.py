@@ -12,7 +12,7 @@ import msgspec
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.mutation.batch_runner import CaseStream
 
 DRAWN: dict[Family, int] = {"unified": 2500, "paged": 250, "context": 500, "chunked": 250}

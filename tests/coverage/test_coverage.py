@@ -18,7 +18,7 @@ from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics, merged
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CoverageError
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.printing import text_of

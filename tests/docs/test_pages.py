@@ -12,11 +12,11 @@ from typing import Final, get_args
 import click
 import pytest
 
+from fuzz_attn.binding.published import PUBLISHED
 from fuzz_attn.cli.main import main
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.properties.check import LAUNCH_PROPERTIES
 from fuzz_attn.properties.relations import RELATIONS
-from fuzz_attn.targets.bindings.published import PUBLISHED
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted((ROOT / "docs").glob("*.md"))

@@ -18,9 +18,9 @@ from fuzz_attn import backends
 from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine import case_judge
-from fuzz_attn.engine.child.worker import serve
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import BackendError, DeviceLostError
+from fuzz_attn.workers.worker import serve
 
 DEFECT = os.environ["FUZZ_ATTN_TEST_DEVICE"]
 STARTS = Path(os.environ["FUZZ_ATTN_TEST_STARTS"])

@@ -20,7 +20,7 @@ from fuzz_attn.engine.campaign import GRACE_SECONDS, Campaign, Plan, launch_limi
 from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.run.run_plan import share_of
 from fuzz_attn.engine.seeds import derived_seed
@@ -396,7 +396,7 @@ KILLING = """
 import sys
 from pathlib import Path
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 
 Campaign(Plan(Setup(sys.argv[1]), 0, 1, 1, None, None, Path(sys.argv[2]), Path(sys.argv[3]))).run()
 """

@@ -12,7 +12,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples.counterexample import signed
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureFound, Note, WorkerReady
 from fuzz_attn.engine.listeners.novelty import Novelty
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.engine.schedule import FREED, ON_CPU, SERVED, keys_of_round, play_round, uncovered
 from fuzz_attn.oracle.verdict import Verdict

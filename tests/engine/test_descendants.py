@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.engine.child.descendants import children_of, kill_with_descendants
+from fuzz_attn.workers.descendants import children_of, kill_with_descendants
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 
@@ -20,8 +20,8 @@ A_HANG = 600.0
 FORKS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from fuzz_attn.engine.child.descendants import adopt_orphans
-from fuzz_attn.engine.child.fork import run_in_fork
+from fuzz_attn.workers.descendants import adopt_orphans
+from fuzz_attn.workers.fork import run_in_fork
 
 def detach():
     if not os.fork():

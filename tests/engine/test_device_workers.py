@@ -13,7 +13,7 @@ from fuzz_attn.backends.gpus import gpu_environment, visible_gpus
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, TargetError
 
 Devices = Callable[[str], IsolatedWorker]

@@ -14,16 +14,16 @@ import msgspec
 import pytest
 
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, FailureFound, Finished, Part, Started, WorkerReady
-from fuzz_attn.engine.fork_server.request import VARIABLE
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
 from fuzz_attn.engine.listeners.novelty import Novelty
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run import fuzz_run, local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.news import NEWS_NAME
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import FuzzAttnError, OutputError
+from fuzz_attn.workers.fork_request import VARIABLE
 
 SHARD = """
 import os, signal, sys, time
@@ -33,7 +33,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples.counterexample import signed
 from fuzz_attn.engine.events import *
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -263,7 +263,7 @@ for _ in range(3):
     send(CaseRefused(number, "search", Order(case), refusal))
 send(Finished(number, 1.0))
 """
-    report = run("from fuzz_attn.engine.messages import Refusal\n" + script).run().report()
+    report = run("from fuzz_attn.engine.orders import Refusal\n" + script).run().report()
     assert [refused.cases for refused in report.refusals] == [6]
     assert report.reason == "no case was judged: t refused all 6; most with ValueError: no window"
     assert report.exit_status == 2
@@ -401,7 +401,7 @@ BLOCKED = """
 import os, sys, time
 from pathlib import Path
 from fuzz_attn.engine.events import WorkerReady
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run import local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
 from fuzz_attn.engine.run.run_plan import RunPlan

@@ -15,13 +15,13 @@ from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker
-from fuzz_attn.engine.fork_server.request import VARIABLE
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
-from fuzz_attn.engine.launch_clock import LaunchClock
-from fuzz_attn.engine.messages import Answer, Order, Setup
-from fuzz_attn.engine.printed_output import KEPT_BYTES
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
+from fuzz_attn.workers.fork_request import VARIABLE
+from fuzz_attn.workers.launch_clock import LaunchClock
+from fuzz_attn.workers.printed_output import KEPT_BYTES
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 SHORT = AttentionCase(sequences=(Sequence(1),), heads=HeadLayout(head_size=4))
 
@@ -374,7 +374,7 @@ import sys, threading, time
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 
 with IsolatedWorker(Setup(sys.argv[1])) as worker:
     print(worker.process.pid, flush=True)

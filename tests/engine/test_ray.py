@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.events import CaseJudged, Event, Finished, Note, WorkerReady
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards
 from fuzz_attn.engine.run.run_plan import RunPlan

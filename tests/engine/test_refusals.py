@@ -11,12 +11,13 @@ import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.calibration.broken_promises import BrokenPromises
 from fuzz_attn.calibration.easy_cases import sizes
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
@@ -27,7 +28,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners import statistics
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Tally
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
 from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals
@@ -165,7 +166,7 @@ def test_another_refusal_of_a_case_with_a_refused_feature_is_no_failure() -> Non
 @pytest.mark.parametrize("family", get_args(Family))
 def test_each_promised_feature_of_a_family_has_an_easy_case(family: Family) -> None:
     """All of them but those of addresses, which no host code refuses."""
-    asked, features = BrokenPromises(load_target(family), _simulator()), FAMILIES[family].features
+    asked, features = BrokenPromises(load_target(family), _simulator()), FEATURES_OF[family]
     size = next(sizes(asked.target.domain))
     found = {feature for feature in features if asked._with_and_without(feature, size) is not None}
     assert features - found == {"large_offsets", "far_axes"}

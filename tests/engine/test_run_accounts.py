@@ -24,7 +24,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, report_of
 from fuzz_attn.engine.listeners.results import Results, one_for_each_bug
 from fuzz_attn.engine.listeners.statistics import Statistics, merged
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.refusal import Refusal
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 ANSWERS = """
 import sys

@@ -17,7 +17,7 @@ import msgspec
 import fuzz_attn
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.forensics.explanation import FirstOperation
 
 TABLES = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"

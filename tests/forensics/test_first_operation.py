@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples.counterexample import save, signed
@@ -30,7 +30,7 @@ NAMED = {
     # a mask that only the healthy kernel has
     "block_table_read_past_its_row": ("paged_cache.py", "key // BLOCK_SIZE).to(tl.int64)", "mask of the load"),
     # an address relative to its tensor
-    "sink_of_the_kv_head": ("softmax.py", "tl.load(sinks_ptr + head", r"element 0 of `sinks_ptr` at \[1\]"),
+    "sink_of_the_kv_head": ("softmax.py", "tl.load(sinks_ptr + head", r"element 0 of `scores.sinks_ptr` at \[1\]"),
     # the second of two launches
     "merge_in_base_2": ("segments.py", "denominator = tl.sum(segm_expsum * weight, axis=0)", "product"),
     # an argument of the launch

@@ -7,7 +7,7 @@ import pytest
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.report.mask_gaps import Explanation
 
 CASES: dict[Family, int] = {"unified": 150, "paged": 100, "context": 100, "chunked": 100}

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "faults" / "check_faults.py"
 FEWEST = 40
 PACKAGES = (
-    *("oracle", "properties", "backends", "simulator", "targets", "inputs", "ttir"),
-    *("case", "calibration", "engine", "counterexamples", "report", "export", "cli"),
+    *("oracle", "binding", "properties", "backends", "simulator", "targets", "inputs", "ttir"),
+    *("case", "calibration", "engine", "counterexamples", "report", "export", "cli", "workers"),
 )
 
 Loader = Callable[[Path], ModuleType]

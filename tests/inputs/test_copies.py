@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.inputs.copies import copied, with_output_of
+from fuzz_attn.inputs.copies import copied, with_outputs_of
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.strategies.cases import cases
 
@@ -43,7 +43,7 @@ def test_a_copy_has_the_same_bits_and_layout_in_other_memory(case: AttentionCase
 def test_the_output_of_others_is_a_copy(case: AttentionCase) -> None:
     tensors, launched = materialise(case), materialise(case)
     launched.output.fill_(3.0)
-    result = with_output_of(tensors, launched)
+    result = with_outputs_of(tensors, launched)
     launched.output.fill_(4.0)
     assert bool((result.output == 3.0).all())
     assert not bool((tensors.output == 3.0).any())

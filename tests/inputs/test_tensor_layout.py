@@ -12,10 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz_attn.case.aspects import ALL_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.families import ALL_FEATURES
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
@@ -137,7 +137,7 @@ def test_queries_are_surrounded_by_nan(case: AttentionCase) -> None:
 def test_output_is_all_poison(case: AttentionCase) -> None:
     tensors = materialise(case)
     poison = output_poison(case.dtypes.out, case.poison.out)
-    assert tensors.output_poison == poison
+    assert tensors.outputs["out"].poison == poison
     assert set(memory_of(tensors.output).tolist()) <= {poison}
 
 

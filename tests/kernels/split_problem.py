@@ -15,6 +15,7 @@ import torch
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.case import families
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.chunked_prefill import chunked_prefill_paged_decode
 from fuzz_attn.kernels.common.contract import FP8_DTYPES
@@ -367,7 +368,7 @@ def oracle(problem: Problem, inputs: Inputs) -> Reference:
         query=inputs.q,
         key_cache=inputs.key_cache,
         value_cache=inputs.value_cache,
-        output=inputs.out,
+        outputs={"out": OutputTensor(inputs.out, poison=0)},
         query_start_loc=inputs.query_start_loc,
         seq_lens=inputs.seq_lens,
         block_table=inputs.true_block_table,
@@ -404,8 +405,8 @@ def assert_agrees(problem: Problem, backend: Backend) -> None:
     expected, derived = reference(problem, inputs), oracle(problem, inputs)
     actual = inputs.out[: problem.num_tokens].double()
     written = ~expected.isnan()
-    assert_within(actual[written], expected[written], derived.bound[written])
-    assert_within(derived.expected[written], expected[written], ORACLE_SHARE * derived.bound[written])
+    assert_within(actual[written], expected[written], derived["out"].bound[written])
+    assert_within(derived["out"].value[written], expected[written], ORACLE_SHARE * derived["out"].bound[written])
     storage = inputs.out_storage.float()
     storage[: problem.num_tokens, : problem.num_query_heads, : problem.head_size][written] = math.nan
     assert storage.isnan().all(), "rows of other tokens were written"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.common.contract import FP8_DTYPES
 from fuzz_attn.kernels.unified_attention import unified_attention
@@ -291,7 +292,7 @@ def oracle(problem: Problem, inputs: Inputs) -> Reference:
         query=inputs.q,
         key_cache=inputs.k,
         value_cache=inputs.v,
-        output=inputs.out,
+        outputs={"out": OutputTensor(inputs.out, poison=0)},
         query_start_loc=inputs.query_start_loc,
         seq_lens=inputs.seq_lens,
         block_table=inputs.block_table,
@@ -323,8 +324,8 @@ def assert_agrees(problem: Problem, backend: InterpreterBackend) -> None:
     with backend.running():
         actual = call(problem, inputs)
     expected, derived = reference(problem, inputs), oracle(problem, inputs)
-    assert_within(actual.double(), expected, derived.bound)
-    assert_within(derived.expected, expected, ORACLE_SHARE * derived.bound)
+    assert_within(actual.double(), expected, derived["out"].bound)
+    assert_within(derived["out"].value, expected, ORACLE_SHARE * derived["out"].bound)
     untouched = inputs.out_storage.float()
     untouched[: problem.num_tokens, : problem.num_query_heads, : problem.head_size] = math.nan
     assert untouched.isnan().all(), "something outside of the tokens' rows was written"

@@ -53,6 +53,11 @@ WITH: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"dtypes": DTypes("bfloat16", E4M3, "bfloat16"), "scales": Scales(v=-0.5)},
         {"dtypes": DTypes("bfloat16", E4M3, "bfloat16"), "scales": Scales(v=0.5)},
     ),
+    "length_zero_answered": (
+        "paged",
+        {"sequences": (Sequence(1, 40), Sequence(1, -1), Sequence(1, 20))},
+        {"sequences": (Sequence(1, 40), Sequence(1, 0), Sequence(1, 20))},
+    ),
     "softmax_scale_of_zero_is_the_default": ("paged", {"softmax_scale": 0.0}, {"softmax_scale": 0.5}),
     "window_of_no_left_limit_is_one_key": ("unified", {"form": CallForm(window=1)}, {}),
     "sequences_counted_in_the_table": ("unified", {"form": CallForm(extra_table_rows=2)}, {}),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.poison import output_poison
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -155,7 +156,7 @@ def with_output(tensors: AttentionTensors, output: torch.Tensor) -> AttentionTen
     """Return the tensors with ``output`` written into a copy of their output, rounded to its type."""
     written = tensors.output.clone()
     written[: output.shape[0]] = output.to(written.dtype)
-    return replace(tensors, output=written)
+    return tensors.with_outputs(out=written)
 
 
 @pytest.fixture(scope="session")
@@ -168,6 +169,7 @@ def hand_built(
     keys: list[list[float]],
     values: list[list[float]],
     dtype: torch.dtype = torch.float32,
+    output: torch.Tensor | None = None,
     **changes: Any,
 ) -> AttentionTensors:
     """Return tensors of one sequence and one head with these rows of queries, keys and values, in pages of 4 slots."""
@@ -176,18 +178,18 @@ def hand_built(
     caches = [torch.full((num_blocks * 4, 1, q.shape[-1]), torch.nan).to(dtype) for _ in "kv"]
     for cache, rows in zip(caches, (k, v), strict=True):
         cache[: len(keys)] = rows
+    poison = output_poison("float32", 0)
     base = AttentionTensors(
         query=q,
         key_cache=caches[0].view(num_blocks, 4, 1, -1),
         value_cache=caches[1].view(num_blocks, 4, 1, -1),
-        output=torch.full_like(q, torch.nan),
+        outputs={"out": OutputTensor(torch.full_like(q, torch.nan) if output is None else output, poison)},
         query_start_loc=torch.tensor([0, len(query)], dtype=torch.int32),
         seq_lens=torch.tensor([len(keys)], dtype=torch.int32),
         block_table=torch.arange(num_blocks, dtype=torch.int32)[None],
         query_lens=(len(query),),
         context_lens=(len(keys) - len(query),),
         softmax_scale=1.0,
-        output_poison=output_poison("float32", 0),
     )
     return replace(base, **changes)
 

@@ -60,13 +60,13 @@ def test_values_that_are_alike_hide_errors_of_the_weights(by_hand: Builder) -> N
     """The errors of these scores move 2e-4 of the weight, between values that are all 1."""
     query, key = [1.0] + [1e-3] * 63, [30.0] + [1e-3] * 63
     tensors = by_hand([query], [key, [-30.0, *key[1:]], key], [[1.0] * 64] * 3, output=torch.zeros(1, 1, 64))
-    assert float(attend(tensors).bound.max()) < 64 * UNIT
+    assert float(attend(tensors)["out"].bound.max()) < 64 * UNIT
 
 
 def test_weights_that_are_summed_before_their_cast(by_hand: Builder) -> None:
     """Only the numerator has the cast of P, once; a target that rounds the denominator too must declare it."""
     tensors = by_hand([[0.0]], [[1.0]] * 8, [[1.0]] * 8, torch.bfloat16, output=torch.zeros(1, 1, 1))
-    assert float(attend(tensors).bound) < 1.1 * unit_roundoff(torch.bfloat16)
+    assert float(attend(tensors)["out"].bound) < 1.1 * unit_roundoff(torch.bfloat16)
 
 
 @pytest.mark.parametrize(("distance", "significant"), [(1.0, True), (30.0, True), (103.0, True), (120.0, False)])
@@ -82,8 +82,8 @@ def test_fp8_outputs_beyond_the_range_are_the_largest_number(by_hand: Builder) -
     output = torch.zeros(1, 1, 1).to(torch.float8_e5m2)
     tensors = by_hand([[0.0]], [[1.0]] * 2, [[1e6]] * 2, output=output)
     reference = attend(tensors)
-    assert float(reference.expected) == torch.finfo(torch.float8_e5m2).max
-    assert float(reference.bound) < 0.25 * float(reference.expected)
+    assert float(reference["out"].value) == torch.finfo(torch.float8_e5m2).max
+    assert float(reference["out"].bound) < 0.25 * float(reference["out"].value)
 
 
 def test_sums_of_values_of_both_signs_have_half_the_bound(by_hand: Builder) -> None:
@@ -92,7 +92,7 @@ def test_sums_of_values_of_both_signs_have_half_the_bound(by_hand: Builder) -> N
     for sign in (1.0, -1.0):
         keys, values = [[1e-4 * n] for n in range(1000)], [[1.0], [sign]] * 500
         tensors = by_hand([[0.1]], keys, values, output=torch.zeros(1, 1, 1))
-        bounds.append(float(attend(tensors).bound))
+        bounds.append(float(attend(tensors)["out"].bound))
     # With one sign the denominator loses as much as the numerator; with both, weights may move between the values.
     assert 0.2 < bounds[1] / bounds[0] < 0.6
 
@@ -103,7 +103,7 @@ def test_values_of_zero_are_no_additions(by_hand: Builder) -> None:
     values = [[1.0, float(n % 10 == 0), float(n % 100 == 0)] for n in range(1000)]
     tensors = by_hand([[0.1, 0.0, 0.0]], keys, values, output=torch.zeros(1, 1, 3))
     nearest, truncating = attend(tensors), attend(tensors, RoundingModel(accumulate_slack=2.0))
-    units = ((truncating.bound - nearest.bound) / (nearest.expected * UNIT)).flatten().tolist()
+    units = ((truncating["out"].bound - nearest["out"].bound) / (nearest["out"].value * UNIT)).flatten().tolist()
     # A truncating adder loses two units in each of 1,000 additions and 64 rescalings, also those of 0. A factor loses
     # one unit more in each of 64 rescalings and of 5 others. The query has one number, so its dots have no additions.
     for found, nonzero in zip(units, (1000, 100, 10), strict=True):
@@ -114,8 +114,8 @@ def test_a_narrow_softmax_without_a_sink_has_a_small_bound(by_hand: Builder) -> 
     """The sink's logit of -inf has no error, though differences with it are rounded to bfloat16 too."""
     tensors = by_hand([[1.0]], [[0.5], [1.0], [0.25]], [[1.0], [2.0], [4.0]], torch.bfloat16)
     reference = attend(tensors, RoundingModel(softmax="query"))
-    assert not bool(reference.ill_conditioned.any())
-    assert float(reference.bound) < 20 * unit_roundoff(torch.bfloat16) * float(reference.expected)
+    assert bool(reference["out"].judged.all())
+    assert float(reference["out"].bound) < 20 * unit_roundoff(torch.bfloat16) * float(reference["out"].value)
 
 
 @pytest.mark.parametrize("units", [6.0, 2.0**12, 2.0**20])

@@ -26,15 +26,15 @@ DTYPES: tuple[DTypeName, ...] = ("float32", "float16", "bfloat16", "float8_e4m3f
 def solved(case: AttentionCase = CASE) -> tuple[AttentionTensors, Reference]:
     """Return tensors whose output is right, and their reference as tensors that a test may change."""
     tensors = materialise(case)
-    reference = reordered(attend(tensors), torch.clone)
-    tensors.output[: case.num_tokens] = reference.expected.to(tensors.output.dtype)
+    reference = reordered(attend(tensors), tensors, "token", torch.arange(case.num_tokens))
+    tensors.output[: case.num_tokens] = reference["out"].value.to(tensors.output.dtype)
     return tensors, reference
 
 
 def judged(place: Any, value: float, case: AttentionCase = CASE) -> Verdict:
     """Return the verdict on a right output that was set to ``expected + value * bound`` at a place."""
     tensors, reference = solved(case)
-    tensors.output[: case.num_tokens][place] = (reference.expected + value * reference.bound)[place].to(
+    tensors.output[: case.num_tokens][place] = (reference["out"].value + value * reference["out"].bound)[place].to(
         tensors.output.dtype
     )
     return judge(tensors, reference)
@@ -94,7 +94,7 @@ def test_message_has_the_count_and_the_worst_ratio() -> None:
 
 def test_worst_elements_start_with_non_finite_ones() -> None:
     tensors, reference = solved()
-    output, bound = tensors.output, reference.bound
+    output, bound = tensors.output, reference["out"].bound
     for column in range(10):
         output[0, 0, column] += float(bound[0, 0, column]) * (10 + column)
     output[3, 3, 3] = math.inf
@@ -136,7 +136,7 @@ def test_power_of_two_has_no_padded_columns(size: int) -> None:
 
 def test_ill_conditioned_rows_must_be_written_and_not_nan() -> None:
     tensors, reference = solved()
-    reference.ill_conditioned[1, 2] = True
+    reference["out"].judged[1, 2] = False
     tensors.output[1, 2] += 100.0
     assert judge(tensors, reference).passed
     tensors.output[1, 2, 0] = math.nan
@@ -147,7 +147,7 @@ def test_ill_conditioned_rows_must_be_written_and_not_nan() -> None:
 
 def test_elements_without_a_bound_must_only_be_written() -> None:
     tensors, reference = solved()
-    reference.bound[1, 2] = math.inf
+    reference["out"].bound[1, 2] = math.inf
     for value in (math.inf, math.nan, 1e30):
         tensors.output[1, 2, 0] = value
         assert judge(tensors, reference).passed
@@ -181,7 +181,7 @@ def test_output_of_zeros_is_wrong() -> None:
     verdict = judge(tensors, reference)
     assert verdict.kind == "mismatch"
     assert verdict.where == "everywhere"
-    assert verdict.wrong == int((reference.expected.abs() > reference.bound).sum())
+    assert verdict.wrong == int((reference["out"].value.abs() > reference["out"].bound).sum())
     assert torch.equal(tensors.output, torch.zeros_like(tensors.output))
 
 

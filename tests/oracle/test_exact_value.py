@@ -99,13 +99,13 @@ def test_error_of_the_oracle_is_below_one_percent_of_the_bound(
 ) -> None:
     tensors = materialise(replace(BASE, **changes))
     reference = attend(tensors)
-    assert bool((reference.bound > 0).all())
-    assert bool(reference.bound.isfinite().all())
+    assert bool((reference["out"].bound > 0).all())
+    assert bool(reference["out"].bound.isfinite().all())
     with mpmath.workdps(50):
         for row in row_views(tensors):
             for column, value in enumerate(exact(row, tensors)):
-                error = abs(mpmath.mpf(float(reference.expected[row.token, row.head, column])) - value)
-                assert error <= 0.01 * float(reference.bound[row.token, row.head, column])
+                error = abs(mpmath.mpf(float(reference["out"].value[row.token, row.head, column])) - value)
+                assert error <= 0.01 * float(reference["out"].bound[row.token, row.head, column])
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
@@ -114,12 +114,12 @@ def test_oracle_agrees_with_attention_row_by_row(
 ) -> None:
     tensors = materialise(replace(BASE, **changes))
     reference = attend(tensors)
-    assert bool(((plainly(tensors) - reference.expected).abs() <= 0.01 * reference.bound).all())
+    assert bool(((plainly(tensors) - reference["out"].value).abs() <= 0.01 * reference["out"].bound).all())
 
 
 @pytest.mark.parametrize("level", [-20000.0, -110.0, 110.0, 20000.0])
 def test_weights_sum_to_one_however_large_the_logits(level: float) -> None:
     """The relation value_shift found sums with an error of 1e-12, beyond the bound of a value of exactly 0."""
     case = replace(BASE, scores=LevelScores(level=level), values=ConstantValues(1.0))
-    expected = attend(materialise(case)).expected
+    expected = attend(materialise(case))["out"].value
     torch.testing.assert_close(expected, torch.ones_like(expected), rtol=0.0, atol=2.0**-50)

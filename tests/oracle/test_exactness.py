@@ -66,7 +66,7 @@ def stored(tensors: AttentionTensors, weights: Any, values: Any) -> torch.Tensor
 
 
 def ratio(reference: Reference, output: torch.Tensor) -> float:
-    return float(((output - reference.expected[0, 0]).abs() / reference.bound[0, 0]).max())
+    return float(((output - reference["out"].value[0, 0]).abs() / reference["out"].bound[0, 0]).max())
 
 
 LENGTHS = (131072, 128, 4096, 32768)
@@ -142,14 +142,14 @@ def test_a_tanh_that_is_not_0_at_0_moves_all_keys_but_not_the_sink(
 def test_a_sink_of_zero_counts_as_a_key_of_exact_rows() -> None:
     tensors = materialise(case_of(UniformScores(), 7, sinks=SinkRecipe(level=0.0, spread=0.0)))
     (block,) = row_blocks(tensors)
-    assert torch.equal(attend(tensors, MODEL).expected[0, 0], block.values[0, 0].sum(0) / 8)
+    assert torch.equal(attend(tensors, MODEL)["out"].value[0, 0], block.values[0, 0].sum(0) / 8)
 
 
 def test_only_targets_that_normalise_last_have_exact_weights() -> None:
     tensors = materialise(case_of(UniformScores(), 100))
     (block,) = row_blocks(tensors)
     assert logits_of(block, tensors, RoundingModel()).equal_rows is None
-    assert bool((attend(tensors, RoundingModel()).bound >= attend(tensors, MODEL).bound).all())
+    assert bool((attend(tensors, RoundingModel())["out"].bound >= attend(tensors, MODEL)["out"].bound).all())
 
 
 def test_values_that_are_no_multiples_of_a_grid_are_not_exact() -> None:
@@ -177,7 +177,7 @@ def test_exact_rows_do_not_depend_on_later_keys() -> None:
     """The last key of a prompt is on no grid with the others: only the last row sees it."""
     tensors = materialise(case_of(UniformScores(), 40, sequences=(Sequence(40),), key_marks=False))
     tensors.value_cache[tensors.block_table[0, 39 // 16].long(), 39 % 16] = 2.0**-30 / 3
-    bound = attend(tensors, MODEL).bound.amax((1, 2))
+    bound = attend(tensors, MODEL)["out"].bound.amax((1, 2))
     assert float(bound[38]) < 8 * 2.0**-24 * 8 < float(bound[39])
 
 
@@ -206,7 +206,7 @@ def test_the_reference_of_exact_rows_has_no_rounding_of_weights(num_keys: int) -
     tensors = materialise(case_of(UniformScores(), num_keys))
     (block,) = row_blocks(tensors)
     total = block.values[0, 0].sum(0)
-    assert torch.equal(attend(tensors, MODEL).expected[0, 0], total / num_keys)
+    assert torch.equal(attend(tensors, MODEL)["out"].value[0, 0], total / num_keys)
 
 
 def test_weights_of_0_are_not_counted() -> None:
@@ -214,7 +214,7 @@ def test_weights_of_0_are_not_counted() -> None:
     bounds = []
     for num_keys in (64, 8192):
         case = case_of(HeavyScores("one"), num_keys, values=NormalValues(), key_marks=False)
-        bounds.append(attend(materialise(case), RoundingModel()).bound[0, 0])
+        bounds.append(attend(materialise(case), RoundingModel())["out"].bound[0, 0])
     assert float((bounds[1] / bounds[0]).median()) < 4.0
 
 
@@ -251,10 +251,10 @@ def test_partial_sums_may_be_scaled_before_they_are_added(scale: float) -> None:
 
 def test_a_scale_of_zero_has_a_finite_bound() -> None:
     reference = attend(materialise(case_of(HeavyScores(), 50, softmax_scale=0.0)), MODEL)
-    assert bool(reference.bound.isfinite().all())
+    assert bool(reference["out"].bound.isfinite().all())
     tensors = materialise(case_of(HeavyScores(), 50))
     tensors = replaced(tensors, softmax_scale=1e-38)
-    assert bool(attend(tensors, MODEL).bound.isfinite().all())
+    assert bool(attend(tensors, MODEL)["out"].bound.isfinite().all())
 
 
 @pytest.mark.parametrize("scale", [-0.5, -1.0])
@@ -263,6 +263,6 @@ def test_bounds_are_positive_with_a_negative_scale(scale: float) -> None:
     tensors = replaced(tensors, v_scale=torch.tensor([scale]))
     mirrored = attend(replaced(tensors, v_scale=torch.tensor([-scale])), MODEL)
     reference = attend(tensors, MODEL)
-    assert bool((reference.bound > 0).all())
-    torch.testing.assert_close(reference.expected, -mirrored.expected, rtol=0.0, atol=0.0)
-    torch.testing.assert_close(reference.bound, mirrored.bound, rtol=0.0, atol=0.0)
+    assert bool((reference["out"].bound > 0).all())
+    torch.testing.assert_close(reference["out"].value, -mirrored["out"].value, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(reference["out"].bound, mirrored["out"].bound, rtol=0.0, atol=0.0)

@@ -32,8 +32,8 @@ def test_a_translated_case_has_the_same_answer(case: AttentionCase, family: Fami
         return
     assert other.family == family
     one, two = attend(materialise(case)), attend(materialise(other))
-    assert torch.equal(one.expected, two.expected)
-    torch.testing.assert_close(two.bound, one.bound, rtol=1e-9, atol=0.0)
+    assert torch.equal(one["out"].value, two["out"].value)
+    torch.testing.assert_close(two["out"].bound, one["out"].bound, rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_only_a_cache_rounds_new_tokens_to_fp8(family: Family, rounds: bool) -> 
     tensors = materialise(case)
     packed = materialise(replace(case, family="context")).new_values
     assert packed is not None
-    expected = attend(tensors).expected[:, 0]
+    expected = attend(tensors)["out"].value[:, 0]
     assert torch.equal(expected, packed[:, 0].double()) != rounds
 
 
@@ -90,7 +90,7 @@ def test_fp8_context_is_dequantised_and_packed_tokens_are_not() -> None:
     zero = torch.zeros(1, dtype=torch.int64)
     cached = (tensors.values_at(zero, zero)[0, 0].float() * 1.7).bfloat16().double()
     both = (cached + tensors.new_values[0, 0].double()) / 2
-    torch.testing.assert_close(attend(tensors).expected[0, 0], both, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(attend(tensors)["out"].value[0, 0], both, rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize("case", [
@@ -100,11 +100,12 @@ def test_fp8_context_is_dequantised_and_packed_tokens_are_not() -> None:
 def test_only_answered_rows_are_judged(case: AttentionCase) -> None:
     tensors = materialise(case)
     reference = attend(tensors)
-    answered = tensors.answered_tokens
-    assert answered is not None
+    live = tensors.outputs["out"].live
+    assert live is not None
+    answered = live.flatten()
     assert 0 < int(answered.sum()) < case.num_tokens
-    assert bool(reference.bound[~answered].isinf().all())
-    tensors.output[: case.num_tokens][answered] = reference.expected[answered].to(tensors.output.dtype)
+    assert bool(reference["out"].bound[~answered].isinf().all())
+    tensors.output[: case.num_tokens][answered] = reference["out"].value[answered].to(tensors.output.dtype)
     assert judge(tensors, reference).passed
     first = int(answered.nonzero()[0])
     tensors.output[first] += 1.0

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.allowed_roundings import rounding_of_query
 from fuzz_attn.oracle.comparison import judge
@@ -124,15 +125,15 @@ class Adversary:
 def worst_ratio(tensors: AttentionTensors, row_views: RowViews, model: RoundingModel, coarser: float = 1.0) -> float:
     """Return the largest ``|error| / bound`` over all elements and both directions."""
     reference = attend(tensors, model)
-    assert not bool(reference.ill_conditioned.any())
+    assert bool(reference["out"].judged.all())
     worst = 0.0
     for row in row_views(tensors):
         for column in range(tensors.output.shape[2]):
             place = (row.token, row.head, column)
-            expected = float(reference.expected[place])
+            expected = float(reference["out"].value[place])
             for side in (1, -1):
                 output = Adversary(tensors, row, column, expected / row.factor, side, model, coarser).output()
-                worst = max(worst, abs(output - expected) / float(reference.bound[place]))
+                worst = max(worst, abs(output - expected) / float(reference["out"].bound[place]))
     return worst
 
 
@@ -216,13 +217,14 @@ def test_roundings_leave_the_bound_of_the_default_model(
     build, model = field
     tensors = build(by_hand)
     reference, plain = attend(tensors, model), attend(tensors)
-    assert bool((reference.expected == plain.expected).all())
-    assert float((reference.bound / plain.bound).max()) * worst_ratio(tensors, row_views, model) > 1.0
+    assert bool((reference["out"].value == plain["out"].value).all())
+    assert float((reference["out"].bound / plain["out"].bound).max()) * worst_ratio(tensors, row_views, model) > 1.0
 
 
 def test_nan_of_an_overflow_in_a_narrow_type_is_not_unwritten_fp8(by_hand: Builder) -> None:
-    tensors = by_hand([[200.0]], [[-1000.0]], [[1.0]], output=torch.full((1, 1, 1), torch.nan).to(torch.float8_e5m2))
-    tensors = replace(tensors, output_poison=int(tensors.output.view(torch.uint8)))
+    written = torch.full((1, 1, 1), torch.nan).to(torch.float8_e5m2)
+    output = OutputTensor(written, poison=int(written.view(torch.uint8)))
+    tensors = by_hand([[200.0]], [[-1000.0]], [[1.0]], outputs={"out": output})
     assert judge(tensors, attend(tensors)).kind == "unwritten"
     assert judge(tensors, attend(tensors, RoundingModel(scores="float16"))).passed
 
@@ -245,8 +247,8 @@ def test_rows_whose_softmax_may_overflow_a_narrow_type_have_no_bound(name: str, 
     query, key, sink, num_keys, model, infinite = NARROW_ROWS[name]
     tensors = by_hand([[query]], [[key]] * num_keys, [[1.0]] * num_keys, output=torch.zeros(1, 1, 1))
     tensors = replace(tensors, sinks=torch.tensor([sink]))
-    assert bool(attend(tensors).bound.isfinite().all())
-    assert bool(attend(tensors, model).bound.isinf().all()) == infinite
+    assert bool(attend(tensors)["out"].bound.isfinite().all())
+    assert bool(attend(tensors, model)["out"].bound.isinf().all()) == infinite
 
 
 HOLDS = {
@@ -267,5 +269,5 @@ def test_a_type_that_holds_every_query_rounds_none(query: str, cache: str, by_ha
 
 def test_queries_that_a_narrow_type_cannot_hold_have_no_bound(by_hand: Builder) -> None:
     tensors = by_hand([[500.0], [100.0]], [[1e-3]], [[1.0]], output=torch.zeros(2, 1, 1))
-    bound = attend(tensors, RoundingModel(query="float8_e4m3fn")).bound
+    bound = attend(tensors, RoundingModel(query="float8_e4m3fn"))["out"].bound
     assert bound.flatten().isinf().tolist() == [True, False]

@@ -49,8 +49,8 @@ def test_every_cut_gives_the_same_reference(
     # exponent by 4 * 2^-47 and weights by as much of themselves, in each of both. The bound allows a logit's two
     # exponentials: it contains the weights' difference for at least this exponent, and 2^-47 is a small share of it.
     own_share = 2 * 4 * 2.0**-47 / (2 * EXP_UNITS * UNIT)
-    assert bool(((actual.expected - expected.expected).abs() <= own_share * expected.bound).all())
-    torch.testing.assert_close(actual.bound, expected.bound, rtol=own_share, atol=0.0)
+    assert bool(((actual["out"].value - expected["out"].value).abs() <= own_share * expected["out"].bound).all())
+    torch.testing.assert_close(actual["out"].bound, expected["out"].bound, rtol=own_share, atol=0.0)
 
 
 MODELS = {
@@ -78,9 +78,9 @@ def test_the_bound_of_a_row_does_not_depend_on_rows_beside_it(
         with monkeypatch.context() as patch:
             patch.setattr(row_blocks, "MAX_BLOCK_SCORES", 1)
             separate = attend(tensors, model)
-        assert bool((together.bound > 0.0).all())
-        assert torch.equal(together.ill_conditioned, separate.ill_conditioned)
-        bounds = (each.bound[~together.ill_conditioned] for each in (separate, together))
+        assert bool((together["out"].bound > 0.0).all())
+        assert torch.equal(together["out"].judged, separate["out"].judged)
+        bounds = (each["out"].bound[together["out"].judged[..., 0]] for each in (separate, together))
         torch.testing.assert_close(*bounds, rtol=1e-8, atol=0.0)
 
     compare()
@@ -125,10 +125,10 @@ def test_poison_never_reaches_the_reference(
     changes: dict[str, Any] = {"window": window, "dtypes": DTypes(dtype, dtype, dtype), "strides": strides}
     clean = attend(materialise(replace(RAGGED, **changes, poison=PoisonRecipe("huge", "huge", "zero"))))
     poisoned = attend(materialise(replace(RAGGED, **changes, poison=poison)))
-    assert torch.equal(clean.expected, poisoned.expected)
-    assert torch.equal(clean.bound, poisoned.bound)
-    assert bool(clean.bound.isfinite().all())
-    assert bool((clean.bound > 0).all())
+    assert torch.equal(clean["out"].value, poisoned["out"].value)
+    assert torch.equal(clean["out"].bound, poisoned["out"].bound)
+    assert bool(clean["out"].bound.isfinite().all())
+    assert bool((clean["out"].bound > 0).all())
 
 
 def test_output_is_not_read() -> None:
@@ -136,5 +136,5 @@ def test_output_is_not_read() -> None:
     before = attend(tensors)
     tensors.output.fill_(7.0)
     after = attend(tensors)
-    assert torch.equal(before.expected, after.expected)
-    assert torch.equal(before.bound, after.bound)
+    assert torch.equal(before["out"].value, after["out"].value)
+    assert torch.equal(before["out"].bound, after["out"].bound)

@@ -13,13 +13,13 @@ from triton.runtime import JITFunction
 
 from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.case.aspects import TRAITS
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.case.traits import FEATURES
 from fuzz_attn.engine.case_judge import CaseJudge
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import DomainError
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 from fuzz_attn.targets.loading import load_target
@@ -119,8 +119,8 @@ def test_a_case_says_saves_and_drops_its_options() -> None:
     assert "num_warps" not in msgspec.json.encode(PLAIN).decode(), "an older version reads the file"
     assert msgspec.json.decode(msgspec.json.encode(TWO_WARPS), type=AttentionCase) == TWO_WARPS
     assert "num_warps=2, num_stages=1" in str(describe(TWO_WARPS))
-    found = [trait for trait in FEATURES if trait.present(TWO_WARPS) and not trait.present(PLAIN)]
-    assert [trait.name for trait in found] == ["another num_warps", "another num_stages"]
+    found = [trait for trait in TRAITS if trait.present(TWO_WARPS) and not trait.present(PLAIN)]
+    assert [trait.words for trait in found] == ["another num_warps", "another num_stages"]
     simpler = TWO_WARPS
     for trait in found:
         simpler = trait.without(simpler)

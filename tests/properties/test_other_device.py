@@ -12,7 +12,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
 from fuzz_attn.oracle.row_blocks import cost_of
@@ -80,8 +80,8 @@ def test_the_reference_is_of_the_inputs_as_the_launch_left_them(
 ) -> None:
     target, backend = load_target(spec("writes_an_input")), SimulatorBackend()
     own, other = (kind(case, target, backend).reference for kind in (Experiment, OnDevice))
-    assert own.expected.equal(other.expected)
-    assert own.bound.equal(other.bound)
+    assert own["out"].value.equal(other["out"].value)
+    assert own["out"].bound.equal(other["out"].bound)
 
 
 class Gpu(SimulatorBackend):

@@ -12,7 +12,7 @@ import torch
 
 import fuzz_attn
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.owners import is_in_library, owner_of, without_callers
 
 HARNESS = Path(fuzz_attn.__file__).parent

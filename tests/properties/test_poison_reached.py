@@ -8,7 +8,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.recipes import PoisonRecipe
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 
 JudgeOf = Callable[[str], Callable[[Order], Answer]]
 

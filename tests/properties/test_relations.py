@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import UNPUBLISHED_FEATURES
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.properties import bounded_relations

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName

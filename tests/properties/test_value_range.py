@@ -13,7 +13,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import ConstantValues, LevelScores, SinkRecipe
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.row_blocks import row_blocks
 from fuzz_attn.oracle.verdict import Verdict

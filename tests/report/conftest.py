@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
@@ -29,7 +29,7 @@ from fuzz_attn.engine.events import (
     WorkerReady,
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.refusal import Refusal
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.unified_attention import unified_attention
 from fuzz_attn.oracle.reference import Reference, attend
@@ -185,7 +186,7 @@ def _reference(shape: Shape, keywords: dict[str, Any]) -> Reference:
         query=keywords["q"],
         key_cache=keywords["k"],
         value_cache=keywords["v"],
-        output=keywords["out"],
+        outputs={"out": OutputTensor(keywords["out"], poison=0)},
         query_start_loc=keywords["cu_seqlens_q"],
         seq_lens=keywords["seqused_k"],
         block_table=keywords["block_table"],
@@ -211,10 +212,10 @@ def test_unified_attention_on_drawn_cases(interpreter: Any, seed: int) -> None:
     keywords = attention_inputs(shape)
     reference = _reference(shape, keywords)
     for out in _run_both(interpreter, keywords):
-        tokens = len(reference.expected)
+        tokens = len(reference["out"].value)
         if tokens:
-            error = (out[:tokens].double() - reference.expected).abs()
-            assert (error <= reference.bound).all(), float((error / reference.bound).max())
+            error = (out[:tokens].double() - reference["out"].value).abs()
+            assert (error <= reference["out"].bound).all(), float((error / reference["out"].bound).max())
         assert not out[tokens:].any()
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import ALL_FEATURES
 from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import ALL_FEATURES
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_MANY, SURGES, VAST_KEYS, batches
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -45,7 +45,7 @@ FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 PAGE = 16
 
 
-@pytest.mark.parametrize("key", [CompileKey(), CompileKey(qq_bias=True), key_pool(FULL)[-1]])
+@pytest.mark.parametrize("key", [CompileKey(), CompileKey(compiled=("qq_bias",)), key_pool(FULL)[-1]])
 def test_shrinks_towards_one_token(minimal: Any, key: CompileKey) -> None:
     assert minimal(batches(key=key)) == (Sequence(query_len=1),)
 

@@ -10,13 +10,20 @@ import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import (
+    ALL_FEATURES,
+    FEATURES_OF,
+    UNPUBLISHED_FEATURES,
+    has_bias_dtypes,
+    has_inner_strides,
+    is_mixed,
+)
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, unpromised, within
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import ALL_FEATURES, FAMILIES, UNPUBLISHED_FEATURES, Family
-from fuzz_attn.case.features import has_bias_dtypes, has_inner_strides, is_mixed
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.strategies.cases import cases
@@ -39,9 +46,7 @@ DOMAINS = [
     *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
     *(Domain(family=family) for family in FAMILIES),
     Domain(family="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
-    Domain(
-        family="paged", dtypes=("float16",), features=FAMILIES["paged"].features - {"filter_by_query_len", "fp8_out"}
-    ),
+    Domain(family="paged", dtypes=("float16",), features=FEATURES_OF["paged"] - {"filter_by_query_len", "fp8_out"}),
     Domain(family="context", features=frozenset({"stale_cache"})),
     Domain(cache_dtypes=("float16", "float8_e4m3fn"), output_dtypes=("float16", "float8_e4m3fn")),
     Domain(dtypes=("float16", "bfloat16"), output_dtypes=("float32",)),
@@ -76,6 +81,7 @@ def features(case: AttentionCase) -> set[str]:
         "mixed_dtypes": is_mixed(case.dtypes),
         "bias_dtypes": has_bias_dtypes(case),
         "inner_strides": has_inner_strides(case),
+        "empty_decodes": any(not sequence.seq_len and sequence.query_len for sequence in case.sequences),
         "call_forms": case.form != CallForm(),
         "far_axes": bool(case.strides.far),
     }
@@ -128,12 +134,12 @@ EXCLUSIVE = Domain(
 
 def test_each_pair_of_features_occurs_unless_it_is_excluded(sample: Any) -> None:
     found = [features(case) for case in sample(cases(EXCLUSIVE), 1500)]
-    pairs = map(frozenset, combinations(sorted(FAMILIES["unified"].features - RARE - UNPUBLISHED_FEATURES), 2))
+    pairs = map(frozenset, combinations(sorted(FEATURES_OF["unified"] - RARE - UNPUBLISHED_FEATURES), 2))
     absent = {pair for pair in pairs if not any(pair <= each for each in found)}
     assert absent == {*EXCLUSIVE.excluded, frozenset({"fp8_kv", "fp8_q"})}
 
 
-@pytest.mark.parametrize("feature", sorted(FAMILIES["unified"].features - RARE))
+@pytest.mark.parametrize("feature", sorted(FEATURES_OF["unified"] - RARE))
 def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
     assert 0.1 < share < 0.6
@@ -142,7 +148,7 @@ def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feat
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
 def test_share_of_cases_with_each_feature_of_split_families(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
-    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FAMILIES[family].features - RARE}
+    shares = {name: sum(name in found for found in drawn) / len(drawn) for name in FEATURES_OF[family] - RARE}
     assert {name for name, share in shares.items() if not 0.05 < share < 0.6} == set(), shares
 
 
@@ -300,8 +306,8 @@ def test_sinks_beside_low_logits_are_as_low(drawn_cases: list[AttentionCase]) ->
 
 
 def test_keys_outside_of_the_domain_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"key\.sinks=True lies outside"):
-        cases(Domain(features=frozenset()), keys=[CompileKey(sinks=True)])
+    with pytest.raises(InvalidArgument, match=r"key\.compiled=\('sinks',\) lies outside"):
+        cases(Domain(features=frozenset()), keys=[CompileKey(compiled=("sinks",))])
 
 
 def test_few_cases_have_large_offsets(drawn_cases: list[AttentionCase]) -> None:

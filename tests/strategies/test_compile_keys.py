@@ -9,14 +9,13 @@ from collections import Counter
 from itertools import combinations, product
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis.errors import InvalidArgument
 
+from fuzz_attn.case.aspects import Feature, is_mixed
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.features import is_mixed
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.compile_keys import MIXED_KEYS, compile_keys, key_pool
 from fuzz_attn.strategies.dtypes import mixed_dtypes
@@ -33,11 +32,12 @@ EXCLUSIVE = Domain(
         frozenset({"window", "softcap", "qq_bias"}),
     )
 )
-FIELDS = ("dtypes", "num_queries_per_kv", "head_size", "block_size", "window", "softcap", "alibi", "qq_bias", "sinks")
+FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks")
+FIELDS = ("dtypes", "num_queries_per_kv", "head_size", "block_size", *FLAGS)
 
 
 def parts(key: CompileKey) -> tuple[Any, ...]:
-    fields = tuple(getattr(key, name) for name in FIELDS)
+    fields = (key.has(name) if name in FLAGS else getattr(key, name) for name in FIELDS)
     return (*fields, (key.launch.path, key.launch.num_segments), key.launch.tile_size)
 
 
@@ -183,10 +183,8 @@ def test_shrinks_from_a_complex_key_to_the_simplest(minimal: Any) -> None:
 
 
 @pytest.mark.parametrize("flag", ["window", "softcap", "alibi", "qq_bias", "sinks"])
-def test_shrinks_to_a_single_feature(minimal: Any, flag: str) -> None:
-    assert minimal(compile_keys(domain=FULL), lambda key: getattr(key, flag)) == msgspec.structs.replace(
-        CompileKey(), **{flag: True}
-    )
+def test_shrinks_to_a_single_feature(minimal: Any, flag: Feature) -> None:
+    assert minimal(compile_keys(domain=FULL), lambda key: key.has(flag)) == CompileKey(compiled=(flag,))
 
 
 @pytest.mark.parametrize(
@@ -215,13 +213,17 @@ def test_shrinks_to_a_single_field(minimal: Any, condition: Any, expected: Compi
 @pytest.mark.parametrize(
     ("domain", "key", "message"),
     [
-        (Domain(features=frozenset()), CompileKey(window=True), r"key\.window=True lies outside"),
+        (Domain(features=frozenset()), CompileKey(compiled=("window",)), r"key\.compiled=.* lies outside"),
         (Domain(head_sizes=(32, 64)), CompileKey(), r"key\.head_size=16 lies outside"),
         (Domain(block_sizes=(8, 16, 32)), CompileKey(block_size=24), r"key\.block_size=24 lies outside"),
         (Domain(group_sizes=(1, 8)), CompileKey(num_queries_per_kv=9), r"key\.num_queries_per_kv=9 lies outside"),
         (Domain(), CompileKey(launch=LaunchHints(path="3d", num_segments=2)), r"key\.launch=.* lies outside"),
         (Domain(), CompileKey(launch=LaunchHints(tile_size=32)), r"key\.launch=.* lies outside"),
-        (Domain(excluded=(frozenset({"window", "alibi"}),)), CompileKey(window=True, alibi=True), r"key\.features=.*"),
+        (
+            Domain(excluded=(frozenset({"window", "alibi"}),)),
+            CompileKey(compiled=("window", "alibi")),
+            r"key\.features=.*",
+        ),
         (Domain(paths=("3d",), segments=(4, 4)), CompileKey(launch=LaunchHints("3d", 2)), r"key\.launch=.* lies"),
         (Domain(output_dtypes=("bfloat16",)), CompileKey(), r"key\.dtypes=.* lies outside"),
         (Domain(dtypes=("float16",)), CompileKey(), r"key\.dtypes=.* lies outside"),

@@ -8,11 +8,12 @@ from typing import Final, TypeAlias
 
 import pytest
 
+from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
 from fuzz_attn.engine.seeds import derived_seed
@@ -114,6 +115,7 @@ OF_NEW_TOKENS: Final[Freedoms] = {
 """The same for launchers that take the keys and values of the new tokens."""
 
 OF_DECODE: Final[Freedoms] = {
+    "length_of_zero": lambda c: any(s.seq_len == 0 and s.query_len == 1 for s in c.sequences),
     "no_starts": lambda c: not c.form.query_starts and not c.filter_by_query_len,
 }
 """The same for paged decode."""
@@ -143,14 +145,14 @@ def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
-    features = FAMILIES[family].features - UNPUBLISHED_FEATURES
+    features = FEATURES_OF[family] - UNPUBLISHED_FEATURES
     strategy, random = cases(Domain(family=family, features=features)), Random(3)
     own = {
         "scales_of_zero", "negative_scales", "softmax_scale_of_zero", "out_dtype", "fp8_out_kind", "fp8_kinds",
         "float16_slopes", "float64_sinks", "float64_bias", "bias_column_stride", "bias_by_columns", "pieces",
         "head_stride", "new_value_strides", "table_rows", "out_rows", "expanded_scales", "no_starts", "cache_names",
         "windows_of_all", "far_q", "far_out", "far_table", "far_slots", "far_heads", "far_dims", "far_new_tokens",
-        "far_bias_rows", "far_bias_columns",
+        "far_bias_rows", "far_bias_columns", "length_of_zero",
     }  # fmt: skip
     drawn = [Sample(random).draw(strategy) for _ in range(400)]
     assert {name for name in own & FREEDOMS[family].keys() for case in drawn if FREEDOMS[family][name](case)} == set()

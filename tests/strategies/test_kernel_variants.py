@@ -7,10 +7,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.engine import schedule
@@ -19,8 +20,8 @@ from fuzz_attn.strategies.kernel_variants import USUAL, KernelVariant, form_of, 
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.targets.loading import load_target
 
-RICH = CompileKey(alibi=True, qq_bias=True, sinks=True)
-PAGED = CompileKey(family="paged", alibi=True, sinks=True, head_size=120)  # which pieces of all sizes divide
+RICH = CompileKey(compiled=("alibi", "qq_bias", "sinks"))
+PAGED = CompileKey(family="paged", compiled=("alibi", "sinks"), head_size=120)  # which pieces of all sizes divide
 
 
 def seen_in(case: AttentionCase) -> KernelVariant:
@@ -48,7 +49,7 @@ def test_all_cases_of_a_key_are_of_the_variant_that_the_seed_chooses(sample: Any
         drawn = sample(cases(domain, keys=(key,), variants=seed), 3)
         (shared,) = {seen_in(case) for case in drawn}
         expected = variant_of(key, seed).within(domain)
-        assert shared == (expected if key.qq_bias else expected._replace(bias="float32"))
+        assert shared == (expected if key.has("qq_bias") else expected._replace(bias="float32"))
         variants.add(shared)
     assert len(variants) > 10
 
@@ -95,7 +96,7 @@ def row_length(case: AttentionCase) -> int:
 
 
 def test_all_cases_of_a_narrow_form_have_one_of_its_windows_and_rows_of_one_class(sample: Any) -> None:
-    key = CompileKey(family="chunked", window=True, head_size=32)
+    key = CompileKey(family="chunked", compiled=("window",), head_size=32)
     domain, layouts = load_target("chunked").domain, layout_pool(family="chunked")
     forms = [form_of(key, layouts, seed).narrow(key, domain, seed) for seed in range(30)]
     for form in forms:
@@ -118,7 +119,7 @@ def test_a_round_has_no_other_keys_than_its_own(family: Family) -> None:
 
 def test_a_domain_without_freedoms_has_only_the_types_of_published_kernels() -> None:
     drawn = KernelVariant("float64", "float16", "float64", False, 2)
-    plain = Domain(features=FAMILIES["paged"].features - UNPUBLISHED_FEATURES, family="paged")
+    plain = Domain(features=FEATURES_OF["paged"] - UNPUBLISHED_FEATURES, family="paged")
     assert drawn.within(plain) == USUAL
     assert drawn._replace(sinks="bfloat16").within(plain).sinks == "bfloat16"
     assert drawn.within(load_target("unified").domain) == drawn._replace(key_piece=0)

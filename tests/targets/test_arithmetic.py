@@ -14,7 +14,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.engine.case_judge import CaseJudge
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug
 from fuzz_attn.mutation.seeded.edited_kernels import target_with, target_with_seeded_bug
 from fuzz_attn.oracle.rounding_model import RoundingModel

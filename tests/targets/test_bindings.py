@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.binding.binding import binding_of
+from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.families import FAMILIES, UNPUBLISHED_FEATURES, Family
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import TargetError
@@ -23,7 +24,7 @@ SCRATCH_NAMES = [
     "softmax_segm_max",
     "softmax_segm_expsum",
 ]
-DERIVED = FAMILIES["unified"].features - UNPUBLISHED_FEATURES - {"fp8_q"}
+DERIVED = FEATURES_OF["unified"] - UNPUBLISHED_FEATURES - {"fp8_q"}
 """The features that a signature can promise; a target has to declare the others."""
 
 
@@ -187,7 +188,7 @@ SPLIT += ", sm_scale=None, sinks=None"
 def test_split_families_are_recognised_by_their_signatures(parameters: str, family: Family, left_out: set[str]) -> None:
     target = as_target(with_signature(parameters), "some")
     assert target.family == family
-    assert target.domain.features == FAMILIES[family].features - UNPUBLISHED_FEATURES - left_out
+    assert target.domain.features == FEATURES_OF[family] - UNPUBLISHED_FEATURES - left_out
 
 
 def test_arguments_of_the_split_families() -> None:

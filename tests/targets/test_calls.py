@@ -12,18 +12,19 @@ import pytest
 import torch
 
 from fuzz_attn.backends import backend_named
-from fuzz_attn.bindings.binding import Binding, binding_of
+from fuzz_attn.binding.binding import Binding, binding_of
+from fuzz_attn.binding.layouts import Layout
+from fuzz_attn.binding.matching import match_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.engine.judges.in_process import InProcess
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets.bindings.matching import match_of
 from fuzz_attn.targets.loading import as_target, load_target
 from fuzz_attn.targets.target import Target
 
@@ -298,9 +299,12 @@ def test_what_nobody_judges_is_said(result: str, note: tuple[str, ...], tmp_path
 
 def test_features_that_a_layout_cannot_express_leave_the_domain() -> None:
     function, _ = recorder(SCALES)
-    rows, other = (as_target(function, "m", binding=Binding(layout=name)).domain for name in ("rows", "heads_first"))
+    mixed = Layout("head block dim slot", "head block dim slot")
+    rows, heads, other = (
+        as_target(function, "m", binding=Binding(layout=layout)).domain for layout in ("rows", "heads_first", mixed)
+    )
     assert rows.features - other.features == {"large_offsets"}
-    assert other.features < rows.features
+    assert other.features < rows.features == heads.features
 
 
 def test_rounding_of_a_binding_wins_over_that_of_a_target() -> None:

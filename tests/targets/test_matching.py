@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import triton
 
-from fuzz_attn.bindings.binding import binding_of
-from fuzz_attn.bindings.open_conventions import open_in
+from fuzz_attn.binding.binding import binding_of
+from fuzz_attn.binding.conventions import open_in
+from fuzz_attn.binding.matching import Match, match_of
+from fuzz_attn.binding.roles import PACKED, ROLES
+from fuzz_attn.binding.signature import signature_of
+from fuzz_attn.case.aspects import FEATURES
 from fuzz_attn.errors import BindingError, TargetError
-from fuzz_attn.targets.bindings.matching import Match, match_of
-from fuzz_attn.targets.bindings.roles import NEEDED, PACKED, ROLES
-from fuzz_attn.targets.bindings.signature import signature_of
 from fuzz_attn.targets.loading import as_target
 
 
@@ -39,7 +40,7 @@ def test_every_name_belongs_to_one_role() -> None:
 
 
 def test_tables_name_known_roles() -> None:
-    used = {role for sets in NEEDED.values() for roles in sets for role in roles}
+    used = {role for aspect in FEATURES.values() for names in aspect.roles for role in names.split()}
     used |= {role for entry in ROLES.values() for role in entry.spare} | set(PACKED) | set(PACKED.values())
     assert used <= set(ROLES)
 

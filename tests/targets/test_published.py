@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fuzz_attn.bindings.binding import binding_of
+from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.errors import TargetError
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.published.answers import Answers, answers_of

@@ -8,7 +8,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.promises import not_drawn
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.not_drawn import sentences
@@ -16,7 +18,6 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import loading, torch_defaults
-from fuzz_attn.targets.bindings.promises import not_drawn
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, as_target, load_target, target_names
 from fuzz_attn.targets.target import Target, slug_of
@@ -196,7 +197,7 @@ def test_slug_is_a_folder_name(name: str, slug: str) -> None:
 def test_built_in_target_has_every_feature_of_its_family(name: str) -> None:
     target = load_target(name)
     assert (target.name, target.family) == (name, name)
-    assert all(target.domain.allows(feature) for feature in FAMILIES[target.family].features)
+    assert all(target.domain.allows(feature) for feature in FEATURES_OF[target.family])
     assert target.match.published
 
 
@@ -214,7 +215,7 @@ def test_a_copy_of_a_built_in_domain_keeps_its_features(family: Family, tmp_path
     path.write_text(COPIES.format(family=family))
     for name in ("copied", "renamed"):
         target = load_target(f"{path}:{name}")
-        assert target.domain.features == target.promised == FAMILIES[family].features
+        assert target.domain.features == target.promised == FEATURES_OF[family]
     assert load_target(f"{path}:own").domain == load_target(family).domain
 
 

@@ -1,6 +1,6 @@
 """The process of the compile stage: ``python -P -m fuzz_attn.engine.compiling.compiler`` compiles one run's kernels.
 
-It receives a :class:`StagePlan` and later what the first worker is :class:`~fuzz_attn.engine.messages.Ready` for, and
+It receives a :class:`StagePlan` and later what the first worker is :class:`~fuzz_attn.engine.orders.Ready` for, and
 sends a :class:`~fuzz_attn.engine.events.RoundCompiled` for each round. Starting the device takes a worker more than a
 second, so it begins before that, where it can be told what the workers will say.
 
@@ -24,16 +24,16 @@ import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.compiling.pool import Forks
 from fuzz_attn.engine.compiling.reductions import Reductions
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
-from fuzz_attn.engine.messages import Order, Ready, Setup
+from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.engine.schedule import SharedRound, shared_round
 from fuzz_attn.properties.refusal import Refusal, Site
 from fuzz_attn.strategies.kernel_variants import USUAL
+from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Compiled, Refused, Rehearsal
@@ -42,7 +42,7 @@ AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
 START_NICE: Final = 5
 """As long as no worker is ready, their start goes first. Then compiling goes before judging, which gives way by itself
-(:data:`fuzz_attn.engine.child.worker.NICE`), until there is a round for each core that no shard has begun."""
+(:data:`fuzz_attn.workers.worker.NICE`), until there is a round for each core that no shard has begun."""
 REST_NICE: Final = 10
 """From then on judging goes first."""
 FIRST_KERNELS, LATER_KERNELS = 3, 12

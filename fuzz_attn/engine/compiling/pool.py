@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from fuzz_attn.engine.child.descendants import children_of
-from fuzz_attn.engine.child.fork import die_with_parent
+from fuzz_attn.workers.descendants import children_of
+from fuzz_attn.workers.fork import die_with_parent
 
 SLOW_SECONDS: Final = 10.0
 """A fork that takes longer is set aside: it goes on with what is left of the processor, and others take its place."""

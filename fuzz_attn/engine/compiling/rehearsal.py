@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.engine.schedule import SharedRound, play_shared_round
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.properties.check import comparison_of

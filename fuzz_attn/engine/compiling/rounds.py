@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.properties.refusal import Site
 
 CASES: Final = 32

@@ -12,8 +12,8 @@ import msgspec
 
 from fuzz_attn.engine.compiling.rounds import Rounds, StagePlan
 from fuzz_attn.engine.events import WHOLE_RUN, Note, StageEvent
-from fuzz_attn.engine.messages import Ready
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.engine.orders import Ready
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.compiling.compiler")
 DECODER: Final = msgspec.json.Decoder[StageEvent](StageEvent)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.child.fork import die_with_parent
-from fuzz_attn.engine.messages import Ready, Setup
+from fuzz_attn.engine.orders import Ready, Setup
+from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
     from fuzz_attn.targets.published.gpu_answers import Gpu

@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.triage import class_of, failures_of
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 
 LAST_CASES: Final = (16, 256)

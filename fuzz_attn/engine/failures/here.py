@@ -13,7 +13,7 @@ from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, failures_of, is_same_way
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 
 MOST_LARGER: Final = 6

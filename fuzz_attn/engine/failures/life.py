@@ -18,20 +18,26 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import core
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.traits import core
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
 from fuzz_attn.engine.failures.here import Here
 from fuzz_attn.engine.failures.records import Records, Unfollowed
-from fuzz_attn.engine.failures.reduction import Reduction, Share, allowed, is_simpler, second_order
+from fuzz_attn.engine.failures.reduction import (
+    Reduction,
+    Share,
+    allowed,
+    is_simpler,
+    name_cause,
+    second_order,
+    store_behind,
+)
 from fuzz_attn.engine.failures.shard_protocol import Shard
 from fuzz_attn.engine.failures.triage import (
     HANG,
-    OUTPUT,
-    UNWRITTEN,
     KnownFailure,
     KnownFailures,
     class_of,
@@ -44,8 +50,7 @@ from fuzz_attn.engine.failures.triage import (
     trigger_in,
 )
 from fuzz_attn.engine.failures.waiting import Waiting, WaitingFailures
-from fuzz_attn.engine.judges.explanation import explained, in_words
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -98,7 +103,7 @@ class FailureLives:
         """Whether it showed beside another one."""
         self._beside: list[tuple[KnownFailure, Answer]] = []
         """What showed beside it, to be followed next."""
-        self._waiting = WaitingFailures(number)
+        self.waiting = WaitingFailures(number)
         self._slow: Order | None = None
         self._slow_checks = 0
         self._foreign: dict[tuple[int, int], KnownFailure] = {}
@@ -303,16 +308,12 @@ class FailureLives:
                 self._end_as(failure, known)
 
     def _live_or_wait(self, waiting: Waiting) -> None:
-        if self._is_late() or not self._waiting.takes(waiting, self._max_time):
+        if self._is_late() or not self.waiting.takes(waiting, self._max_time):
             self._live(waiting)
-
-    def waits(self) -> bool:
-        """Return whether so much waits for other shards that the search should wait too."""
-        return self._waiting.full
 
     def follow_waiting(self, *, search_is_over: bool = False) -> None:
         """Follow what no longer waits for other shards, or end it as what they told."""
-        for waiting in self._waiting.leaving(all_of_them=search_is_over or self._is_late()):
+        for waiting in self.waiting.leaving(all_of_them=search_is_over or self._is_late()):
             failure = waiting.failure
             known = self.known.matching(order_of(failure.found), failure.found.verdict, there=failure.there)
             if known is None:
@@ -401,7 +402,7 @@ class FailureLives:
         nothing that could stand for another.
         """
         for event in news:
-            self._waiting.note(event)
+            self.waiting.note(event)
             done = isinstance(event, FailureChanged) and event.done and not event.same_as
             certain = event.path and event.counterexample.confirmation != "unconfirmed"
             if done and certain and event.shard != self.shard:
@@ -497,8 +498,7 @@ class FailureLives:
         earlier = self._cause_there(order, answer, same)
         if earlier is None:
             self._begin_there(failure, answer, same[-1])
-            self._reduce(failure, Share.of_time(self._max_time, hang=failure.failure_class == HANG))
-            self._settle(failure)
+            self._finish(failure, Share.of_time(self._max_time, hang=failure.failure_class == HANG))
         else:
             self._end_as(failure, earlier)
             self._show_here_too(earlier, failure)
@@ -562,6 +562,19 @@ class FailureLives:
             self._classify_dependent(failure, before, share)
             return
         self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
+        self._finish(failure, share)
+
+    def _finish(self, failure: KnownFailure, share: Share) -> None:
+        """Shrink and classify a confirmed failure; what was written behind the output may be a known store's."""
+        behind = store_behind(failure, self._place(there=failure.there))
+        if behind is not None:
+            order, verdict = behind
+            self.records.change(failure, case=order.case, relation=None, verdict=verdict, also=())
+            known = self.known.matching(order, verdict, there=failure.there)
+            if known is not None:
+                self._end_as(failure, known)
+                self._show_here_too(known, failure)
+                return
         self._reduce(failure, share)
         self._settle(failure)
 
@@ -581,8 +594,8 @@ class FailureLives:
         failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
         if self.known.same_as(failure) is None:
             self._here.check(failure)
-        self._explain(failure)
-        self._shard.learn()
+        name_cause(failure, self)
+        self.learn(self._shard.news())
         earlier = self.known.same_as(failure)
         if earlier is None:
             self.known.add(failure)
@@ -618,7 +631,7 @@ class FailureLives:
                 self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
                 self._here.check(failure)
             failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
-            self._explain(failure)
+            name_cause(failure, self)
             earlier = self.known.same_as(failure)
             if earlier is None:
                 self.records.finish(failure, self._shard.digest(order_of(failure.found)))
@@ -671,20 +684,6 @@ class FailureLives:
 
         with contextlib.suppress(ShareSpentInterrupt):
             confirmation.shortened(sequence, fails)
-
-    def _explain(self, failure: KnownFailure) -> None:
-        """Let the failure name poison that reaches the output, or a rounding, if there is time left."""
-        found = failure.found
-        if found.confirmation != "confirmed" or failure.failure_class not in (OUTPUT, UNWRITTEN):
-            return
-        with contextlib.suppress(BudgetSpentInterrupt):
-            verdict = explained(self._judge, order_of(found), found.verdict)
-            failure.found = msgspec.structs.replace(found, verdict=verdict)
-            verdict = in_words(self._judge, order_of(found), verdict)
-            failure.found = msgspec.structs.replace(found, verdict=verdict)
-
-    def _judge(self, order: Order) -> Answer:
-        return self.judge(order, "shrink")
 
     def _end(self, failure: KnownFailure, digest: str = "") -> None:
         """Write and report a failure for the last time, its file named by its signature."""

@@ -12,12 +12,12 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.traits import needed_by
+from fuzz_attn.case.aspects import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signature_of
 from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.oracle.verdict import Verdict
 
 

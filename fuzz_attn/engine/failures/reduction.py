@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, Protocol, Self, TypeAlias
@@ -26,19 +26,38 @@ from typing import Final, Literal, Protocol, Self, TypeAlias
 import msgspec
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import traits
+from fuzz_attn.case import changes
+from fuzz_attn.case.aspects import (
+    ANY_RELATION,
+    KINDS,
+    LEVELLED,
+    NUANCES,
+    ODDITIES,
+    SIMPLEST_SIZE,
+    TRAITS,
+    Aspect,
+    named,
+    needed_by,
+)
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.parts import FarAxis, Strides, without_far
 from fuzz_attn.case.parts import Sequence as Tokens
-from fuzz_attn.case.traits import ANY_RELATION, FEATURES, KINDS, NUANCES, SIMPLEST_SIZE, SIZES, Size, Trait, needed_by
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.records import Records
-from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, class_of, failures_of
-from fuzz_attn.engine.messages import Answer, Order
-from fuzz_attn.errors import CaseError, ShareSpentInterrupt
+from fuzz_attn.engine.failures.triage import (
+    HANG,
+    WRITTEN_OUTSIDE,
+    KnownFailure,
+    KnownFailures,
+    class_of,
+    failures_of,
+    is_of_output,
+)
+from fuzz_attn.engine.judges.explanation import explained, in_words
+from fuzz_attn.engine.orders import Answer, Order
+from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS, has_second_case, relations_of, second_case
 from fuzz_attn.strategies.compile_keys import check_key
@@ -51,6 +70,8 @@ CHECK_OF_A_HANG: Final = 1.5
 """The time left to check a shrunk hang, in limits of a launch: it waits for one, in a new process."""
 LEAST_SECONDS: Final = 3.0
 MOST_LAUNCHES: Final = 1000
+OUT_OF_BOUNDS_STORE: Final = "out-of-bounds store"
+"""What the message of a sanitizer's finding begins with."""
 
 
 @dataclass
@@ -84,8 +105,8 @@ def simplicity(case: AttentionCase, relation: str | None = None) -> tuple[float,
     """
     heads, pages = case.heads, case.pages
     return (
-        sum(trait.present(case) for trait in FEATURES) + 2 * bool(relation),
-        sum(trait.present(case) for trait in KINDS),
+        sum(trait.present(case) for trait in ODDITIES if trait.trait) + 2 * bool(relation),
+        sum(trait.present(case) for trait in KINDS if trait.trait),
         len(case.sequences),
         case.total_keys,
         case.num_tokens,
@@ -167,7 +188,7 @@ class Simplification:
 
     def _drop_traits(self) -> None:
         """Drop all traits at once, else each half of them, down to single ones."""
-        waiting = [tuple(trait.without for trait in (*FEATURES, *KINDS) if trait.present(self.best.case))]
+        waiting = [tuple(trait.without for trait in TRAITS if trait.present(self.best.case))]
         while waiting:
             changes = waiting.pop()
             if not self._attempt(changed(self.best, *changes)) and len(changes) > 1:
@@ -189,9 +210,9 @@ class Simplification:
             size //= 2
 
     def _reduce_numbers(self) -> None:
-        """Replace each number by the simplest that still fails."""
-        for number in _NUMBERS:
-            any(self._attempt(changed(self.best, change)) for change in number(self.best.case))
+        """Replace each number by the simplest that still fails, those of heads and pages first."""
+        for aspect in (*KINDS, *ODDITIES):
+            any(self._attempt(changed(self.best, change)) for change in aspect.smaller)
 
     def _shorten(self) -> None:
         """Search the smallest number of query tokens, and of keys, of each sequence."""
@@ -286,75 +307,6 @@ def _lengths(low: int, high: int) -> Iterator[int]:
     yield from (length for length in edges if max(low, DENSE) <= length < high)
 
 
-SIMPLE_SIZES: Final = (16, 8, 32, 24, 4, 17, 15, 2, 1, 3, 33, 40, 48, 64, 63, 65, 72, 80, 96, 112, 120, 128, 160, 192)
-GROUPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)
-WINDOWS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65)
-
-
-def _in_part(part: str, field: str, values: Iterable[object]) -> Callable[[AttentionCase], Iterator[Change]]:
-    """Return a function that yields the changes of one field to each of some values."""
-
-    def changes(case: AttentionCase) -> Iterator[Change]:
-        for value in values:
-            yield partial(_replace_in_part, part=part, field=field, value=value)
-
-    return changes
-
-
-def _replace_in_part(case: AttentionCase, part: str, field: str, value: object) -> AttentionCase:
-    return replace(case, **{part: msgspec.structs.replace(getattr(case, part), **{field: value})})
-
-
-def _head_sizes(case: AttentionCase) -> Iterator[Change]:
-    for size in SIMPLE_SIZES:
-        yield partial(traits.with_head_size, size=size)
-
-
-def _page_sizes(case: AttentionCase) -> Iterator[Change]:
-    """Yield changes of the page size, with as many keys as before or with as many pages."""
-    for size in SIMPLE_SIZES:
-        yield partial(_replace_in_part, part="pages", field="block_size", value=size)
-        yield partial(traits.with_page_size, size=size)
-
-
-def _fields(case: AttentionCase) -> Iterator[Change]:
-    """Yield the changes of single fields of the case itself."""
-    yield from (partial(replace, window=window) for window in WINDOWS if 0 < window < case.window)
-    if case.softcap:
-        yield partial(replace, softcap=1.0)
-
-
-def _far_axes(case: AttentionCase) -> Iterator[Change]:
-    """Yield the changes of each far axis to a near one."""
-    yield from (partial(_with_near, name=name) for name in case.strides.far)
-
-
-def _with_near(case: AttentionCase, name: FarAxis) -> AttentionCase:
-    return replace(case, strides=without_far(case.strides, name))
-
-
-def _padding_and_seed(case: AttentionCase) -> Iterator[Change]:
-    if case.padded_tokens:
-        yield partial(replace, padded_tokens=1)
-    yield partial(replace, seed=0)
-
-
-_NUMBERS: Final = (
-    _in_part("heads", "num_kv_heads", (1, 2, 3, 4)),
-    _in_part("heads", "num_queries_per_kv", GROUPS),
-    _head_sizes,
-    _page_sizes,
-    _fields,
-    _in_part("launch", "num_segments", (2, 3, 4)),
-    _in_part("launch", "tile_size", (16, 32)),
-    *(_in_part("strides", field, (0, 1)) for field in Strides.__struct_fields__ if field not in ("cache", "far")),
-    _far_axes,
-    *(_in_part("pages", field, (1,)) for field in ("shared_prefix", "spare_blocks", "extra_columns")),
-    *(_in_part("scales", field, (1.0,)) for field in ("q", "k", "v", "out")),
-    _padding_and_seed,
-)
-
-
 Shown: TypeAlias = Literal["passes", "fails", "other"]
 """An order passes, shows the failure, or shows one that another known failure may have caused."""
 Judge: TypeAlias = Callable[[Order], Shown]
@@ -380,13 +332,13 @@ class _Trigger:
 
     def traits(self) -> tuple[str, ...]:
         case = self._order.case
-        own = [trait.name for trait in (*FEATURES, *KINDS) if trait.present(case) and self._needs(trait, unless=True)]
-        nuances = [trait.name for trait in NUANCES if trait.present(case) and self._needs(trait, unless=False)]
+        own = [trait.words for trait in TRAITS if trait.present(case) and self._needs(trait, unless=True)]
+        nuances = [trait.words for trait in NUANCES if trait.present(case) and self._needs(trait, unless=False)]
         smaller = self._on_small_pages()
-        sizes = [level for size in SIZES for level in self._level(size, smaller or self._order)]
+        sizes = [level for size in LEVELLED for level in self._level(size, smaller or self._order)]
         return (*own, *nuances, *sizes, *self._relation())
 
-    def _needs(self, trait: Trait, *, unless: bool) -> bool:
+    def _needs(self, trait: Aspect, *, unless: bool) -> bool:
         """Return whether the order passes without a trait, and ``unless`` where no case is without it."""
         without = self._allowed(changed(self._order, trait.without))
         return unless if without is None else self._judge(without) == "passes"
@@ -394,12 +346,12 @@ class _Trigger:
     def _allowed(self, order: Order | None) -> Order | None:
         return order if order is not None and allowed(order, self._domain) else None
 
-    def _level(self, size: Size, order: Order) -> Iterator[str]:
+    def _level(self, size: Aspect, order: Order) -> Iterator[str]:
         """Yield the highest threshold of a size below which the order passes, if there is one."""
-        for level in reversed(size.levels(order.case)):
-            lower = self._allowed(changed(order, partial(_limited, size=size, level=level)))
+        for level in reversed(size.levels_of(order.case)):
+            lower = self._allowed(changed(order, partial(size.having, value=level)))
             if lower is None or self._judge(lower) == "passes":
-                yield size.words.format(level)
+                yield size.above.format(level)
                 return
 
     def _on_small_pages(self) -> Order | None:
@@ -408,7 +360,7 @@ class _Trigger:
         if self._order.case.max_seq_len <= pages:
             return None
         for size in SMALL_PAGES:
-            smaller = self._allowed(changed(self._order, partial(traits.with_page_size, size=size)))
+            smaller = self._allowed(changed(self._order, partial(changes.with_page_size, size=size)))
             if size < pages and smaller is not None and self._judge(smaller) == "fails":
                 return smaller
         return None
@@ -421,11 +373,7 @@ class _Trigger:
         others = [name for name in relations_of(order.case, self._domain) if name != order.relation]
         orders = (msgspec.structs.replace(order, relation=name) for name in others[:OTHER_RELATIONS])
         any_shows = any(self._judge(other) == "fails" for other in orders)
-        yield ANY_RELATION if any_shows else traits.named(order.relation)
-
-
-def _limited(case: AttentionCase, size: Size, level: int) -> AttentionCase:
-    return size.limited(case, level)
+        yield ANY_RELATION if any_shows else named(order.relation)
 
 
 MOST_KERNELS: Final = 24
@@ -576,3 +524,35 @@ class Reduction:
 def restore(failure: KnownFailure, before: Counterexample, records: Records) -> None:
     """Give a failure the case back that it had before."""
     records.change(failure, **{name: getattr(before, name) for name in _SHRUNK})
+
+
+def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verdict] | None:
+    """Return a case and the store behind its output that it shows, for a failure that wrote to memory of no row.
+
+    While the output's memory goes on behind its last row, such a store names no line. So the case is the failure's
+    without rows that only pad the output. None for another failure, or where the case shows no such store.
+    """
+    case = failure.found.case
+    if not failure.failure_class.startswith(WRITTEN_OUTSIDE):
+        return None
+    form = msgspec.structs.replace(case.form, extra_output_rows=0)
+    order = changed(Order(case), partial(replace, padded_tokens=0, form=form))
+    verdicts = () if order is None else failures_of(launches.judge(order, "shrink"))
+    stores = [each for each in verdicts if each.kind == "out_of_bounds" and OUT_OF_BOUNDS_STORE in each.message]
+    return (order, stores[0]) if order is not None and stores else None
+
+
+def name_cause(failure: KnownFailure, launches: Launches) -> None:
+    """Let a confirmed wrong output name poison that reaches it, or a rounding, and say it in words, if time is left."""
+    found = failure.found
+    if found.confirmation != "confirmed" or not is_of_output(failure.failure_class):
+        return
+
+    def ask(order: Order) -> Answer:
+        return launches.judge(order, "shrink")
+
+    with contextlib.suppress(BudgetSpentInterrupt):
+        verdict = explained(ask, order_of(found), found.verdict)
+        failure.found = msgspec.structs.replace(found, verdict=verdict)
+        verdict = in_words(ask, order_of(found), verdict)
+        failure.found = msgspec.structs.replace(found, verdict=verdict)

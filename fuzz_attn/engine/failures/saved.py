@@ -9,15 +9,15 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import needed_by
 from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.traits import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.failures.triage import class_of, failures_of, split, trigger_in
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.oracle.verdict import Verdict
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.events import Emit
+from fuzz_attn.engine.events import Emit, News
 from fuzz_attn.engine.explainer import Explainer
 from fuzz_attn.engine.failures.confirmation import Launches
-from fuzz_attn.engine.messages import Order, Ready
+from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -16,6 +16,8 @@ class Shard(Launches, Protocol):
     """What a failure's life needs of the campaign."""
 
     emit: Emit
+    news: News
+    """Returns what other shards have found since the last call."""
 
     @property
     def launch_seconds(self) -> float:
@@ -34,6 +36,3 @@ class Shard(Launches, Protocol):
 
     def digest(self, order: Order) -> str:
         """Return the digest of an order's tensors, empty where it cannot be computed."""
-
-    def learn(self) -> None:
-        """Learn what other shards have found."""

@@ -29,11 +29,11 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.case.attention_case import replace
-from fuzz_attn.case.traits import FP8_OUTPUT, POISONS, core, traits_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
 
@@ -50,7 +50,8 @@ _SANITIZER_KINDS: Final = frozenset(
         *("conflicting_store", "unordered_load", "false_hint", "undefined_integer"),
     )
 )
-_WITHOUT_EFFECT: Final = ("sanitizer", "written_outside")
+WRITTEN_OUTSIDE: Final = "written_outside"
+_WITHOUT_EFFECT: Final = ("sanitizer", WRITTEN_OUTSIDE)
 """Classes that leave the output judged; others of the same case follow only if they are in ``also``."""
 
 
@@ -64,15 +65,21 @@ def failures_of(answer: Answer) -> tuple[Verdict, ...]:
 
 
 def class_of(verdict: Verdict) -> str:
-    """Return the class of a failure, which stays the same while it is shrunk."""
+    """Return the class of a failure, which stays the same while it is shrunk. It names one output of several."""
+    of = f" {verdict.output}" if verdict.output else ""
     if verdict.kind in _OUTPUT_KINDS:
-        return OUTPUT
+        return OUTPUT + of
     if verdict.kind in _SANITIZER_KINDS:
         return f"sanitizer {verdict.site or verdict.kind}"
     if verdict.kind == "exception":
         raised = re.search(r"raised (\w+)", verdict.message)
         return f"exception {raised.group(1) if raised else ''} {verdict.site}".rstrip()
-    return verdict.kind
+    return verdict.kind + of
+
+
+def is_of_output(failure_class: str) -> bool:
+    """Return whether the elements of an output are wrong or were never written."""
+    return failure_class.partition(" ")[0] in (OUTPUT, UNWRITTEN)
 
 
 def is_finding(verdict: Verdict) -> bool:
@@ -87,7 +94,8 @@ def has_place(failure_class: str) -> bool:
 
 def alike(one: str, other: str, traits: frozenset[str]) -> bool:
     """Return whether two classes are the same. An fp8 NaN has the bits of an fp8 element that was never written."""
-    return one == other or (FP8_OUTPUT in traits and {one, other} == {OUTPUT, UNWRITTEN})
+    same_output = is_of_output(one) and is_of_output(other) and one.partition(" ")[2] == other.partition(" ")[2]
+    return one == other or (FP8_OUTPUT in traits and same_output)
 
 
 def split(found: Counterexample, answer: Answer) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...]]:

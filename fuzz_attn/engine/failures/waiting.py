@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 
 MOST_WAITING: Final = 2
 """While so many failures wait, the shard does too: a search would find the same ones again."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import BackendError, UnsupportedByBackendError
 
 

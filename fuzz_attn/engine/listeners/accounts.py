@@ -18,7 +18,7 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.failures.triage import OUTPUT, UNWRITTEN, class_of, has_place
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 
 EITHER = "output or unwritten"
 """A wrong fp8 output: a NaN there has the bits of an element that was never written."""

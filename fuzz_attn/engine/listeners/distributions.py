@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from fuzz_attn.case.aspects import all_features_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.plain import Plain, Seconds, Whole
 from fuzz_attn.engine.events import CaseJudged, Event
 from fuzz_attn.oracle.verdict import Verdict
@@ -89,7 +89,7 @@ class DistributionsTally:
     def _add_sizes(self, case: AttentionCase) -> None:
         for sequence in case.sequences:
             self.lengths["query tokens"][sequence.query_len.bit_length()] += 1
-            self.lengths["tokens in the cache before"][sequence.context_len.bit_length()] += 1
+            self.lengths["tokens in the cache before"][max(0, sequence.context_len).bit_length()] += 1
         self.lengths["keys of a case"][case.total_keys.bit_length()] += 1
         for what, size in _sizes_of(case):
             self.sizes[what][size] += 1

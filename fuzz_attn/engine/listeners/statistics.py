@@ -12,9 +12,9 @@ import msgspec
 
 from fuzz_attn.backends import mask_coverage
 from fuzz_attn.backends.mask_coverage import Mask, TargetCoverage
+from fuzz_attn.case.aspects import features_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.features import features_of
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.case.serving import looks_like_serving

@@ -12,13 +12,22 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import WIDE_DTYPES
 from fuzz_attn.case.parts import DTypes
-from fuzz_attn.engine.refusals.attributes import ATTRIBUTES, BY_NAME, Attribute, Value, simplest
+from fuzz_attn.engine.refusals.attributes import (
+    ATTRIBUTES,
+    BY_NAME,
+    Value,
+    in_words,
+    simplest,
+    value_of_key,
+    values_within,
+)
 from fuzz_attn.errors import CaseError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal
 
@@ -64,7 +73,7 @@ class Rule(msgspec.Struct, frozen=True):
     def matches(self, case: CaseFields) -> bool:
         """Return whether a case has the combination; a rule without conditions would exclude everything."""
         return bool(self.conditions) and all(
-            condition.holds(BY_NAME[condition.name].of_case(case)) for condition in self.conditions
+            condition.holds(BY_NAME[condition.name].value(case)) for condition in self.conditions
         )
 
     def words(self, domain: Domain) -> tuple[str, ...]:
@@ -82,23 +91,23 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def _holds_for_key(condition: Condition, key: CompileKey) -> bool:
-    of_key = BY_NAME[condition.name].of_key
-    return of_key is not None and condition.holds(of_key(key))
+    attribute = BY_NAME[condition.name]
+    return bool(attribute.key) and condition.holds(value_of_key(attribute, key))
 
 
-def _in_words(condition: Condition, attribute: Attribute, domain: Domain) -> str:
+def _in_words(condition: Condition, attribute: Aspect, domain: Domain) -> str:
     if condition.least is not None:
         return f"{condition.least} {condition.name} or more" if condition.least > 1 else condition.name
     if all(isinstance(value, bool) for value in condition.values):
         return condition.name if True in condition.values else f"no {condition.name}"
-    accepted = [value for value in attribute.values(domain) if value not in condition.values]
+    accepted = [value for value in values_within(attribute, domain) if value not in condition.values]
     if accepted and len(accepted) < len(condition.values):
-        return f"{condition.name} other than {_listed(accepted, attribute)}"
-    return f"{condition.name} {_listed(condition.values, attribute)}"
+        return f"{condition.name} other than {_listed(accepted)}"
+    return f"{condition.name} {_listed(condition.values)}"
 
 
-def _listed(values: Iterable[Value], attribute: Attribute) -> str:
-    words = [attribute.words(value) for value in sorted(values, key=_rank)]
+def _listed(values: Iterable[Value]) -> str:
+    words = [in_words(value) for value in sorted(values, key=_rank)]
     return ", ".join(words[:-1]) + f" or {words[-1]}" if len(words) > 1 else words[0]
 
 
@@ -118,7 +127,7 @@ class Reduction:
         self._probe = probe
         self._case = case
         self._needed: dict[str, Condition] = {}
-        self._untried = dict.fromkeys(attribute.name for attribute in ATTRIBUTES)
+        self._untried = dict.fromkeys(attribute.refused_as for attribute in ATTRIBUTES)
 
     def rule(self) -> Rule:
         """Return the smallest refused combination; one that runs out of probes keeps what was not tried."""
@@ -130,8 +139,8 @@ class Reduction:
             pass
         untried = frozenset(self._untried.keys() - self._needed.keys())
         for name in untried:
-            self._needed[name] = Condition(name, frozenset({BY_NAME[name].of_case(self._case)}))
-        conditions = tuple(self._needed[a.name] for a in ATTRIBUTES if a.name in self._needed)
+            self._needed[name] = Condition(name, frozenset({BY_NAME[name].value(self._case)}))
+        conditions = tuple(self._needed[name] for name in BY_NAME if name in self._needed)
         return Rule(self.refusal, conditions, untried)
 
     def _outcomes(self, cases: Sequence[AttentionCase | None]) -> list[bool | None]:
@@ -145,10 +154,10 @@ class Reduction:
         same = [refusal is not None and refusal.site == self.refusal.site for refusal in refusals]
         return [None if case is None else outcome for case, outcome in zip(cases, same, strict=True)]
 
-    def _changed(self, attribute: Attribute, value: Value, case: AttentionCase | None = None) -> AttentionCase | None:
+    def _changed(self, attribute: Aspect, value: Value, case: AttentionCase | None = None) -> AttentionCase | None:
         """Return the case with another value; None where the rest of the case does not allow it."""
         try:
-            return attribute.changed(case or self._case, value)
+            return attribute.having(case or self._case, value)
         except CaseError:
             return None
 
@@ -159,7 +168,7 @@ class Reduction:
         """
         plain = {field.name: field.default for field in msgspec.structs.fields(CaseFields) if field.name in _DATA}
         numbers = replace(self._case, **plain)
-        complex_ones = [each for each in ATTRIBUTES if each.of_case(self._case) != simplest(each, self.domain)]
+        complex_ones = [each for each in ATTRIBUTES if each.value(self._case) != simplest(each, self.domain)]
         trials = [self._changed(each, simplest(each, self.domain), numbers) for each in complex_ones]
         first, *outcomes = self._outcomes([numbers, *trials])
         self._case = numbers if first else self._case
@@ -171,15 +180,15 @@ class Reduction:
         for attribute in ATTRIBUTES:
             self._simplify_one(attribute)
 
-    def _simplify_one(self, attribute: Attribute) -> None:
-        value, least = attribute.of_case(self._case), simplest(attribute, self.domain)
+    def _simplify_one(self, attribute: Aspect) -> None:
+        value, least = attribute.value(self._case), simplest(attribute, self.domain)
         refused = value == least or self._becomes(self._changed(attribute, least))
         if refused is False and attribute.growing and isinstance(value, int):
             self._search(attribute, value)
         elif refused is False:
-            self._needed[attribute.name] = Condition(attribute.name, frozenset({value}))
-        if refused is False or len(attribute.values(self.domain)) == 1:
-            del self._untried[attribute.name]
+            self._needed[attribute.refused_as] = Condition(attribute.refused_as, frozenset({value}))
+        if refused is False or len(values_within(attribute, self.domain)) == 1:
+            del self._untried[attribute.refused_as]
 
     def _becomes(self, changed: AttentionCase | None) -> bool | None:
         """Go on with a changed case if it is refused at the same place; return its outcome."""
@@ -188,7 +197,7 @@ class Reduction:
             self._case = changed
         return refused
 
-    def _search(self, attribute: Attribute, refused: int) -> None:
+    def _search(self, attribute: Aspect, refused: int) -> None:
         """Find the least refused size by bisection."""
         accepted = 1 if refused > 1 else refused - 1
         while refused - accepted > 1:
@@ -197,47 +206,47 @@ class Reduction:
                 refused = middle
             else:
                 accepted = middle
-        self._needed[attribute.name] = Condition(attribute.name, least=refused)
+        self._needed[attribute.refused_as] = Condition(attribute.refused_as, least=refused)
 
     def _try_values(self) -> None:
         """Find out which other values of each attribute are refused too: a few, and all where they matter."""
-        tabled = [each for each in reversed(ATTRIBUTES) if len(each.values(self.domain)) > 1]
-        for attribute in sorted(tabled, key=lambda each: each.name not in self._needed):
-            values = attribute.values(self.domain)
-            self._try_values_of(attribute, values if attribute.name in self._needed else _spread(values))
-            self._untried.pop(attribute.name, None)
+        tabled = [each for each in reversed(ATTRIBUTES) if len(values_within(each, self.domain)) > 1]
+        for attribute in sorted(tabled, key=lambda each: each.refused_as not in self._needed):
+            values = values_within(attribute, self.domain)
+            self._try_values_of(attribute, values if attribute.refused_as in self._needed else _spread(values))
+            self._untried.pop(attribute.refused_as, None)
         if not self._needed:  # the few may have missed the ones that are accepted
             for attribute in tabled:
-                self._try_values_of(attribute, attribute.values(self.domain))
+                self._try_values_of(attribute, values_within(attribute, self.domain))
 
-    def _try_values_of(self, attribute: Attribute, values: tuple[Value, ...]) -> None:
+    def _try_values_of(self, attribute: Aspect, values: tuple[Value, ...]) -> None:
         found = self._outcomes_of(attribute, values)
-        if False not in found.values() and attribute.name not in self._needed:
+        if False not in found.values() and attribute.refused_as not in self._needed:
             return
-        found |= self._outcomes_of(attribute, attribute.values(self.domain))  # one was accepted, so all matter
+        found |= self._outcomes_of(attribute, values_within(attribute, self.domain))  # one was accepted, so all matter
         refused = {value for value, outcome in found.items() if outcome}
-        self._needed[attribute.name] = Condition(attribute.name, frozenset(refused))
+        self._needed[attribute.refused_as] = Condition(attribute.refused_as, frozenset(refused))
 
-    def _outcomes_of(self, attribute: Attribute, values: Sequence[Value]) -> dict[Value, bool | None]:
+    def _outcomes_of(self, attribute: Aspect, values: Sequence[Value]) -> dict[Value, bool | None]:
         """Return the outcome of each value of an attribute, with that of the case itself."""
         outcomes = self._outcomes([self._changed(attribute, value) for value in values])
-        return {**dict(zip(values, outcomes, strict=True)), attribute.of_case(self._case): True}
+        return {**dict(zip(values, outcomes, strict=True)), attribute.value(self._case): True}
 
     def _heed_judged(self) -> None:
         """Add what tells the combination from the cases that were judged though they have it."""
         for case in self.judged:
-            if not all(condition.holds(BY_NAME[name].of_case(case)) for name, condition in self._needed.items()):
+            if not all(condition.holds(BY_NAME[name].value(case)) for name, condition in self._needed.items()):
                 continue
             differing = [
                 each
                 for each in ATTRIBUTES
-                if each.name not in self._needed and each.of_case(case) != each.of_case(self._case)
+                if each.refused_as not in self._needed and each.value(case) != each.value(self._case)
             ]
-            found = self._outcomes([self._changed(each, each.of_case(case)) for each in differing])
+            found = self._outcomes([self._changed(each, each.value(case)) for each in differing])
             for attribute, outcome in zip(differing, found, strict=True):
                 if outcome is False:
-                    known = frozenset({attribute.of_case(self._case)})
-                    self._needed[attribute.name] = Condition(attribute.name, known)
+                    known = frozenset({attribute.value(self._case)})
+                    self._needed[attribute.refused_as] = Condition(attribute.refused_as, known)
                     break
 
 

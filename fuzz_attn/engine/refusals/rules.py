@@ -9,20 +9,17 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.families import Feature
 from fuzz_attn.case.parts import DTypes
-from fuzz_attn.engine.refusals.attributes import BY_NAME, Value, values_of
+from fuzz_attn.engine.refusals.attributes import ATTRIBUTES, BY_NAME, Value, values_of, values_within
 from fuzz_attn.engine.refusals.reduction import Condition, Probe, Reduction, Rule
 from fuzz_attn.engine.schedule import ExcludesKey
 from fuzz_attn.errors import DomainError, OutOfProbesError
 from fuzz_attn.properties.refusal import Refusal, Stage
-from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
-from fuzz_attn.strategies.heads import group_sizes, head_sizes
-from fuzz_attn.strategies.pages import block_sizes
 
 JUDGED_FOR_ONE: Final = 25
 """One excluded case is drawn for so many judged ones, so that a rule that excludes too much is found out."""
@@ -113,7 +110,7 @@ class Refusals:
     def _accepted_beside(self, condition: Condition) -> bool:
         """Return whether there is a value beside a condition's that no rule of one condition excludes."""
         single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
-        values = BY_NAME[condition.name].values(self.full)
+        values = values_within(BY_NAME[condition.name], self.full)
         if len(values) == 1:  # not a table of all values
             return True
         return any(not condition.holds(value) for value in _left(single, condition.name, values))
@@ -145,21 +142,24 @@ class Refusals:
         """Return the full domain without what rules of one condition exclude, as far as a domain can say it."""
         full = self.full
         single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
-        features = full.features - {BY_NAME[each.name].feature for each in single if False not in each.values}
+        features = full.features - {_feature_of(each.name) for each in single if False not in each.values}
         sizes = {
-            field: _listed(_left(single, name, values), len(values), getattr(full, field))
-            for field, name, values in (
-                ("head_sizes", "head size", head_sizes(domain=full)),
-                ("block_sizes", "page size", block_sizes(domain=full)),
-                ("group_sizes", "query heads for each KV head", group_sizes(domain=full)),
-            )
+            size.bounds: _listed(_left(single, size.refused_as, values), len(values), getattr(full, size.bounds))
+            for size in ATTRIBUTES
+            if size.bounds
+            for values in [values_within(size, full)]
         }
-        types = _left(single, "type", (*plain_dtypes(full), *fp8_dtypes(full)))
+        types = _left(single, "type", values_within(BY_NAME["type"], full))
         wide = tuple(name for name in full.dtypes if any(name in (each.q, each.out) for each in types))
         try:
             return msgspec.structs.replace(full, features=features - _lost_types(types), dtypes=wide, **sizes)
         except DomainError:
             return full
+
+
+def _feature_of(name: str) -> Feature | None:
+    """Return the feature that cases have an attribute with, None where they have it with or without one."""
+    return "strides" if name == "padding between rows" else BY_NAME[name].feature
 
 
 def _left(conditions: list[Condition], name: str, values: tuple[T, ...]) -> tuple[T, ...]:

@@ -9,7 +9,7 @@ import msgspec
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.refusals.attributes import BY_NAME
+from fuzz_attn.engine.refusals.attributes import BY_NAME, values_within
 from fuzz_attn.engine.refusals.reduction import Condition, Rule
 from fuzz_attn.properties.refusal import Refusal
 
@@ -46,7 +46,7 @@ def rule_of(found: bytes, domain: Domain) -> Rule | None:
 
 
 def _condition(read: _ToldCondition, domain: Domain) -> Condition | None:
-    known = {_text(value): value for value in (*BY_NAME[read.name].values(domain), False, True)}
+    known = {_text(value): value for value in (*values_within(BY_NAME[read.name], domain), False, True)}
     values = frozenset(known[text] for text in read.values if text in known)
     return Condition(read.name, values, read.least) if len(values) == len(read.values) else None
 

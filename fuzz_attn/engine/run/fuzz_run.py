@@ -37,7 +37,6 @@ from fuzz_attn.engine.events import (
     WorkerReady,
     all_of,
 )
-from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.listeners.other_runs import united_with_other_runs
@@ -46,11 +45,13 @@ from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in, compiles
 from fuzz_attn.engine.run.local_shards import LocalShards
 from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.news import is_news
+from fuzz_attn.engine.run.preloaded import PROGRAM
 from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
 from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED, Shards
 from fuzz_attn.engine.run.watchdog import Watchdog
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.workers.fork_service import fork_server
 
 TICK_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 10.0
@@ -150,7 +151,7 @@ class FuzzRun:
         service = stack.enter_context(multi_process_service(plan.setup.backend if plan.mps else ""))
         # The service ends after all workers.
         if isinstance(self._shards, LocalShards):
-            self._server_ended = stack.enter_context(fork_server())
+            self._server_ended = stack.enter_context(fork_server(PROGRAM))
         stack.callback(self._end)
         stack.enter_context(compiled_kernels_in(output_folder(plan.run_folder), plan.setup.backend))
         if plan.compiles_ahead and compiles(plan.setup.backend) and isinstance(self._shards, LocalShards):

@@ -14,10 +14,10 @@ import msgspec
 
 from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.engine.events import Event, Told
-from fuzz_attn.engine.isolated_worker import START_SECONDS
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
 from fuzz_attn.engine.run.run_plan import ShardPlan
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.workers.supervised_worker import START_SECONDS
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.run.shard")
 DECODER: Final = msgspec.json.Decoder[Event](Event)

@@ -21,7 +21,7 @@ from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
 from fuzz_attn.engine.run.node_folder import node_folder
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.run_folder import counterexample_folder
-from fuzz_attn.engine.worker_process import LONGEST_MESSAGE, WorkerProcess
+from fuzz_attn.workers.worker_process import LONGEST_MESSAGE, WorkerProcess
 
 BATCH_SECONDS: Final = 0.25
 LONGEST_BATCH: Final = 1000

@@ -12,7 +12,7 @@ import msgspec
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.machine import available_cores
 from fuzz_attn.engine.seeds import ALL_SHARDS, derived_seed
 

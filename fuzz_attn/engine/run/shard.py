@@ -21,13 +21,13 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.child.descendants import adopt_orphans, end_children
-from fuzz_attn.engine.child.fork import die_with_parent
 from fuzz_attn.engine.events import Event, Told
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.workers.descendants import adopt_orphans, end_children
+from fuzz_attn.workers.fork import die_with_parent
 
 SAVE_SECONDS: Final = 10
 """A shard that was asked to end is killed by the system after this time, whatever it does."""

@@ -16,7 +16,7 @@ from fuzz_attn.engine.listeners.distributions import merged as merged_distributi
 from fuzz_attn.engine.listeners.event_log import DistributionsLine, Line, StatisticsLine, logs_in, read_log
 from fuzz_attn.engine.listeners.results import Results, RunReport, merged_reports, without_duplicates
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Ready
+from fuzz_attn.engine.orders import Ready
 from fuzz_attn.engine.run_folder import is_run_folder
 from fuzz_attn.errors import ReportError
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fuzz_attn.binding.conventions import parameters_of
 from fuzz_attn.case import not_drawn
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import mask_gaps
-from fuzz_attn.report.binding_words import parameters_of
 from fuzz_attn.report.page import sections
 from fuzz_attn.report.page.run_log import RunLog
 from fuzz_attn.report.page.sections import MOST_FAILURES, Table, by_kind, number, table
@@ -223,5 +223,5 @@ def _binding(log: RunLog) -> Table | None:
     """Return the role of each parameter of the target; None where no worker was ready."""
     if log.ready is None:
         return None
-    rows = ([safe(text) for text in row] for row in parameters_of(log.ready))
+    rows = ([safe(text) for text in row] for row in parameters_of(log.ready.binding, log.ready.reasons))
     return table("How the target is called", ("parameter", "role", "reason"), rows)

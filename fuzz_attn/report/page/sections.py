@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 from markupsafe import Markup
 
+from fuzz_attn.case.aspects import FEATURES
 from fuzz_attn.case.description import describe
-from fuzz_attn.case.features import CASE_FEATURES
 from fuzz_attn.engine.listeners.distributions import EXACT, LARGEST, Distributions
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.engine.refusals.counts import CountedRefusal
@@ -180,7 +180,7 @@ def _worst(worst: tuple[Element, ...], index: int) -> Table | None:
             each.sequence,
             each.query_index,
             each.head,
-            each.column,
+            each.column if each.column >= 0 else "",
             f"{float(each.actual):.9g}",
             f"{float(each.expected):.9g}",
             f"{float(each.bound):.3g}",
@@ -200,7 +200,7 @@ def _picture(found: FoundFailure, name: str) -> Markup:
     return Markup(inline_picture(shown, title=f"fuzz-attn show {found.path}", name=unique))  # noqa: S704 - rich escapes
 
 
-_WORDS: Final[Mapping[str, str]] = {feature.name: feature.words for feature in CASE_FEATURES}
+_WORDS: Final[Mapping[str, str]] = {name: aspect.words for name, aspect in FEATURES.items()}
 _EXCLUSIVE: Final = (frozenset(("fp8_q", "fp8_kv")),)
 """Pairs that no case can have: ``fp8_kv`` is an fp8 cache of wider queries."""
 _WHY: Final[Mapping[str, str]] = {
@@ -217,7 +217,7 @@ REST: Final = "all else: drawing cases, refusals, waiting for workers"
 def features_of(log: RunLog) -> list[str]:
     """Return the features that a target promises and those that its cases had, in the order of signatures."""
     drawn = set(log.distributions.together) if log.distributions else set(log.statistics.features)
-    promised = {feature.name for feature in CASE_FEATURES if log.ready and log.ready.domain.allows(feature.name)}
+    promised = {name for name in FEATURES if log.ready and log.ready.domain.allows(name)}
     return [name for name in _WORDS if name in drawn | promised]
 
 

@@ -27,7 +27,7 @@ from fuzz_attn.simulator.codegen.statements import Do
 from fuzz_attn.simulator.codegen.terms import Term, Val
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.simulator.simulator import Simulator
-from fuzz_attn.ttir.argument_types import Bound
+from fuzz_attn.ttir.argument_types import Bound, element_names
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location, Operation, Type, Value
 
 Array = npt.NDArray[Any]
@@ -96,8 +96,17 @@ class Launch:
 
 def launch_of(program: Program, bound: Bound, grid: tuple[int, int, int], location: Location) -> Launch:
     """Return a launch without records."""
-    arguments = {name: _in_words(value) for name, value in bound.values.items()}
+    arguments = dict(words for name, value in bound.values.items() for words in _named(name, value))
     return Launch(program.name, location, grid, arguments, tuple(name for name, _ in program.parameters))
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name of an argument and the argument in words; those of each element of a tuple."""
+    if isinstance(value, tuple):
+        for part, element in zip(element_names(name, value), value, strict=True):
+            yield from _named(part, element)
+    else:
+        yield name, _in_words(value)
 
 
 def _in_words(value: Any) -> str:

@@ -9,7 +9,7 @@ from importlib import resources
 
 from msgspec.structs import asdict, replace
 
-from fuzz_attn.bindings.binding import Binding, binding_of
+from fuzz_attn.binding.binding import Binding, binding_of
 from fuzz_attn.case.families import Family
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace
 

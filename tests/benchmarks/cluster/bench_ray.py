@@ -16,7 +16,7 @@ from typing import Any, Final
 from ray.cluster_utils import Cluster
 
 from fuzz_attn.engine.events import CaseJudged, Event
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.machine import available_cores
 from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fuzz_attn.engine.events import CaseJudged, Event, Finished
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.seeds import derived_seed
 
 PARTS: Final = ("draw", "tensors", "launch", "oracle", "judge", "rest", "all")

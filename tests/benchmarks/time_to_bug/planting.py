@@ -34,11 +34,11 @@ import dataclasses
 
 import msgspec
 
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.targets.built_in import built_in
 
 healthy = built_in("{family}")
-domain = msgspec.structs.replace(healthy.domain, features=FAMILIES["{family}"].features)
+domain = msgspec.structs.replace(healthy.domain, features=FEATURES_OF["{family}"])
 declared = dataclasses.replace(healthy, name="declared", call={function}, domain=domain)
 """
 COMPILED: Final = shutil.ignore_patterns("__pycache__")

@@ -35,7 +35,7 @@ from planting import TABLES, WAYS, plant, sample  # type: ignore[import-not-foun
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.engine.failures.triage import class_of, failures_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.ledger.defects import load_table
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 

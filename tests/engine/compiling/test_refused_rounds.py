@@ -26,7 +26,7 @@ from fuzz_attn.engine.compiling.rehearsal import (
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
-from fuzz_attn.engine.messages import Order, Setup
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.refusals.reduction import Condition, Rule
 from fuzz_attn.engine.refusals.rules import Refusals
 from fuzz_attn.engine.refusals.telling import rule_of, told
@@ -205,7 +205,9 @@ Played = Callable[..., tuple[list[StageEvent], list[ReadyRound]]]
 
 
 def test_of_refused_rounds_workers_see_one_case_of_each_reason(played: Played) -> None:
-    events, rounds = played(lambda shared: HOST if shared.key.window else COMPILE if shared.key.sinks else None, 8)
+    events, rounds = played(
+        lambda shared: HOST if shared.key.has("window") else COMPILE if shared.key.has("sinks") else None, 8
+    )
     refused = [event for event in events if isinstance(event, CaseRefused)]
     assert [ready.cases for ready in rounds].count(1) == 2
     assert {ready.cases for ready in rounds} == {1, CASES}
@@ -223,15 +225,17 @@ class CompiledForEachWindow(FakeRehearsal):
     """A target that is compiled for each window; one with sinks needs as many kernels whatever the windows are."""
 
     def cases_of(self, shared: SharedRound, count: int = 4) -> list[Rehearsed]:
-        many = shared.key.sinks or (shared.key.window and not shared.form.windows)
+        many = shared.key.has("sinks") or (shared.key.has("window") and not shared.form.windows)
         return Names().sample(*("abcd" if many else "ab"))
 
 
 def test_a_round_that_needs_many_kernels_gets_few_windows_if_that_helps(played: Played) -> None:
     _, rounds = played(lambda shared: None, 16, rehearsal=CompiledForEachWindow)
     keys = {ready.number: shared_round(Domain(), 1, ready.number).key for ready in rounds}
-    assert {(key.window, key.sinks) for key in keys.values()} == {(a, b) for a in (True, False) for b in (True, False)}
-    assert all(ready.narrow == (keys[ready.number].window and not keys[ready.number].sinks) for ready in rounds)
+    both = {(key.has("window"), key.has("sinks")) for key in keys.values()}
+    assert both == {(a, b) for a in (True, False) for b in (True, False)}
+    windows = {number for number, key in keys.items() if key.has("window") and not key.has("sinks")}
+    assert all(ready.narrow == (ready.number in windows) for ready in rounds)
 
 
 def test_the_rounds_that_all_wait_for_have_the_kernels_of_one_case(played: Played) -> None:
@@ -253,7 +257,7 @@ def sinks_refused(case: AttentionCase) -> Refusal | None:
 
 
 def test_a_refusal_is_reduced_without_a_worker_and_its_keys_cost_nothing(played: Played, tmp_path: Path) -> None:
-    events, rounds = played(lambda shared: HOST if shared.key.sinks else None, 40, sinks_refused, cores=3)
+    events, rounds = played(lambda shared: HOST if shared.key.has("sinks") else None, 40, sinks_refused, cores=3)
     reduced = [event for event in events if isinstance(event, RefusalReduced)]
     assert [(event.shard, event.refusal, event.combination) for event in reduced] == [(WHOLE_RUN, HOST, ("sinks",))]
     assert [rule_of(found, Domain()) for found in Rounds(tmp_path).told()] == [
@@ -263,7 +267,7 @@ def test_a_refusal_is_reduced_without_a_worker_and_its_keys_cost_nothing(played:
     keys = [shared_round(Domain(), 1, number).key for number in range(max(compiled))]
     left_out = {number for number, key in enumerate(keys) if number not in compiled}
     assert left_out  # beginning with the first that was not under way already, all but each sixth
-    assert all(keys[number].sinks for number in left_out)
+    assert all(keys[number].has("sinks") for number in left_out)
     assert [ready.cases for ready in rounds].count(1) == 1
 
 

@@ -19,7 +19,7 @@ from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE
 from fuzz_attn.engine.schedule import shared_round
 from fuzz_attn.oracle.verdict import Verdict
@@ -206,7 +206,8 @@ def test_a_round_whose_cases_all_hang_takes_little_time(
     domain, clock, results = Domain(features=frozenset({"sinks"})), Clock(), Results()
     for module in (campaign, life, reduction):
         monkeypatch.setattr(module, "time", clock)
-    seed = next(seed for seed in count() if [shared_round(domain, seed, each).key.sinks for each in (0, 1)] == [0, 1])
+    keys = ([shared_round(domain, seed, each).key for each in (0, 1)] for seed in count())
+    seed = next(seed for seed, pair in enumerate(keys) if [key.has("sinks") for key in pair] == [False, True])
     stage.set_ready(ready(0))
     stage.set_ready(ready(1))
     worker = HangingWorker(hangs, msgspec.structs.replace(READY, domain=domain), clock)

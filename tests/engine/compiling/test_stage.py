@@ -18,7 +18,7 @@ from fuzz_attn.engine.compiling.rounds import ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.stage import CompileStage
 from fuzz_attn.engine.events import Event, Note, RoundCompiled
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Ready, Setup
+from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.engine.run.compiled_kernels import VARIABLE
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
 from fuzz_attn.engine.run.run_plan import RunPlan

@@ -11,14 +11,14 @@ import pytest
 
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.compiling import compiler, workers
 from fuzz_attn.engine.compiling.compiler import rounds_compiled
 from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, ask_gpu, ask_workers, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
-from fuzz_attn.engine.messages import Ready, Setup
+from fuzz_attn.engine.orders import Ready, Setup
 
 GPU = (9, 0, 132)
 READY = Ready("paged", "paged", "paged", "cuda", "cuda", domain=Domain(family="paged"), gpu=GPU)

@@ -23,8 +23,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fuzz_attn.backends.mask_coverage import CoverageFile, Mask, TargetCoverage
-from fuzz_attn.bindings import binding_file
-from fuzz_attn.bindings.binding import Binding
+from fuzz_attn.binding.binding import Binding, read_binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
@@ -37,7 +36,7 @@ from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.listeners.distributions import Distributions
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, StatisticsLine
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.messages import Answer, Order, Ready
+from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.engine.refusals.counts import CountedRefusal
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.errors import FuzzAttnError, TargetError
@@ -424,7 +423,7 @@ def read_toml(folder: Path, chance: random.Random) -> None:
     error = ""
     try:
         if name == "binding.toml":
-            binding_file.read(folder / "in" / name)
+            read_binding(folder / "in" / name)
         else:
             load_settings(folder / "in")
     except FuzzAttnError as refused:

@@ -12,7 +12,7 @@ import pytest
 Start = Callable[..., Any]
 
 SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
-SERVER = "fuzz_attn.engine.fork_server.server"
+SERVER = "fuzz_attn.workers.fork_server"
 LONG = ("--max-time", "200")
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 

@@ -12,7 +12,7 @@ from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import LAST_CASES, TRIES, Dependent, dependent
 from fuzz_attn.engine.failures.triage import class_of
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
 
 WRONG = Verdict("oracle", "mismatch", "wrong", ratio=7.0)

@@ -15,7 +15,7 @@ from fuzz_attn.engine.events import CaseExcused, Event, FailureSeenAgain, Note
 from fuzz_attn.engine.failures.life import EXCUSED
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.oracle.verdict import Verdict
 
 PASSED = Answer(Verdict("oracle", ratio=0.5))

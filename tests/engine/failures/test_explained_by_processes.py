@@ -12,7 +12,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine import explainer
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.report.failure import certainty
 

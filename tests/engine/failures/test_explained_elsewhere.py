@@ -18,7 +18,7 @@ from fuzz_attn.engine.events import CaseJudged, Event, FailureSeenAgain, Note
 from fuzz_attn.engine.failures import reduction, triage
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal

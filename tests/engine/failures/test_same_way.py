@@ -7,7 +7,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.failures.triage import is_same_way, shown_in_same_way
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
 ORDER = Order(AttentionCase((Sequence(1, 16),)))

@@ -14,7 +14,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.saved import Played, played
-from fuzz_attn.engine.messages import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.oracle.verdict import Verdict
 

@@ -13,7 +13,7 @@ from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same, merged
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
 PLAIN = AttentionCase((Sequence(1, 16),), softmax_scale=0.25)

@@ -18,7 +18,7 @@ from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import CaseExcused, CaseJudged, Event, FailureFound, Note
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
-from fuzz_attn.engine.messages import Answer, Order, Ready, Setup
+from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfTimeError
 from fuzz_attn.oracle.verdict import Verdict
 

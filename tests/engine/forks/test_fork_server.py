@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from fuzz_attn.engine.fork_server.request import VARIABLE
-from fuzz_attn.engine.fork_server.server import IMPORTED
-from fuzz_attn.engine.fork_server.service import fork_server
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
-from fuzz_attn.engine.messages import Setup
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.engine.orders import Setup
+from fuzz_attn.engine.run.preloaded import PROGRAM
+from fuzz_attn.workers.fork_request import VARIABLE
+from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork server")
 
@@ -77,7 +77,7 @@ def unserved(module: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(unserved: None) -> Iterator[None]:
     """Offer a server of the test's own, which it may kill."""
-    with fork_server():
+    with fork_server(PROGRAM):
         yield
 
 
@@ -255,9 +255,10 @@ def test_a_fork_that_the_dying_server_never_started_counts_as_killed(
 OWNER: Final = """
 import os, signal, sys, time
 import msgspec
-from fuzz_attn.engine.fork_server.request import VARIABLE
-from fuzz_attn.engine.fork_server.service import fork_server
-from fuzz_attn.engine.worker_process import WorkerProcess
+from fuzz_attn.workers.fork_request import VARIABLE
+from fuzz_attn.engine.run.preloaded import PROGRAM
+from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 def ask():
     process = WorkerProcess((sys.executable, "-P", "-m", "probe"), msgspec.json.Decoder(dict))
@@ -273,7 +274,7 @@ HANG = b"signal.signal(signal.SIGTERM, signal.SIG_IGN)\\nwhile True: signal.paus
 
 
 def test_a_hanging_fork_and_the_server_die_with_the_owner_of_both(unserved: None) -> None:
-    code = f"{OWNER}\nwith fork_server(): ask()"
+    code = f"{OWNER}\nwith fork_server(PROGRAM): ask()"
     owner = subprocess.Popen([sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pid, fork, server, path = owner.stdout.readline().split()
@@ -311,7 +312,7 @@ def environment() -> dict[str, str]:
 
 
 def test_a_server_serves_its_forks_to_their_end(unserved: None, started: Callable[[], Probe]) -> None:
-    with fork_server():
+    with fork_server(PROGRAM):
         path = Path(os.environ[VARIABLE])
         process = started()
         server = answers_of(process)["parent"]
@@ -325,7 +326,7 @@ def test_a_server_serves_its_forks_to_their_end(unserved: None, started: Callabl
 
 def test_a_second_run_uses_the_server_that_there_is() -> None:
     before = os.environ[VARIABLE]
-    with fork_server():
+    with fork_server(PROGRAM):
         assert os.environ[VARIABLE] == before
     assert os.environ[VARIABLE] == before
 
@@ -334,7 +335,7 @@ def test_a_server_that_has_died_is_replaced(served: None, started: Callable[[], 
     before, server = os.environ[VARIABLE], answers_of(started())["parent"]
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: is_gone(server))
-    with fork_server():
+    with fork_server(PROGRAM):
         assert os.environ[VARIABLE] != before
         answers = answers_of(started())
         assert is_fork(answers)
@@ -349,7 +350,7 @@ def test_without_what_it_needs_processes_are_started_as_usual(
         raise PermissionError(pid)
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    with fork_server():
+    with fork_server(PROGRAM):
         assert VARIABLE not in os.environ
         assert not is_fork(answers_of(started()))
 
@@ -362,10 +363,9 @@ def test_a_worker_that_is_a_fork_says_what_it_prints_and_how_it_dies(tmp_path: P
 
 
 def test_the_server_imports_torch_but_no_triton() -> None:
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*sys.modules)"
-    command = [sys.executable, "-P", "-c", code, *IMPORTED]
+    code = "import sys\nfrom fuzz_attn.engine.run.preloaded import import_all\nimport_all()\nprint(*sys.modules)"
+    command = [sys.executable, "-P", "-c", code]
     loaded = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout.split()
-    assert set(IMPORTED) <= set(loaded)
     assert {"torch", "hypothesis", "numpy"} <= set(loaded)
     assert not {name for name in loaded if re.match(r"triton\b", name)}
     # Python warns of a main program that is imported already.

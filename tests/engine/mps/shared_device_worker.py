@@ -24,11 +24,11 @@ from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.mps.gpu_sharing import NO_DAEMON, PIPES
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine import case_judge
-from fuzz_attn.engine.child import sharing
-from fuzz_attn.engine.child.worker import serve
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import BackendError, DeviceFullError, DeviceLostError
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
+from fuzz_attn.workers import sharing
+from fuzz_attn.workers.worker import serve
 
 EVENTS = Path(os.environ["FUZZ_ATTN_TEST_EVENTS"])
 for name, value in (("TRIES", 4), ("PAUSE_SECONDS", 0.01), ("ORDERS_APART", 3)):

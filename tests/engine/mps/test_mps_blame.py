@@ -15,11 +15,12 @@ from fuzz_attn.backends.mps.gpu_sharing import FOLDER, broken_mark, pipes_of
 from fuzz_attn.backends.mps.mps_service import multi_process_service
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.engine import isolated_worker, messages
-from fuzz_attn.engine.child import fork, sharing
-from fuzz_attn.engine.child.sharing import CANNOT_START, NOT_READY, NOTE, ORDERS_APART, Sharing
+from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.isolated_worker import FULL, FULL_TRIES, OTHERS_FAULT, IsolatedWorker, Wait
-from fuzz_attn.engine.messages import DEVICE_LOST, HARNESS_FAILED, RENEWED, SHARES_AGAIN, Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
+from fuzz_attn.workers import fork, messages, sharing
+from fuzz_attn.workers.messages import DEVICE_LOST, HARNESS_FAILED, RENEWED, SHARES_AGAIN
+from fuzz_attn.workers.sharing import CANNOT_START, NOT_READY, NOTE, ORDERS_APART, Sharing
 
 SHORT, SEGFAULT, HANGS, BREAKS, SLOW = (
     AttentionCase(sequences=(Sequence(1, length - 1),), heads=HeadLayout(head_size=4)) for length in (1, 12, 17, 16, 40)

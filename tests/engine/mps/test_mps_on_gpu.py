@@ -30,7 +30,7 @@ from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.events import CaseJudged, Event, FailureFound
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import RunReport
-from fuzz_attn.engine.messages import Answer, Order, Setup
+from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, stage_plan
 from fuzz_attn.engine.schedule import ON_GPU, play_round, shared_round
@@ -130,7 +130,7 @@ def meets_sinks_soon(plan: RunPlan) -> bool:
     """Return whether the first round that all workers play has no sinks and the second one has some."""
     domain, seed = Domain().in_memory(), stage_plan(plan).seed
     first, second = (shared_round(domain, seed, number).key for number in range(2))
-    return second.sinks and not first.sinks
+    return second.has("sinks") and not first.has("sinks")
 
 
 def campaign(target: str, seconds: float, place: Path) -> tuple[RunReport, list[Event]]:

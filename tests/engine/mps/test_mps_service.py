@@ -19,7 +19,7 @@ from fuzz_attn.backends.mps.gpu_sharing import FOLDER, PIPES, PROGRAM, Control, 
 from fuzz_attn.backends.mps.mps_service import SHARE, TURNS, multi_process_service
 from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run import local_shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
 from fuzz_attn.engine.run.run_plan import RunPlan

@@ -45,7 +45,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.failures import life
 from fuzz_attn.engine.listeners.results import RunReport
-from fuzz_attn.engine.messages import Setup
+from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import CounterexampleError, FuzzAttnError
 from tests.engine.state_machine.conftest import (
     BUGS,

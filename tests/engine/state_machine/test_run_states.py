@@ -36,7 +36,7 @@ from fuzz_attn.engine.events import (
     WorkerLost,
     WorkerReady,
 )
-from fuzz_attn.engine.messages import Order, Ready, Setup
+from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.engine.run import fuzz_run
 from fuzz_attn.engine.run.fuzz_run import OVERDUE_SECONDS, STOP_SECONDS, FuzzRun
 from fuzz_attn.engine.run.run_plan import MOST_LOSSES, RunPlan, ShardPlan

@@ -12,17 +12,16 @@ import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.aspects import all_features_of, without_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.features import all_features_of
 from fuzz_attn.case.parts import FAR_AXES, FarAxis, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import QQBiasRecipe
-from fuzz_attn.case.traits import without_feature
 from fuzz_attn.engine.failures.reduction import simplify
-from fuzz_attn.engine.messages import Order
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise

@@ -1,0 +1,228 @@
+"""Matching: the binding of a signature, by the names of its parameters and by what the user states."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from fuzz_attn.binding.binding import LEFT_OUT, Binding, Constant, OutputForm, ScaleForm, WindowSpelling
+from fuzz_attn.binding.published import PUBLISHED, Published
+from fuzz_attn.binding.roles import PACKED, ROLE_OF, ROLES
+from fuzz_attn.binding.signature import Signature
+from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.errors import BindingError
+
+_NEUTRAL: Final = "left at its default"
+_STATED: Final = "stated"
+
+_EVERY: Final = (("query",), ("key_cache",), ("value_cache",), ("softmax_scale",))
+_LENGTHS: Final = ("seq_lens", "context_lens", "kv_indptr", "key_start_loc")
+_PAGES: Final = ("block_table", "kv_indices", "slot_table")
+_QUERIES: Final = ("query_start_loc", "query_lens")
+"""Sets of roles of which a signature must have one each; which sets depends on the family."""
+
+_FOREIGN: Final = ("softcap", "qq_bias", "window_left", "window_right", "slot_table", "kv_indices")
+"""Roles that mark a signature as another interface than the published one whose required names it has."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A binding, and for each parameter why it has its role. ``published``: the conventions come with the names."""
+
+    binding: Binding
+    reasons: dict[str, str] = field(default_factory=dict)
+    published: bool = False
+    family_is_open: bool = False
+    """Whether the names do not tell where the keys of new tokens are read: packed, or from the cache."""
+
+
+def match_of(signature: Signature, family: Family | None = None, stated: Binding | None = None) -> Match:
+    """Return the binding of a signature.
+
+    A signature with the names of a published interface has its conventions too; in any other the names give the roles,
+    and conventions that nothing states stay open. ``stated`` wins over both. Raises :class:`BindingError`, in one line,
+    for a parameter without a role, two parameters with one role, and a role that is missing.
+    """
+    stated = stated or Binding()
+    if stated.whole:
+        return Match(stated, dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, stated))
+    family = stated.family or family
+    interface = _published(signature, family, stated)
+    if interface is None:
+        return _by_synonyms(signature, family, stated)
+    unstated = {name: role for name, role in interface.passed(signature).items() if name not in _stated_names(stated)}
+    binding = _overruled(replace(interface.binding, roles=unstated), stated)
+    _require_each_once(binding.roles)
+    reasons = dict.fromkeys(unstated, f"name of the {binding.family} interface")
+    reasons |= dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, binding)
+    beside = replace(stated, domain={}, rounding={}, promises=())
+    return Match(binding, reasons, published=beside == Binding(family=stated.family))
+
+
+def _stated_names(stated: Binding) -> frozenset[str]:
+    """Return the parameters of which a user states anything."""
+    return frozenset((*stated.roles, *stated.constants, *stated.tensors))
+
+
+def _published(signature: Signature, family: Family | None, stated: Binding) -> Published | None:
+    """Return the published interface that a signature has, without parameters of another one."""
+    known = _stated_names(stated)
+    rest = dataclasses.replace(signature, required=signature.required - known)
+    for name in [family] if family else list(PUBLISHED):
+        interface = PUBLISHED[name]
+        foreign = {n for n in signature.names if ROLE_OF.get(n) in _FOREIGN} - {*interface.binding.roles, *known}
+        if not interface.misfit(rest) and not foreign:
+            return interface
+    return None
+
+
+def _overruled(binding: Binding, stated: Binding) -> Binding:
+    """Return a binding with what the user states in place of its own."""
+    own = Binding()
+    changes: dict[str, Any] = {}
+    for name in Binding.__struct_fields__:
+        value = getattr(stated, name)
+        if value != getattr(own, name):
+            changes[name] = {**getattr(binding, name), **value} if name in ("roles", "off") else value
+    return replace(binding, **changes)
+
+
+def _neutral(signature: Signature, binding: Binding) -> dict[str, str]:
+    bound = {*binding.roles, *binding.constants, *binding.tensors}
+    return {name: _NEUTRAL for name in signature.names if name not in bound}
+
+
+def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -> Match:
+    roles, reasons = _roles(signature, stated)
+    _require_each_once(roles)
+    bound = {role for role in roles.values() if role != LEFT_OUT}
+    is_open = family is None and "new_keys" in bound
+    family = family or _form(bound)
+    roles = {name: role for name, role in roles.items() if _is_passed(name, role, bound, signature)}
+    reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.constants, *stated.tensors}}
+    _require_known(signature, {*roles, *stated.constants, *stated.tensors})
+    output = stated.output or ("in_place" if "output" in bound else "returned")
+    _require_roles(bound, family, output)
+    binding = replace(
+        _conventions(signature, roles, stated),
+        family=family,
+        roles=roles,
+        output=output,
+    )
+    return Match(binding, reasons | _neutral(signature, binding), family_is_open=is_open)
+
+
+def _roles(signature: Signature, stated: Binding) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the role of each parameter that has one, and why."""
+    roles, reasons = {}, dict.fromkeys([*stated.constants, *stated.tensors], _STATED)
+    caches = {ROLE_OF.get(name) for name in signature.names} | set(stated.roles.values())
+    packed = bool({"key_cache", "value_cache"} & caches)
+    for name in (*signature.names, *(set(stated.roles) - set(signature.names))):
+        role = stated.roles.get(name) or (ROLE_OF.get(name) if name not in reasons else None)
+        if role is None:
+            continue
+        if role != LEFT_OUT and role not in ROLES:
+            raise BindingError(f"role {role!r} of parameter {name!r} is unknown: choose among {', '.join(ROLES)}")
+        roles[name] = role if packed or name in stated.roles else PACKED.get(role, role)
+        reasons[name] = _STATED if name in stated.roles else "name" if name == roles[name] else f"names the {role}"
+    unknown = [name for name in (*stated.roles, *reasons) if not signature.takes(name)]
+    if unknown:
+        raise BindingError(f"the binding states parameter {unknown[0]!r}, which the signature lacks")
+    return roles, reasons
+
+
+def _require_each_once(roles: Mapping[str, str]) -> None:
+    """Refuse two parameters for one role."""
+    first: dict[str, str] = {}
+    for name, role in roles.items():
+        other = first.setdefault(role, name)
+        if role != LEFT_OUT and other != name:
+            raise BindingError(
+                f"has two parameters for the role {role}: {other} and {name}; state one as [roles] {name} = "
+                f'"default" (or another role) in a binding file'
+            )
+
+
+def _form(bound: set[str]) -> Family:
+    """Return what a signature with these roles computes."""
+    if {"new_keys", "new_values"} & bound:
+        return "context"
+    return "unified" if bound & set(_QUERIES) else "paged"
+
+
+def _is_passed(name: str, role: str, bound: set[str], signature: Signature) -> bool:
+    """Return whether an argument is passed: not if it is optional and another role says the same."""
+    if role == LEFT_OUT or name in signature.required:
+        return True
+    return not bound & set(ROLES[role].spare)
+
+
+def _require_known(signature: Signature, bound: set[str]) -> None:
+    """Refuse a required parameter that has no role."""
+    if signature.positional:
+        names = ", ".join(sorted(signature.positional))
+        raise BindingError(f"requires {names} as positional-only arguments, which a binding cannot pass by name")
+    unknown = [name for name in signature.names if name in signature.required and name not in bound]
+    if unknown:
+        raise BindingError(
+            f"requires parameter {unknown[0]!r}, which has no role; state it in a binding file, as [roles] "
+            f"{unknown[0]} = ROLE, or under [constants] or [tensors]. Roles: {', '.join(ROLES)}"
+        )
+
+
+def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
+    """Refuse a signature that lacks a role without which the family's problem cannot be passed."""
+    packed = (("new_keys",), ("new_values",)) if FAMILIES[family].packs_new_keys else ()
+    queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
+    written = (("output",),) if output == "in_place" else ()
+    missing = [roles for roles in (*_EVERY, *packed, *written, *queries, _LENGTHS, _PAGES) if not bound & set(roles)]
+    if missing:
+        named = ", ".join(" or ".join(roles) for roles in missing)
+        raise BindingError(
+            f"has no parameter for {named}, which {FAMILIES[family].words} needs; state it in a binding file as "
+            f"[roles] PARAMETER = {missing[0][0]!r}"
+        )
+
+
+def _conventions(signature: Signature, roles: Mapping[str, str], stated: Binding) -> Binding:
+    """Return the stated conventions, and those that the signature itself tells."""
+    defaults = {role: signature.defaults[name] for name, role in roles.items() if name in signature.defaults}
+    texts = {role: signature.annotations.get(name, "") for name, role in roles.items()}
+    off = {role: defaults[role] for role in ("window", "softcap", "k_scale", "v_scale", "q_scale") if role in defaults}
+    has_slots = {"kv_indices", "slot_table"} & set(roles.values())
+    told = Binding(
+        layout="slots" if has_slots else None,
+        window=_window_told(defaults.get("window"), texts.get("window", "")) if "window" in texts else None,
+        scales=_scales_told(defaults.get("k_scale"), texts.get("k_scale", "")) if "k_scale" in texts else None,
+        off={role: constant for role, value in off.items() if (constant := _constant(value)) is not _NO_CONSTANT},
+    )
+    return _overruled(told, stated)
+
+
+_NO_CONSTANT: Final[Any] = object()
+
+
+def _constant(value: object) -> Constant:
+    """Return a default as a constant of a binding; a marker where it is no plain value."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list) and all(isinstance(each, int) for each in value):
+        return tuple(value)
+    marker: Constant = _NO_CONSTANT
+    return marker
+
+
+def _window_told(default: object, annotation: str) -> WindowSpelling | None:
+    """Return the spelling of a window that a default or an annotation shows: only a pair shows itself."""
+    return "pair" if isinstance(default, tuple | list) or annotation.lower().startswith("tuple") else None
+
+
+def _scales_told(default: object, annotation: str) -> ScaleForm | None:
+    """Return the form of scales that a default or an annotation shows."""
+    if isinstance(default, float) or annotation.startswith("float"):
+        return "float"
+    return "tensor" if "Tensor" in annotation else None

@@ -1,0 +1,271 @@
+"""Values: what the argument of each role is in a call, in the form in which the case passes it.
+
+A contract may allow several forms; only targets that declare ``call_forms`` get others than the usual one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from fuzz_attn.binding.problem import Problem
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.tensors import AttentionTensors
+
+DEFAULT_SEGMENTS: Final = 4
+"""Segments of a launch of the 3D kernel whose case names no number."""
+
+_NO_REQUEST: Final = 2
+"""Rows of a request table that belong to no sequence of the batch."""
+
+
+def new_keys(problem: Problem) -> torch.Tensor:
+    """Return the packed keys of the new tokens; NaN where the target must read every key from the cache."""
+    return _packed(problem, problem.tensors.new_keys, problem.tensors.query.shape[2])
+
+
+def new_values(problem: Problem) -> torch.Tensor:
+    """Return the packed values of the new tokens; NaN where the target must read every value from the cache."""
+    return _packed(problem, problem.tensors.new_values, problem.tensors.value_slots.shape[3])
+
+
+def _packed(problem: Problem, packed: torch.Tensor | None, size: int) -> torch.Tensor:
+    if packed is not None:
+        return packed
+    query = problem.tensors.query
+    shape = (query.shape[0], problem.tensors.num_kv_heads, size)
+    return torch.full(shape, torch.nan, dtype=torch.float32, device=query.device).to(query.dtype)
+
+
+def kv_indptr(problem: Problem) -> torch.Tensor:
+    """Return prefix sums of the numbers of keys in ``kv_indices``."""
+    return problem.integers("kv_indptr", np.cumsum([0, *problem.key_lens], dtype=np.int64))
+
+
+def kv_indices(problem: Problem) -> torch.Tensor:
+    """Return the slot of each key, the sequences one after the other."""
+    slots = [problem.slots_of(sequence) for sequence in range(len(problem.key_lens))]
+    return problem.integers("kv_indices", np.concatenate([np.zeros(0, np.int64), *slots]))
+
+
+def slot_table(problem: Problem) -> torch.Tensor:
+    """Return the slots of each sequence's keys ``[rows, max_keys]``; the rest is no valid slot.
+
+    The rows are in another order than the sequences where the target is told which row each sequence has.
+    """
+    rows = request_rows(problem)
+    shape = (max(rows, default=-1) + 1, max(problem.key_lens, default=0))
+    table = np.full(shape, np.iinfo(np.int32).max, np.int64)
+    for sequence, row in enumerate(rows):
+        table[row, : problem.key_lens[sequence]] = problem.slots_of(sequence)
+    return problem.integers("slot_table", table)
+
+
+def request_ids(problem: Problem) -> torch.Tensor:
+    """Return the row of ``slot_table`` of each sequence."""
+    return problem.integers("request_ids", request_rows(problem))
+
+
+def request_rows(problem: Problem) -> list[int]:
+    """Return which row of the slot table each sequence has."""
+    sequences = range(len(problem.key_lens))
+    if "request_ids" not in problem.binding.parameter_of:
+        return list(sequences)
+    return [len(sequences) - 1 - sequence + _NO_REQUEST for sequence in sequences]
+
+
+def query_lens(problem: Problem) -> torch.Tensor:
+    """Return the query tokens of each sequence."""
+    return problem.integers("query_lens", list(problem.tensors.query_lens))
+
+
+def context_lens(problem: Problem) -> torch.Tensor:
+    """Return the keys of each sequence that are no new tokens."""
+    return problem.integers("context_lens", list(problem.tensors.context_lens))
+
+
+def key_start_loc(problem: Problem) -> torch.Tensor:
+    """Return prefix sums of the lengths of all sequences, new tokens included."""
+    tensors = problem.tensors
+    lengths = [q + c for q, c in zip(tensors.query_lens, tensors.context_lens, strict=True)]
+    return problem.integers("key_start_loc", np.cumsum([0, *lengths], dtype=np.int64))
+
+
+def block_size(problem: Problem) -> int:
+    """Return the slots of a page; 1 where the cache is a list of slots."""
+    layout = problem.binding.cache_layout
+    return problem.tensors.block_size if layout is None or layout.pages else 1
+
+
+def window(problem: Problem) -> object:
+    """Return the window in the target's spelling."""
+    tensors, pair = problem.tensors, problem.binding.window == "pair"
+    size = tensors.window
+    if tensors.form.window and (pair or not size):
+        return window_size(tensors) if pair else no_window(tensors)
+    if not size:
+        return problem.off("window", (-1, -1) if pair else None)
+    return {"pair": (size - 1, 0), "keys": size, "left": size - 1}[problem.binding.window or "keys"]
+
+
+def window_left(problem: Problem) -> object:
+    """Return how many keys a row sees to the left of its own."""
+    size = problem.tensors.window
+    return size - 1 if size else problem.off("window_left", -1)
+
+
+def window_right(problem: Problem) -> object:
+    """Return how many keys a row sees to the right of its own."""
+    return 0 if problem.tensors.window else problem.off("window_right", -1)
+
+
+def softcap(problem: Problem) -> object:
+    """Return the soft cap."""
+    return problem.tensors.softcap or problem.off("softcap", 0.0)
+
+
+def q_scale(problem: Problem) -> object:
+    """Return the scale of q; off where it is 1, because most published versions refuse to be given one."""
+    scale = problem.tensors.q_scale
+    return _scale(problem, "q_scale", None if scale is None or float(scale) == 1.0 else scale)
+
+
+def k_scale(problem: Problem) -> object:
+    """Return the scale of K."""
+    return _scale(problem, "k_scale", problem.tensors.k_scale)
+
+
+def v_scale(problem: Problem) -> object:
+    """Return the scale of V."""
+    return _scale(problem, "v_scale", problem.tensors.v_scale)
+
+
+def out_scale(problem: Problem) -> object:
+    """Return the scale of the output, always as a tensor."""
+    scale = problem.tensors.out_scale
+    return problem.off("out_scale") if scale is None else scale
+
+
+def _scale(problem: Problem, role: str, scale: torch.Tensor | None) -> object:
+    """Return a scale in the target's form."""
+    binding = problem.binding
+    if scale is None:
+        off = problem.off(role)
+        if not isinstance(off, int | float):
+            return off
+        return _formed(problem, role, torch.full((1,), float(off), device=problem.device))
+    if binding.scale_direction == "divide":
+        scale = problem.kept(role, 1.0 / scale)
+    return _formed(problem, role, scale)
+
+
+def _formed(problem: Problem, role: str, scale: torch.Tensor) -> object:
+    match problem.binding.scales:
+        case "float":
+            return float(scale)
+        case "per_head":
+            return problem.kept(role, scale.float().repeat(problem.tensors.num_kv_heads))
+    return scale_in_form(problem.tensors, scale)
+
+
+def kv_cache_dtype(problem: Problem) -> str:
+    """Return the name of the cache's type in serving systems."""
+    return cache_name(problem.tensors, as_bytes=problem.key_cache.dtype == torch.uint8)
+
+
+def kv_quant_mode(problem: Problem) -> int:
+    """Return 1 for a cache with one scale for each tensor, 0 for one without scales."""
+    return int(is_fp8_dtype(problem.tensors.key_cache.dtype))
+
+
+def num_segments(problem: Problem) -> int | None:
+    """Return the hint of this project's launcher: None for its own choice, 0 for the 2D kernel."""
+    launch = problem.tensors.launch
+    return {"auto": None, "2d": 0, "3d": launch.num_segments or DEFAULT_SEGMENTS}[launch.path]
+
+
+def segment_threshold(problem: Problem) -> int | None:
+    """Return the largest batch of the 3D kernel; None for the 2D kernel."""
+    return len(problem.tensors.query_lens) if problem.tensors.launch.path == "3d" else None
+
+
+def scratch_segments(problem: Problem) -> int | None:
+    """Return the number of segments that the scratch has room for, None for the 2D kernel."""
+    launch = problem.tensors.launch
+    return launch.num_segments or DEFAULT_SEGMENTS if launch.path == "3d" else None
+
+
+def segment_outputs(problem: Problem) -> torch.Tensor | None:
+    """Return scratch for the output of each segment."""
+    return _scratch(problem, 1 << (problem.tensors.value_slots.shape[3] - 1).bit_length())
+
+
+def segment_scalars(problem: Problem) -> torch.Tensor | None:
+    """Return scratch for one number of each segment."""
+    return _scratch(problem)
+
+
+def _scratch(problem: Problem, *columns: int) -> torch.Tensor | None:
+    """Return uninitialised float32 scratch ``[num_tokens, num_query_heads, segments, *columns]`` of the 3D kernel."""
+    segments = scratch_segments(problem)
+    if segments is None:
+        return None
+    rows, heads, _ = problem.tensors.query.shape
+    return torch.empty((rows, heads, segments, *columns), dtype=torch.float32, device=problem.device)
+
+
+def has_default_scale(tensors: AttentionTensors) -> bool:
+    """Return whether the softmax scale is the one that launchers derive from the head size."""
+    return tensors.softmax_scale == float(tensors.query.shape[2] ** -0.5)
+
+
+_NAMES: Final[dict[torch.dtype, tuple[str, str, str]]] = {
+    torch.float8_e4m3fn: ("fp8_e4m3", "fp8", "auto"),
+    torch.float8_e5m2: ("fp8_e5m2", "fp8_e5m2", "auto"),
+}
+_NAMES_OF_BYTES: Final[dict[torch.dtype, tuple[str, str, str]]] = {
+    torch.float8_e4m3fn: ("fp8", "fp8_e4m3", "fp8"),
+    torch.float8_e5m2: ("fp8_e5m2", "fp8_e5m2", "fp8_e5m2"),
+}
+
+
+def scale_in_form(tensors: AttentionTensors, scale: torch.Tensor) -> torch.Tensor | None:
+    """Return a scale of q, k or v in the form in which the case passes it."""
+    form = tensors.form.scales
+    if form == "omitted" and float(scale) == 1.0:
+        return None
+    if form == "scalar":
+        return scale.reshape(())
+    return scale.expand(max(1, len(tensors.query_lens)), tensors.num_kv_heads) if form == "expanded" else scale
+
+
+def window_size(tensors: AttentionTensors) -> tuple[int, int]:
+    """Return how many keys a row sees to the left and to the right of its own, -1 for no limit.
+
+    New tokens never see a later one, so the right side may be 0 or -1 with and without a window.
+    """
+    usual, other = (0, -1) if tensors.window else (-1, 0)
+    return tensors.window - 1, usual if tensors.form.window % 2 == 0 else other
+
+
+def no_window(tensors: AttentionTensors) -> int | None:
+    """Return the number of keys that means no window; the usual form is None."""
+    return (None, 0, -1)[tensors.form.window]
+
+
+def cache_name(tensors: AttentionTensors, *, as_bytes: bool) -> str:
+    """Return one of the names of the cache's type in serving systems; bytes must be named.
+
+    The usual name of e4m3 as bytes is the short one, "fp8".
+    """
+    names = _NAMES_OF_BYTES if as_bytes else _NAMES
+    return names[tensors.kv_dtype][tensors.form.cache_name] if tensors.kv_dtype in names else "auto"
+
+
+def query_starts(tensors: AttentionTensors) -> torch.Tensor | None:
+    """Return the starts of the queries; paged decode needs them only to skip sequences."""
+    needed = tensors.form.query_starts or tensors.filter_by_query_len or FAMILIES[tensors.family].needs_query_starts
+    return tensors.query_start_loc if needed else None

@@ -1,0 +1,124 @@
+"""Orders: what a worker that judges cases is set up with and asked, and what it answers; plain data, sent as JSON."""
+
+from fuzz_attn.backends.gpus import GpuFacts
+from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import Family
+from fuzz_attn.case.not_drawn import NotDrawn
+from fuzz_attn.case.plain import FileName, Plain
+from fuzz_attn.forensics.explanation import Explanation
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
+
+
+class Setup(Plain, frozen=True):
+    """The target and the backend of a worker; ``memory`` is its limit in bytes, 0 for none.
+
+    With ``strict``, what the target refuses is a failure. ``binding`` is what the user states of how it is called.
+    Without ``checks_device`` another worker of the run checks the arithmetic of the same device.
+    """
+
+    target: str
+    family: Family | None = None
+    backend: str = "auto"
+    strict: bool = False
+    memory: int = 0
+    binding: Binding | None = None
+    checks_device: bool = True
+
+
+class Ready(Plain, frozen=True, tag="ready"):
+    """The worker is set up: its target, backend and shims, and the domain that the target promises.
+
+    ``gpu`` is the compute capability of a GPU and the number of its multiprocessors. ``notes`` are sentences for the
+    summary of the run. ``binding`` is how the target is called and ``reasons`` say why each parameter has its role;
+    ``published`` is true where the names of the parameters tell all of it. ``not_drawn`` says why features of the
+    family are not in the domain.
+    """
+
+    target: str
+    slug: FileName
+    family: Family
+    backend: str
+    device: str = "cpu"
+    sanitizers: bool = False
+    shims: tuple[str, ...] = ()
+    domain: Domain = Domain()
+    notes: tuple[str, ...] = ()
+    binding: Binding = Binding()
+    reasons: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
+    published: bool = True
+    gpu: GpuFacts | None = None
+    not_drawn: NotDrawn = {}  # noqa: RUF012 - as above
+
+
+class Order(Plain, frozen=True):
+    """One case to judge, with at most one metamorphic relation on top of the launch properties.
+
+    With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
+    launches those cases instead and returns only which of them are refused; with ``host_only`` by host code, for
+    which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
+    rounding that would explain it, which takes more launches. With ``forensics`` the answer is only an explanation of
+    what the kernel did, which takes up to a few hundred; with ``healthy``, a target that is right on the case, it also
+    names the first operation that gives another value there. With ``compiled`` the case is not judged if a kernel of
+    it would have to be compiled first.
+    """
+
+    case: AttentionCase
+    relation: str | None = None
+    digest: bool = False
+    probes: tuple[AttentionCase, ...] = ()
+    host_only: bool = False
+    explain: bool = False
+    forensics: bool = False
+    healthy: str = ""
+    compiled: bool = False
+
+    @property
+    def only_judges(self) -> bool:
+        """Whether the order asks for the verdict and nothing else, which takes few launches."""
+        return not (self.digest or self.probes or self.explain or self.forensics)
+
+
+class Answer(Plain, frozen=True, tag="answer"):
+    """The verdict on an order, or the digest of its tensors.
+
+    ``verdict`` is the first failure, or the oracle's verdict of a pass; ``others`` holds further failures of the same
+    case: what a sanitizer found does not end the judging. With a ``refusal`` there is no verdict.
+    ``unsupported`` is the operation that the backend cannot run, with its source line; ``instead`` names the backend
+    that judged the case in its place, and without one there is no verdict.
+    ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
+    empty. ``compiled`` counts kernels compiled for this case, which took ``compiling`` seconds, and ``loaded`` those
+    found compiled by another process.
+    ``notes`` are sentences for the summary: what the worker has learned of the target.
+    ``explanation`` is what an order with ``forensics`` asks for.
+    ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
+    ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
+    ``fresh`` is true for a hang that lasted for the full limit in a process that had judged no other case.
+    ``earlier`` is what the order showed in a process that had judged others, where it was judged again in a fresh one.
+    """
+
+    verdict: Verdict = Verdict("oracle")
+    others: tuple[Verdict, ...] = ()
+    refusal: Refusal | None = None
+    refusals: tuple[Refusal | None, ...] = ()
+    unsupported: str = ""
+    instead: str = ""
+    digest: str = ""
+    masks: tuple[Mask, ...] = ()
+    compiled: int = 0
+    loaded: int = 0
+    compiling: float = 0.0
+    missing: bool = False
+    killed: bool = False
+    fresh: bool = False
+    earlier: Verdict | None = None
+    notes: tuple[str, ...] = ()
+    explanation: Explanation | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a verdict."""
+        return self.refusal is None and not self.missing and (not self.unsupported or bool(self.instead))

@@ -1,0 +1,31 @@
+"""The program of a run's fork server: it has imported what the processes of a run need, and they are forks of it.
+
+None of it imports Triton, for which a worker chooses a backend first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuzz_attn.workers.fork_server import serve
+
+PROGRAM: Final = "fuzz_attn.engine.run.preloaded"
+
+
+def import_all() -> None:
+    """Import torch, and what shards, workers and the compile stage run."""
+    # ruff: noqa: F401, PLC0415 - imported for the forks, and nowhere else
+    import torch
+
+    import fuzz_attn.engine.campaign
+    import fuzz_attn.engine.compiling.pool
+    import fuzz_attn.engine.run.run_plan
+    import fuzz_attn.inputs.tensors
+    import fuzz_attn.oracle.comparison
+    import fuzz_attn.oracle.reference
+    import fuzz_attn.targets.built_in
+    import fuzz_attn.workers.worker
+
+
+if __name__ == "__main__":
+    serve(import_all)
