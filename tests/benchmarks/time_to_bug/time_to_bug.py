@@ -315,6 +315,7 @@ def main() -> None:
         rows = print_breadth(breadth)
     if options.json:
         missed = [name for name, result in named.items() if "way" in result and result["seconds"] is None]
+        missed += [f"{name} (seed {run['seed']})" for run in published for name, at in run["defects"].items() if not at]
         found = {"rows": [{"backend": options.backend} | row for row in rows], "not_found": ", ".join(missed)}
         options.json.write_text(json.dumps(found), encoding="utf-8")
 
