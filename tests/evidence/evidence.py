@@ -39,7 +39,8 @@ INTRODUCTION: Final = """\
 # Evidence
 
 How far the results can be trusted, and how fast they come. No tolerance is tuned. Each figure is of the commit and
-machine below its table, not of today's code. `make evidence` writes this page from `tests/evidence/evidence.json`.
+machine below its table, not of today's code. Dates up to 2026-11-25 are those of the commits. `make evidence` writes
+this page from `tests/evidence/evidence.json`.
 """
 
 Table: TypeAlias = dict[str, Any]
