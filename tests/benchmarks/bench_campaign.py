@@ -2,7 +2,7 @@
 
 Run it with ``make bench``, or for one family with ``bench_campaign.py 960 unified``. One worker plays each round
 several times. The fastest of them counts, without the first: all kernels are known then, and other load on the machine
-matters least. CPU seconds of a child process need Linux.
+matters least. CPU seconds of a child process need Linux. ``--json FILE`` also writes the rows.
 
 A second run in one process measures the parts. Everything within a relation counts as ``relation``, and the rest of a
 round as ``draw``.
@@ -10,8 +10,9 @@ round as ``draw``.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import sys
+import json
 import tempfile
 import time
 from collections import defaultdict
@@ -175,7 +176,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
     return total
 
 
-def main(cases: int, targets: tuple[str, ...]) -> None:
+def main(cases: int, targets: tuple[str, ...], file: Path | None) -> None:
     """Print the cost of a case for each family, and for all of them."""
     print(f"{cases} cases of a default campaign of each family, seed {SEED}, warm; CPU milliseconds per case")
     print(f"{'family':8} {'parent':>7} {'child':>7} {'cases/s':>8}  {' '.join(f'{part:>8}' for part in PARTS)}")
@@ -187,14 +188,30 @@ def main(cases: int, targets: tuple[str, ...]) -> None:
     parts = {part: sum(cost.parts[part] for cost in everything) for part in PARTS}
     together = Cost(sum(cost.parent for cost in everything), sum(cost.child for cost in everything), parts)
     _print("all", cases * len(targets), together)
+    if file:
+        rates = [_rate(cases, cost) for cost in everything] + [_rate(cases * len(targets), together)]
+        names = (*targets, "all")
+        rows = [
+            {"family": name, "cases for each CPU second": f"{rate:.0f}"}
+            for name, rate in zip(names, rates, strict=True)
+        ]
+        file.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+
+
+def _rate(cases: int, cost: Cost) -> float:
+    return cases / (cost.parent + cost.child)
 
 
 def _print(name: str, cases: int, cost: Cost) -> None:
     shares = " ".join(f"{cost.parts[part] / cases * 1e3:8.2f}" for part in PARTS)
     both = f"{cost.parent / cases * 1e3:7.2f} {cost.child / cases * 1e3:7.2f}"
-    print(f"{name:8} {both} {cases / (cost.parent + cost.child):8.1f}  {shares}", flush=True)
+    print(f"{name:8} {both} {_rate(cases, cost):8.1f}  {shares}", flush=True)
 
 
 if __name__ == "__main__":
-    chosen = tuple(sys.argv[2:]) or tuple(FAMILIES)
-    main(int(sys.argv[1]) // schedule.ON_CPU.cases * schedule.ON_CPU.cases if len(sys.argv) > 1 else CASES, chosen)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", type=int, nargs="?", default=CASES)
+    parser.add_argument("targets", nargs="*", default=tuple(FAMILIES))
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    given = parser.parse_args()
+    main(given.cases // schedule.ON_CPU.cases * schedule.ON_CPU.cases, tuple(given.targets), given.json)

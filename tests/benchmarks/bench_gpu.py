@@ -1,7 +1,8 @@
 """Cases a second on GPUs: a naive loop, and the campaign without and with CUDA's Multi-Process Service (MPS).
 
 ``bench_gpu.py --seconds 900`` takes 15 minutes on one GPU, and prints each row as soon as it is measured. ``--gpus 2``
-compares one GPU with two, each with half of the workers. The columns of a campaign:
+compares one GPU with two, each with half of the workers. ``--json FILE`` also writes a
+row of each family. The columns of a campaign:
 
 - cases a second: of the whole campaign, and after its first ``--warm`` seconds, when most kernels are compiled;
 - p50 and p95 of a case after these seconds, in milliseconds, as its shard sees it;
@@ -122,6 +123,8 @@ class Bench:
     turns: float
     gpus: list[str]
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
+    mps: dict[str, dict[str, str]] = field(default_factory=dict)
+    """For each family, figures of the campaign with MPS beside its rate."""
 
     def family(self, name: str) -> None:
         """Print the rows of one family on one GPU."""
@@ -149,6 +152,13 @@ class Bench:
             return
         label = label or way
         self.rates[name, label] = found["late"]
+        gpu, cores = used.shares.split()
+        self.mps[name] = {
+            "one case, p50 and p95": f"{found['p50']:.1f} and {found['p95']:.1f} ms",
+            "GPU busy": gpu,
+            "cores busy": cores,
+            "waited for kernels": f"{found['waited']:.1%}",
+        }
         print(
             f"{name:8} {label:10} {found['rate']:8.1f} {found['late']:8.1f} {found['p50']:8.1f} {found['p95']:8.1f} "
             f"{found['compiled']:8} {found['loaded']:7} {found['compile share']:7.0%} {found['waited']:6.1%}  "
@@ -157,6 +167,13 @@ class Bench:
         )
         for text in (*found["notes"], *found["errors"], *(f"failure: {text[:200]}" for text in found["failures"])):
             print(f"{'':19} {text}", flush=True)
+
+    def row(self, name: str) -> dict[str, str]:
+        """Return the row of a family for a file; the rates of what failed are "not measured"."""
+        names = {"naive": "naive", "turns": "without MPS", "mps": "with MPS"}
+        rates = {words: self.rates.get((name, way)) for way, words in names.items()}
+        shown = {words: "not measured" if rate is None else f"{rate:,.1f}" for words, rate in rates.items()}
+        return {"family": name} | shown | self.mps.get(name, {})
 
     def print_parts(self, name: str) -> None:
         """Print the parts of a warm case."""
@@ -204,6 +221,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=60.0, help="half of a campaign at most")
     parser.add_argument("--naive", type=float, default=20.0, help="seconds of the naive loop")
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file; on one GPU")
     options = parser.parse_args()
     gpus = visible_gpus(os.environ)
     if len(gpus) < options.gpus:
@@ -225,6 +243,8 @@ def main() -> None:
     for name in bench.families:
         (bench.family if options.gpus == 1 else bench.two)(name)
     print(f"took {time.monotonic() - began:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps({"rows": [bench.row(name) for name in bench.families]}), encoding="utf-8")
 
 
 if __name__ == "__main__":

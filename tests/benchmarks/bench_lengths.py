@@ -1,8 +1,8 @@
 """What shows at which length: the faults that the oracle finds in cases of one sequence, beside two fixed tolerances.
 
 Run it with ``make bench``, or with the number of cases, the seed, whose rounding model holds and the lengths, and for
-some faults or types only with ``--faults`` and ``--types``. The model is ``declared`` (that of our kernels),
-``default``, or that of a target, read from its kernels.
+some faults or types only with ``--faults`` and ``--types``. ``--json FILE`` also writes the rows. The model is
+``declared`` (that of our kernels), ``default``, or that of a target, read from its kernels.
 
 The cases are those that a campaign draws for sequences of this length: its strategy gets the sequence, and one to three
 query tokens at its end. All else is drawn, recipes, features and compile keys. A case with more numbers than a
@@ -23,10 +23,12 @@ The rules of vLLM's and FlashAttention's tests are those of :mod:`fuzz_attn.muta
 from __future__ import annotations
 
 import argparse
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -83,6 +85,8 @@ FAULTS: Final = (*OF_KEYS, "window", "scale")
 PLACES: Final = ("first", "last", "middle", "page edge", "any")
 SMALLEST: Final = 24
 """The smallest wrong scale is 1 + 2**-24."""
+COLUMNS: Final = {"window": "window off by one", "scale": "wrong scale of V"}
+"""The names of faults in the file of ``--json``, where they differ."""
 
 Accepts = Callable[[torch.Tensor], bool]
 
@@ -245,17 +249,29 @@ def main(options: argparse.Namespace) -> None:
     print(f"{count} cases of each type and length, and {count} with a window, seed {options.seed}: found, in percent")
     print("each cell: oracle / vLLM's tolerance / FlashAttention's rule; smallest scale of V found in 95 of 100 cases")
     print(f"{'type':10} {'keys':>7}  " + "  ".join(f"{name:>14}" for name in faults))
+    rows = []
     for name in options.types:
         target = with_model(built, options.model, TYPES[name])
         for num_keys in options.lengths:
             row = measured(target, TYPES[name], num_keys, count, options.seed, faults)
             print(f"{name:10} {num_keys:7}  {'  '.join(_cell(row, fault) for fault in faults)}", flush=True)
+            cells = {COLUMNS.get(fault, fault): ", ".join(_cells(row, fault)) for fault in faults}
+            rows.append({"type": name, "keys": f"{num_keys:,}"} | cells)
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}), encoding="utf-8")
 
 
 def _cell(row: Row, fault: str) -> str:
     if fault == "scale":
-        return " / ".join(row.smallest_scale(each) for each in JUDGES)
-    return "/".join(f"{100 * row.found[fault, each] / row.cases[fault]:>4.0f}" for each in JUDGES)
+        return " / ".join(_cells(row, fault))
+    return "/".join(f"{each:>4}" for each in _cells(row, fault))
+
+
+def _cells(row: Row, fault: str) -> list[str]:
+    """Return the figure of each judge."""
+    if fault == "scale":
+        return [row.smallest_scale(each) for each in JUDGES]
+    return [f"{100 * row.found[fault, each] / row.cases[fault]:.0f}" for each in JUDGES]
 
 
 def _options() -> argparse.Namespace:
@@ -266,6 +282,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("lengths", type=int, nargs="*", default=LENGTHS)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--types", nargs="+", choices=tuple(TYPES), default=tuple(TYPES))
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     return parser.parse_args()
 
 

@@ -2,7 +2,8 @@
 
 Four batches in bfloat16, each with two kernels: a sample of tests/simulator, which works on 16 rows in a program, and
 the project's unified attention. CPU times in milliseconds, the best of several launches. A cold launch makes the
-kernel's program, in a simulator that has run another kernel before, as in a campaign.
+kernel's program, in a simulator that has run another kernel before, as in a campaign. ``--json FILE`` also writes the
+rows.
 """
 
 # ruff: noqa: PLC0415
@@ -10,7 +11,9 @@ kernel's program, in a simulator that has run another kernel before, as in a cam
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import os
 import statistics
 import time
@@ -147,7 +150,13 @@ def row(name: str, programs: int, interpreter: float, times: tuple[float, float]
     return f"{name:40} {programs or '':>8} {interpreter:12.1f} {cold:9.1f} {warm:9.2f} {interpreter / warm:8.0f}"
 
 
-def main() -> None:
+def cells(name: str, interpreter: float, times: tuple[float, float]) -> dict[str, str]:
+    """One row of the file."""
+    ratio = f"{interpreter / times[1]:.0f}"
+    return {"kernel and batch": name, "interpreter": f"{interpreter:.0f}", "warm": f"{times[1]:.2f}", "ratio": ratio}
+
+
+def main(file: Path | None) -> None:
     """Prints the table."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -163,7 +172,7 @@ def main() -> None:
         add()
     columns = f"{'interpreter':>12} {'cold':>9} {'warm':>9} {'ratio':>8}"
     print(f"{'case':40} {'programs':>8} {columns}")
-    ratios = []
+    ratios, rows = [], []
     with worker_module.InterpreterWorker() as worker:
         for case in CASES:
             t = tensors(case)
@@ -176,6 +185,7 @@ def main() -> None:
             )
             times = simulated(lambda: samples.paged_attention_kernel[grid](*arguments, **constants), add)  # noqa: B023 - called at once
             print(row(case.name, grid[0] * grid[1], seconds * 1e3, times), flush=True)
+            rows.append(cells(f"16 rows per program: {case.name}", seconds * 1e3, times))
             ratios.append(seconds * 1e3 / times[1])
         for case in CASES:
             t = tensors(case)
@@ -185,9 +195,14 @@ def main() -> None:
             seconds = min(worker.call(name, **keywords)[1] for _ in range(3 if case is not CASES[3] else 1))
             times = simulated(lambda: unified_attention(**keywords), add)  # noqa: B023 - called at once
             print(row(f"unified: {case.name}", 0, seconds * 1e3, times), flush=True)
+            rows.append(cells(f"unified: {case.name}", seconds * 1e3, times))
             ratios.append(seconds * 1e3 / times[1])
     print(f"median ratio {statistics.median(ratios):.0f}")
+    if file:
+        file.write_text(json.dumps({"rows": rows}), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    main(parser.parse_args().json)

@@ -1,12 +1,15 @@
 """The share of (row, key) pairs that are visible: a campaign would detect that the kernel left out the key.
 
-Run it with ``make bench``, or with the number of cases of each family and the seed. The cases are those of ``fuzz-attn
+Run it with ``make bench``, or with the number of cases of each family and the seed; ``--json FILE`` also writes the row
+of each family. The cases are those of ``fuzz-attn
 run --workers 1 --seed SEED``, the bounds those of each family's rounding model. Campaigns do not measure this, because
 leaving out each key costs more than the whole oracle.
 """
 
-import sys
+import argparse
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -49,7 +52,7 @@ def _words(recipe: Plain | None) -> str:
     return "none" if recipe is None else repr(recipe)
 
 
-def main(count: int, seed: int) -> None:
+def main(count: int, seed: int, file: Path | None) -> None:
     """Print the share of visible pairs and of visible boundary pairs, by the recipes of the cases."""
     torch.set_num_threads(1)
     found: dict[Row, Visibility] = {}
@@ -66,7 +69,20 @@ def main(count: int, seed: int) -> None:
         last = what
         pairs, edges = counts.visible / max(1, counts.pairs), counts.boundary_visible / max(1, counts.boundary_pairs)
         print(f"  {words:62} {pairs:9.1%} {edges:9.1%} {counts.boundary_pairs / boundary:9.1%}")
+    if file:
+        shares = {family: found["family", family] for family in get_args(Family)}
+        rows = [{"family": family, "visible at a boundary": _percent(each)} for family, each in shares.items()]
+        file.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+
+
+def _percent(counts: Visibility) -> str:
+    return f"{100 * counts.boundary_visible / max(1, counts.boundary_pairs):.1f} %"
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 250, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=250)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--json", type=Path, help="also write the row of each family to this file")
+    given = parser.parse_args()
+    main(given.count, given.seed, given.json)

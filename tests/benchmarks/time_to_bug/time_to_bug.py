@@ -10,6 +10,7 @@ then the same cases again, with the caches of the first run.
 
 ``--jobs 15 --cores 1`` plays 15 runs side by side, each on a core of its own. Seconds are those of the clock; CPU
 seconds, of all processes of a run, say what they would be where a busy machine let it wait. Tables are Markdown.
+``--json FILE`` also writes the rows of the last table, and what was not found.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ WITHIN: Final = (10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 """Seconds; the shares of the runs that found their bug within them are printed."""
 FAR: Final = "_in_32_bits"
 """The end of the names of bugs that only addresses past 2 GiB show, which only the simulator reaches."""
+UNITS: Final = ((0, "clock"), (1, "CPU"))
+"""The position of each unit of time in the result of a published defect."""
 END_SECONDS: Final = 5.0
 """What a run takes beside its limit, about."""
 Result: TypeAlias = dict[str, Any]
@@ -173,8 +176,8 @@ def table(rows: Sequence[Result]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def print_seeded(results: Sequence[Result]) -> None:
-    """Print the figures of all runs and of each way, by the clock and in CPU seconds."""
+def print_seeded(results: Sequence[Result]) -> list[Result]:
+    """Print and return the figures of all runs and of each way, by the clock and in CPU seconds."""
     ways = [("all", list(results)), *((way, [each for each in results if each["way"] == way]) for way in WAYS)]
     rows = [
         {"planted": name, "seconds": word} | summary(some, unit)
@@ -183,10 +186,11 @@ def print_seeded(results: Sequence[Result]) -> None:
         if some
     ]
     print(table(rows))
+    return rows
 
 
-def print_published(results: Sequence[Result]) -> None:
-    """Print when each seed showed each defect: seconds of the clock, and CPU seconds behind a slash."""
+def print_published(results: Sequence[Result]) -> list[Result]:
+    """Print when each seed showed each defect: seconds of the clock, and CPU seconds behind a slash; return both."""
     seeds = sorted({each["seed"] for each in results})
     found = {(name, each["seed"]): at for each in results for name, at in each["defects"].items()}
     words = {key: "not found" if at is None else " / ".join(f"{each:.1f}" for each in at) for key, at in found.items()}
@@ -194,10 +198,19 @@ def print_published(results: Sequence[Result]) -> None:
     print(table([{"defect": name} | {f"seed {seed}": words.get((name, seed), "") for seed in seeds} for name in names]))
     counts = {f"seed {seed}": sum(at is not None for (_, own), at in found.items() if own == seed) for seed in seeds}
     print(f"found of {len(names)}: {counts}")
+    return [
+        {"defect": f"`{name}`"}
+        | {f"seed {seed}, {unit}": _one(found.get((name, seed)), index) for seed in seeds for index, unit in UNITS}
+        for name in names
+    ]
 
 
-def print_breadth(results: Sequence[Result]) -> None:
-    """Print how much each run of a healthy kernel tried; cases a second of the clock and of CPU time, cold and warm."""
+def _one(times: tuple[float, float] | None, index: int) -> str:
+    return "not found" if times is None else f"{times[index]:.1f}"
+
+
+def print_breadth(results: Sequence[Result]) -> list[Result]:
+    """Print and return how much each run of a healthy kernel tried, and its cases a second, cold and warm."""
     names = ("family", "seed", "keys", "keys with 20 cases", "pairs", "cases")
     rows = []
     for each in results:
@@ -206,6 +219,7 @@ def print_breadth(results: Sequence[Result]) -> None:
             rates |= {"warm cases/s": each["warm rate"], "warm cases/CPU s": round(each["cases"] / each["warm cpu"], 1)}
         rows.append({name: each[name] for name in names} | rates)
     print(table(rows))
+    return rows
 
 
 def play(options: argparse.Namespace) -> Results:
@@ -283,6 +297,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--cores", type=int, help="cores of each run, which no other has; default: all, shared")
     parser.add_argument("--breadth", action="store_true", help="our own kernels without a bug instead")
+    parser.add_argument("--json", type=Path, help="also write the rows of the last table to this file")
     parser.add_argument("--cache", type=Path, help="a cache folder that all runs share: warm starts")
     return parser.parse_args(arguments)
 
@@ -290,13 +305,19 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Play the runs and print the figures of all in the file."""
     options = parsed(sys.argv[1:])
-    results = list(play(options).all.values())
+    named = play(options).all
+    results, rows = list(named.values()), list[Result]()
     if seeded := [result for result in results if "way" in result]:
-        print_seeded(seeded)
+        rows = print_seeded(seeded)
     if published := [result for result in results if "defects" in result]:
-        print_published(published)
+        rows = print_published(published)
     if breadth := [result for result in results if "way" not in result and "defects" not in result]:
-        print_breadth(breadth)
+        rows = print_breadth(breadth)
+    if options.json:
+        missed = [name for name, result in named.items() if "way" in result and result["seconds"] is None]
+        missed += [f"{name} (seed {run['seed']})" for run in published for name, at in run["defects"].items() if not at]
+        found = {"rows": [{"backend": options.backend} | row for row in rows], "not_found": ", ".join(missed)}
+        options.json.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
