@@ -94,7 +94,7 @@ class FailureLives:
         self._open: list[KnownFailure] = []
         self._resumed: list[KnownFailure] = []
         self.longest = 0.0
-        """The seconds that following a failure has taken at most."""
+        """The seconds that following a failure has taken at most, that of a hang aside."""
         self._unmet: tuple[Order, Answer] | None = None
         """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
@@ -472,7 +472,8 @@ class FailureLives:
         with self._followed(failure, beside=waiting.beside):
             if not self._live_there(failure):
                 self._confirm(failure, answer, before)
-        self.longest = max(self.longest, time.monotonic() - started)
+        if failure.failure_class != HANG:
+            self.longest = max(self.longest, time.monotonic() - started)
 
     def _live_there(self, failure: KnownFailure) -> bool:
         """Replay a failure on the explaining backend, and follow it there if it fails in the same way.
