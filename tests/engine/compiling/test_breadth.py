@@ -121,7 +121,7 @@ def test_the_keys_of_half_a_minute_are_served_too(family: Family) -> None:
     cases: list[AttentionCase] = []
     for number, shared in enumerate(rounds):
         play_shared_round(domain, shared, number, 10, lambda case, relation: cases.append(case))
-    assert sum(map(looks_like_serving, cases)) > 0.07 * len(cases)
+    assert sum(map(looks_like_serving, cases)) > 0.05 * len(cases)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 16, 128])

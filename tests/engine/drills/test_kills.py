@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from fuzz_attn.engine.run.preloaded import PROGRAM
+
 Start = Callable[..., Any]
 
 SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
-SERVER = "fuzz_attn.workers.fork_server"
+SERVER = PROGRAM
 LONG = ("--max-time", "200")
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
