@@ -56,7 +56,7 @@ class Binding(Plain, frozen=True):
     - ``constants`` and ``tensors``: arguments that have no role.
     - ``layout``: how the caches lie in memory (:mod:`fuzz_attn.binding.layouts`).
     - ``output``: whether the target writes its output or returns it. ``returns``: the names of the outputs that it
-      returns, in order, where that is not ``out`` only; a name that is no output of a case stands for another value.
+      returns, in order, if it returns more than ``out``; any other name stands for a value that nothing checks.
     - ``window``, ``scales``, ``scale_direction``, ``fp8``: conventions. ``fp8`` caches are passed as torch's fp8 types
       or as bytes.
     - ``off``: what the argument of a role is where the case does not have the feature.

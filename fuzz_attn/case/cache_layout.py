@@ -85,7 +85,7 @@ class CacheFormat:
         return {**keys, "cache_dim": dim}, values
 
     def piece(self, dtype: DTypeName) -> int:
-        """Return ``x``, the elements of a key that lie together; of a head size that is no multiple of it, all do."""
+        """Return ``x``, how many elements of a key lie together: all, if it does not divide the head size."""
         return max(1, self.piece_bytes // DTYPES[dtype].bytes)
 
     def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:

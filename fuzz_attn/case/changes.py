@@ -144,12 +144,12 @@ def without_empty_decodes(case: CaseFields) -> CaseFields:
 
 
 def with_sequences(case: CaseFields, most: int) -> CaseFields:
-    """Return the case with at most so many sequences, at least one."""
+    """Return the case with its first sequences, ``most`` of them, but at least one."""
     return replace(case, sequences=case.sequences[:most] or (Sequence(1),))
 
 
 def with_query_tokens(case: CaseFields, most: int) -> CaseFields:
-    """Return the case with at most so many query tokens in a sequence, and as many keys."""
+    """Return the case with at most ``most`` query tokens in each sequence, and as many keys as before."""
     cut = (Sequence(min(s.query_len, most), s.seq_len - min(s.query_len, most)) for s in case.sequences)
     return replace(case, sequences=tuple(cut))
 

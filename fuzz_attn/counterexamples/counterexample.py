@@ -139,7 +139,7 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
         return self.environment.backend in ON_CPU
 
     def unseen_on(self, backend: str) -> str:
-        """Return why a pass on a backend does not mean that the failure is mended; an empty string if it does."""
+        """Return why a pass on a backend does not mean that the failure is fixed; an empty string if it does."""
         elsewhere, found_on = self.elsewhere, self.environment.backend
         if elsewhere is None:
             return ""

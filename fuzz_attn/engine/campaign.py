@@ -315,7 +315,7 @@ class Campaign:
             return 0.0
         return max(0.0, self.plan.max_time - self.elapsed())
 
-    def _is_late(self) -> bool:
+    def _could_not_follow(self) -> bool:
         """Return whether a failure that the next case shows could not be followed as long as earlier ones were."""
         if self.plan.max_time is None:
             return False
@@ -406,7 +406,7 @@ class Campaign:
             self._learn()
             self._lives.follow_waiting()
         self._lives.resume(self._seconds_left())
-        if self._is_late():
+        if self._could_not_follow():
             raise BudgetSpentInterrupt
         before = tuple(self._last)
         answer = self.judge(order, "search")

@@ -46,7 +46,7 @@ DECODER: Final = msgspec.json.Decoder[Word](Word)
 FULL_TRIES: Final = 6
 FULL_SECONDS: Final = 0.5
 """An order that finds no memory left on the GPU is tried so often again, after so many seconds more each time."""
-FULL: Final = "the GPU had no memory left, most of which other processes held: fewer --workers need less"
+FULL: Final = "the GPU had no memory left, in six tries: use fewer --workers, or a larger GPU"
 OTHERS_FAULT: Final = (
     "a worker lost the GPU that it shares, or got no answer from it, and the case that it was judging passes apart "
     "from the others, so that no case is blamed for it"

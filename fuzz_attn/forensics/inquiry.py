@@ -20,7 +20,7 @@ from fuzz_attn.forensics.score_mistakes import score_findings
 from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
 from fuzz_attn.forensics.wrong_outputs import output_findings, outside_findings, type_findings, unwritten_findings
-from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 
 MOST_FINDINGS: Final = 4
@@ -133,7 +133,7 @@ class Inquiry:
     def _stored_outside(self) -> set[str]:
         """The tensors behind whose ends the target stores, an empty name for one that it has made itself."""
         first = self.lab.experiment.first
-        stores = [each for each in first.observations if "out-of-bounds store" in each.message]
+        stores = [each for each in first.observations if each.message.startswith(OUT_OF_BOUNDS_STORE)]
         return {(accessed(store, first.tensors) or ("", 0))[0] for store in stores}
 
     def _of_relation(self) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Verdict: the result of one property for one case on one target, as plain data that crosses processes and files."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -42,6 +42,9 @@ Kind: TypeAlias = Literal[
   hint to the compiler that is not true (``false_hint``), or the use of a number that a division by 0 or a shift beyond
   the width leaves undefined (``undefined_integer``);
 - the target raised (``exception``), its process died (``crash``), or the launch did not end (``timeout``)."""
+
+OUT_OF_BOUNDS_STORE: Final = "out-of-bounds store"
+"""How the message of a store outside a tensor begins. That of a load is of the same kind (``out_of_bounds``)."""
 
 Where: TypeAlias = Literal[
     "",

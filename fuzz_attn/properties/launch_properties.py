@@ -104,7 +104,9 @@ def _error(block: RowBlock, largest: torch.Tensor, tensors: AttentionTensors, mo
 
 def oracle(experiment: Experiment) -> Verdict:
     """Every live element of each output was written and agrees with the oracle within its error bound."""
-    return judge(experiment.first.tensors, experiment.reference)
+    tensors, reference = experiment.first.tensors, experiment.reference
+    assert reference.keys() == tensors.outputs.keys(), "an output without a reference would never be judged"
+    return judge(tensors, reference)
 
 
 def findings(experiment: Experiment) -> tuple[Verdict, ...]:

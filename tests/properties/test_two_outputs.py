@@ -193,6 +193,12 @@ def test_a_fault_in_the_second_output_is_found(
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
 
 
+def test_an_output_without_a_reference_does_not_pass(case: AttentionCase) -> None:
+    target = target_of(writing(nothing), roles={"lse": "lse"})
+    with pytest.raises(AssertionError, match="would never be judged"):
+        check(Experiment(case, target, SimulatorBackend()))
+
+
 def test_the_place_of_a_wrong_element_is_by_its_axes(case: AttentionCase) -> None:
     verdict = check(experiment_of(case, wrong))
     (worst,) = verdict.worst

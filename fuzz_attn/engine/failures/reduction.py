@@ -58,7 +58,7 @@ from fuzz_attn.engine.failures.triage import (
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
-from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Verdict
 from fuzz_attn.properties.relations import RELATIONS, has_second_case, relations_of, second_case
 from fuzz_attn.strategies.compile_keys import check_key
 
@@ -70,8 +70,11 @@ CHECK_OF_A_HANG: Final = 1.5
 """The time left to check a shrunk hang, in limits of a launch: it waits for one, in a new process."""
 LEAST_SECONDS: Final = 3.0
 MOST_LAUNCHES: Final = 1000
-OUT_OF_BOUNDS_STORE: Final = "out-of-bounds store"
-"""What the message of a sanitizer's finding begins with."""
+
+
+def share_seconds(max_time: float, *, hang: bool = False) -> float:
+    """Return the seconds that the shrinking of one failure may take of a campaign of ``max_time`` seconds."""
+    return max(LEAST_SECONDS, (PART_OF_A_HANG if hang else PART) * max_time)
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Share:
     @classmethod
     def of_time(cls, max_time: float, *, hang: bool) -> Self:
         """Return what one failure may take of a campaign that lasts ``max_time`` seconds."""
-        return cls(time.monotonic() + max(LEAST_SECONDS, (PART_OF_A_HANG if hang else PART) * max_time))
+        return cls(time.monotonic() + share_seconds(max_time, hang=hang))
 
     def leave(self, seconds_left: float, launch_seconds: float) -> None:
         """Leave time to check a hang before the campaign ends in ``seconds_left``."""
@@ -538,7 +541,7 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
     form = msgspec.structs.replace(case.form, extra_output_rows=0)
     order = changed(Order(case), partial(replace, padded_tokens=0, form=form))
     verdicts = () if order is None else failures_of(launches.judge(order, "shrink"))
-    stores = [each for each in verdicts if each.kind == "out_of_bounds" and OUT_OF_BOUNDS_STORE in each.message]
+    stores = [each for each in verdicts if each.message.startswith(OUT_OF_BOUNDS_STORE)]
     return (order, stores[0]) if order is not None and stores else None
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import Final, NamedTuple
 
-from fuzz_attn.engine.events import FailureChanged, FailureFound, Which
+from fuzz_attn.engine.events import FailureChanged, Told, Which
+from fuzz_attn.engine.failures.reduction import share_seconds
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of
 from fuzz_attn.engine.orders import Answer, Order
 
 MOST_WAITING: Final = 2
 """While so many failures wait, the shard does too: a search would find the same ones again."""
+SHARES: Final = 2.0
+"""A failure waits at most this many times as long as shrinking one may take: the other shard may have been killed."""
 PATIENCE: Final = 60.0
-"""The seconds that a failure waits at most in a run without a time limit: the other shard may have been killed."""
-PATIENT_PART: Final = 0.2
-LEAST_PATIENCE: Final = 6.0
-"""In a run with one it waits for this part, or so many seconds, which are twice what the shrinking of one may take."""
+"""The seconds that it waits at most in a run without a time limit."""
 
 
 class Waiting(NamedTuple):
@@ -44,7 +45,7 @@ class WaitingFailures:
         self._waiting: list[Waiting] = []
         self._elsewhere: dict[Which, str] = {}
 
-    def note(self, event: FailureFound | FailureChanged) -> None:
+    def note(self, event: Told) -> None:
         """Note that another shard begins to follow a failure, or has ended."""
         which = event.shard, event.failure
         if isinstance(event, FailureChanged):
@@ -58,7 +59,7 @@ class WaitingFailures:
         name = waiting.failure.failure_class
         others = frozenset(which for which, other in self._elsewhere.items() if other == name)
         if others:
-            seconds = min(PATIENCE, max(LEAST_PATIENCE, PATIENT_PART * max_time))
+            seconds = SHARES * share_seconds(max_time) if isfinite(max_time) else PATIENCE
             self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
         return bool(others)
 

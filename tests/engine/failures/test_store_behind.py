@@ -8,7 +8,8 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.events import FailureFound
-from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Verdict
+from fuzz_attn.simulator.findings import FindingKind
 from tests.engine.failures.test_failures import FakeWorker, Run
 
 PADDED = Verdict("nothing_else_written", "written_outside", "64 bytes of the output's memory that belong to no row")
@@ -27,6 +28,11 @@ def stores_behind(case: AttentionCase) -> Verdict | None:
 def stores_into_padding(case: AttentionCase) -> Verdict | None:
     """Return what a kernel shows that fills the rows that only pad the output."""
     return PADDED if case.padded_tokens else None
+
+
+def test_a_store_is_told_by_the_words_that_the_simulator_uses() -> None:
+    assert FindingKind.OUT_OF_BOUNDS_STORE.value == OUT_OF_BOUNDS_STORE
+    assert not FindingKind.OUT_OF_BOUNDS_LOAD.value.startswith(OUT_OF_BOUNDS_STORE)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -18,6 +18,7 @@ from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.isolated_worker import FULL, FULL_TRIES, OTHERS_FAULT, IsolatedWorker, Wait
 from fuzz_attn.engine.orders import Answer, Order, Setup
+from fuzz_attn.errors import BackendError
 from fuzz_attn.workers import fork, messages, sharing
 from fuzz_attn.workers.messages import DEVICE_LOST, HARNESS_FAILED, RENEWED, SHARES_AGAIN
 from fuzz_attn.workers.sharing import CANNOT_START, NOT_READY, NOTE, ORDERS_APART, Sharing
@@ -77,6 +78,17 @@ def worker(running: IsolatedWorker) -> IsolatedWorker:
 
 def starts(events: Path) -> str:
     return (events / "starts").read_text()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("text", ["CUDA error: out of memory", "MPS server is not ready to accept new clients"])
+def test_a_start_in_the_service_that_finds_no_room_is_tried_again(text: str, shared: bool, service: None) -> None:
+    way = Sharing()
+    if not shared:
+        way.after(DEVICE_LOST)
+    assert way.shared == shared
+    assert way.failure(BackendError(text)) == (NOT_READY if shared else CANNOT_START)
+    assert way.failure(BackendError("CUDA error: no device")) == CANNOT_START
 
 
 def test_each_way_in_which_a_process_ends_itself_has_a_status_of_its_own() -> None:
