@@ -18,7 +18,6 @@ import torch
 
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
@@ -33,6 +32,7 @@ from fuzz_attn.export.recorded_calls import (
     WithinBound,
     expectations,
 )
+from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
 from fuzz_attn.targets.published.place import place_of
@@ -156,7 +156,7 @@ class _Data:
 
 def _docstring(found: Counterexample, expected: list[Expectation], source: Source) -> str:
     verdict = found.verdict
-    case = [f"  {what}: {words}" for what, words in describe(found.case)]
+    case = [f"  {what}: {words}" for what, words in operation_of(found.case).described(found.case)]
     second = [f"The second call is {each.change}." for each in expected[1:]]
     lines = [
         f'r"""A wrong result of {source.name} of {source.module}, found by fuzz_attn.',

@@ -21,7 +21,6 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.schedule import play_round, size_on_cpu
-from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.mutation.audit_messages import NO_MUTANT, PositionFile
@@ -29,6 +28,7 @@ from fuzz_attn.mutation.audit_results import PROPERTIES, Evidence, FalseAlarm, I
 from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors
 from fuzz_attn.mutation.ir_operators import Rewrite, changes_in
 from fuzz_attn.mutation.ir_rewriting import Probes
+from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import check, check_relation

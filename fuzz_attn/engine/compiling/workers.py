@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.orders import Ready, Setup
+from fuzz_attn.operations.registry import AnyDomain
 from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Workers(NamedTuple):
     """The GPU of the workers, the domain that they draw from, and how they call the target."""
 
     gpu: GpuFacts
-    domain: Domain
+    domain: AnyDomain
     binding: Binding | None
 
 

@@ -18,8 +18,6 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import core
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
@@ -52,6 +50,7 @@ from fuzz_attn.engine.failures.triage import (
 from fuzz_attn.engine.failures.waiting import Waiting, WaitingFailures
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
+from fuzz_attn.operations.registry import AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 MOST_FAILURES: Final = 40
@@ -145,7 +144,7 @@ class FailureLives:
         return self._shard.ready.backend
 
     @property
-    def domain(self) -> Domain:
+    def domain(self) -> AnyDomain:
         """What the target promises."""
         return self._shard.ready.domain
 
@@ -490,7 +489,7 @@ class FailureLives:
             return False
         same = shown_in_same_way(failure.found.verdict, answer, order)
         if not same:
-            failure.replayed.append(core(traits_of_both(order)))
+            failure.replayed.append(operation_of(order.case).aspects.core(traits_of_both(order)))
             self._here.say(failure, outcome="passes", reason="")
             self._look_beside(failure, order, answer, "confirm", there=True)
             return False
