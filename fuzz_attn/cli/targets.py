@@ -26,7 +26,7 @@ def targets() -> int:
     from fuzz_attn.targets.loading import target_names  # noqa: PLC0415 - imports torch, which other commands do without
 
     console = Console(highlight=False)
-    for name in target_names():
+    for name in dict.fromkeys((*FAMILIES, *target_names())):
         print_target(name, console)
     show(console, "Other targets: module:function and path.py:function; their domain follows from their signature.")
     return 0

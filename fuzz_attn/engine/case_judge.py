@@ -12,7 +12,7 @@ import msgspec
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
-from fuzz_attn.operations.registry import AnyCase, FamilyName, operation_of
+from fuzz_attn.operations.registry import FAMILIES, AnyCase, FamilyName, operation_of, operation_of_target
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.workers.messages import Compiling
 from fuzz_attn.workers.worker import Send, serve
@@ -223,24 +223,22 @@ def load(setup: Setup) -> CaseJudge:
 
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
-    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import is_known  # noqa: PLC0415 - as above
 
     target = _target(setup.target, setup.family, setup.binding, backend)
-    strict = setup.strict or setup.target in BUILT_IN_NAMES
+    strict = setup.strict or setup.target in FAMILIES
     learned = (KNOWN,) if is_known(setup.target, setup.binding) else ()
     return CaseJudge(target, backend, strict, setup.memory, learned, setup.checks_device)
 
 
 def _target(name: str, family: FamilyName | None, binding: Binding | None, backend: Backend) -> Target:
     """Return a target, which is told on a CPU that there is a GPU unless it is built in."""
-    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - imports torch, as above
-    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
     from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
-    without_gpu = backend.device == "cpu" and name not in BUILT_IN_NAMES
+    without_gpu = backend.device == "cpu" and name not in FAMILIES
     with gpu_answers() if without_gpu else nullcontext():
-        target = load_target(name, family, binding).on_device(backend.tensor_core_slack)
+        target = operation_of_target(name, family).load_target(name, family, binding)
+        target = target.on_device(backend.tensor_core_slack)
     return replace(target, without_gpu=without_gpu)
 
 

@@ -32,8 +32,7 @@ from fuzz_attn.export.recorded_calls import (
     WithinBound,
     expectations,
 )
-from fuzz_attn.operations.registry import operation_of
-from fuzz_attn.targets.built_in import BUILT_IN_NAMES
+from fuzz_attn.operations.registry import FAMILIES, operation_of
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
 from fuzz_attn.targets.published.place import place_of
 from fuzz_attn.targets.target import Target
@@ -59,7 +58,7 @@ def source_of(spec: str, target: Target) -> Source:
     need this package; where that is no name of a module, the script takes it from the declaration.
     """
     own = Source(target.call.__module__, getattr(target.call, "__qualname__", ""))
-    if spec in BUILT_IN_NAMES:
+    if spec in FAMILIES:
         return own
     named = _named(spec)
     loaded = f"fuzz_attn_target_{Path(named.module).stem}" if named.module.endswith(".py") else named.module

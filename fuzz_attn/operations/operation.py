@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from fuzz_attn.backends.backend import Backend
+    from fuzz_attn.binding.binding import Binding
     from fuzz_attn.case.not_drawn import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.oracle.verdict import Verdict
@@ -368,6 +369,10 @@ class Operation(ABC):
         return Refusals(domain)
 
     # What is judged, by packages that import torch
+
+    @abstractmethod
+    def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
+        """Return the target that a specification names; raises :class:`fuzz_attn.errors.TargetError` without one."""
 
     def calibrated(self, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
         """Return a target once it is known how it is called, and what was learned in sentences."""

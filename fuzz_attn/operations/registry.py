@@ -10,9 +10,10 @@ from msgspec.structs import force_setattr
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.attention.attention import Attention
+from fuzz_attn.operations.merge_states.merging_states import MergeStates
 from fuzz_attn.operations.operation import Operation
 
-OPERATIONS: Final[dict[str, Operation]] = {operation.name: operation for operation in (Attention(),)}
+OPERATIONS: Final[dict[str, Operation]] = {operation.name: operation for operation in (Attention(), MergeStates())}
 """Every operation by its name. Attention comes first: a file that names none is of it."""
 
 FAMILIES: Final = {family: words for operation in OPERATIONS.values() for family, words in operation.families.items()}
@@ -51,6 +52,12 @@ def operation_of(data: Any) -> Operation:
 def operation_of_family(family: str) -> Operation:
     """Return the operation that targets of a family do."""
     return next(each for each in OPERATIONS.values() if family in each.families)
+
+
+def operation_of_target(name: str, family: str | None) -> Operation:
+    """Return the operation that a target does: that of its family, which built-in targets have as their names."""
+    family = family or name
+    return operation_of_family(family) if family in FAMILIES else OPERATIONS[UNNAMED]
 
 
 class HoldsCases(Plain, frozen=True):

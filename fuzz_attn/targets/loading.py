@@ -48,16 +48,25 @@ def _loaded(spec: str, family: str | None, binding: Binding | None) -> Target:
     found = built_in(spec) or _from_entry_point(spec, family, binding)
     if found is not None:
         return found
+    binding = with_known(known_binding(place_of(spec)), binding, family)
+    return as_target(_found(spec, binding.instance if binding is not None else None), spec, family, binding)
+
+
+def _found(spec: str, instance: dict[str, Constant] | None) -> object:
+    """Return what a specification of a module, a file or a package names."""
     place = place_of(spec)
     if place is None and ":" not in spec:
         known = ", ".join(target_names())
         raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
     module, _, attribute = spec.rpartition(":")
     holder = _published(place) if place is not None else _module(module, spec)
-    binding = with_known(known_binding(place), binding, family)
-    path = place.attribute if place is not None else attribute
-    instance = binding.instance if binding is not None else None
-    return as_target(_attribute(holder, path, spec, instance), spec, family, binding)
+    return _attribute(holder, place.attribute if place is not None else attribute, spec, instance)
+
+
+def object_named(spec: str) -> object:
+    """Return the object that ``module:function`` or another specification names; raises :class:`TargetError`."""
+    with restored_process_state(), target_defaults():
+        return _found(spec, None)
 
 
 def is_known(spec: str, binding: Binding | None) -> bool:

@@ -43,6 +43,7 @@ from fuzz_attn.properties.relations import RELATIONS, chosen_relation, has_secon
 
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
+    from fuzz_attn.binding.binding import Binding
     from fuzz_attn.case.not_drawn import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.forensics.explanation import Explanation, FirstOperation
@@ -278,6 +279,12 @@ class Attention(Operation):
         from fuzz_attn.operations.attention.refusals.rules import Rules  # noqa: PLC0415 - imports Hypothesis
 
         return Rules(domain)
+
+    def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
+        """Return the target that a specification names."""
+        from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - imports torch
+
+        return load_target(name, family, binding)
 
     def calibrated(self, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
         """Return a target with its whole binding, and what was learned in sentences."""
