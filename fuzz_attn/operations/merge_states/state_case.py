@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from fuzz_attn.case.aspects import SIMPLEST_SIZE, Aspect, AspectTable
 from fuzz_attn.case.case_fields import Seed
@@ -50,8 +50,8 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
 
     LSEs are ``lse_offset`` and normal numbers times ``lse_spread``. With ``empty_states`` a quarter of the states of
     all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such states, the first among
-    them. Their outputs are ``poison``. ``gap`` elements of poison lie between heads of the outputs of the states and of
-    the merged one; ``padded_tokens`` rows of that belong to no token.
+    them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of poison lie between
+    heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong to no token.
     """
 
     num_states: Size = 1
@@ -70,6 +70,8 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
+        if not (self.empty_states or self.empty_rows):
+            force_setattr(self, "poison", "zero")
         super().__post_init__()
         for name, largest in LARGEST.items():
             if getattr(self, name) > largest:
