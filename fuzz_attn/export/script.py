@@ -21,7 +21,7 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.errors import OutputError
+from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.export import recorded_calls
 from fuzz_attn.export.recorded_calls import (
     Block,
@@ -328,8 +328,11 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     """Return the script of a counterexample on the target that ``spec`` names, called with ``binding``.
 
     Its bounds hold on every device, also where tensor cores truncate. Raises :class:`fuzz_attn.errors.FuzzAttnError`
-    for a target that does not load.
+    for a target that does not load, and for an operation that cannot be exported yet.
     """
+    operation = operation_of(found.case)
+    if not operation.is_exported:
+        raise FuzzAttnError(f"operation={operation.name!r} cannot be exported yet: replay the counterexample instead")
     # Only for the target: the script chooses its device.
     judge = load(Setup(spec, found.family, "simulator", binding=binding))
     target = judge.target.on_device(TENSOR_CORE_SLACK)

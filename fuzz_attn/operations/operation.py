@@ -204,6 +204,10 @@ class Operation(ABC):
     features: ClassVar[Mapping[str, Aspect]]
     relations: ClassVar[Mapping[str, Relation]]
     poisons: ClassVar[Mapping[str, str]] = {}
+    is_exported: ClassVar[bool] = False
+    """Whether a failure can be exported as a script."""
+    is_audited: ClassVar[bool] = False
+    """Whether an audit can change its kernels."""
     fp8_output: ClassVar[str] = ""
     """The trait of an output in fp8, whose NaN has the bits of an element that was never written."""
 

@@ -70,6 +70,8 @@ class Attention(Operation):
     relations = RELATIONS
     poisons = POISONS
     fp8_output = FP8_OUTPUT
+    is_exported = True
+    is_audited = True
 
     def features_of(self, case: AttentionCase) -> tuple[str, ...]:
         """Return the names of the features that identify a failure of the case, in a fixed order."""
