@@ -308,12 +308,12 @@ class FailureLives:
                 self._end_as(failure, known)
 
     def _live_or_wait(self, waiting: Waiting) -> None:
-        if self._is_late() or not self.waiting.takes(waiting, self._max_time):
+        if not self.waiting.takes(waiting, self._max_time, self._max_time - self._elapsed()):
             self._live(waiting)
 
-    def follow_waiting(self, *, search_is_over: bool = False) -> None:
+    def follow_waiting(self) -> None:
         """Follow what no longer waits for other shards, or end it as what they told."""
-        for waiting in self.waiting.leaving(all_of_them=search_is_over or self._is_late()):
+        for waiting in self.waiting.leaving():
             failure = waiting.failure
             known = self.known.matching(order_of(failure.found), failure.found.verdict, there=failure.there)
             if known is None:
@@ -321,10 +321,6 @@ class FailureLives:
                 self._follow_beside()
             else:
                 self._end_as(failure, known)
-
-    def _is_late(self) -> bool:
-        """Return whether the time goes to unfinished failures rather than to the search."""
-        return self._elapsed() > LAST_PART * self._max_time
 
     def _judge_slow(self) -> None:
         """Run a launch that took long while a failure was shrunk with the full limit, where no hang is known."""

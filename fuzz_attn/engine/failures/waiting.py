@@ -54,25 +54,33 @@ class WaitingFailures:
         elif event.shard != self._shard and event.followed and not event.saved:
             self._elsewhere[which] = class_of(event.counterexample.verdict)
 
-    def takes(self, waiting: Waiting, max_time: float) -> bool:
-        """Return whether a failure of a run of ``max_time`` seconds waits from now on, as others follow its class."""
+    def takes(self, waiting: Waiting, max_time: float, seconds_left: float) -> bool:
+        """Return whether a failure waits from now on, as others follow its class.
+
+        A run of ``max_time`` seconds ends in ``seconds_left``, the last of which are its own.
+        """
         name = waiting.failure.failure_class
         others = frozenset(which for which, other in self._elsewhere.items() if other == name)
-        if others:
-            seconds = SHARES * share_seconds(max_time) if isfinite(max_time) else PATIENCE
-            self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
-        return bool(others)
+        share = share_seconds(max_time) if isfinite(max_time) else PATIENCE / SHARES
+        seconds = min(SHARES * share, seconds_left - share)
+        if not others or seconds <= 0.0:
+            return False
+        self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
+        return True
 
     @property
     def full(self) -> bool:
         """Whether the search should wait too."""
         return len(self._waiting) >= MOST_WAITING
 
-    def leaving(self, *, all_of_them: bool) -> Iterator[Waiting]:
-        """Yield the failures that wait no longer: all, else those whose others have ended, or whose patience has."""
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def leaving(self) -> Iterator[Waiting]:
+        """Yield the failures that wait no longer: those whose others have ended, or whose patience has."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            if all_of_them or each.others.isdisjoint(self._elsewhere) or each.until < time.monotonic():
+            if each.others.isdisjoint(self._elsewhere) or each.until < time.monotonic():
                 yield each
             else:
                 self._waiting.append(each)

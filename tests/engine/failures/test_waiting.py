@@ -10,6 +10,9 @@ import pytest
 
 from fuzz_attn.engine.events import CaseJudged, FailureChanged, FailureFound, Told
 from fuzz_attn.engine.failures import waiting
+from fuzz_attn.engine.failures.reduction import share_seconds
+from fuzz_attn.engine.failures.triage import KnownFailure
+from fuzz_attn.engine.orders import Answer
 from tests.engine.failures.test_failures import Bug, FakeWorker, Run, wrong
 
 
@@ -71,3 +74,17 @@ def test_what_waits_is_followed_though_the_other_shard_never_tells(
     _, failure = run.failures
     assert failure.shrunk
     assert failure.confirmation == "confirmed"
+
+
+def test_the_last_seconds_of_a_run_are_not_waited_for(tmp_path: Path, ended: FailureChanged) -> None:
+    """A failure that shows when the run is about to end is confirmed at once: a row that says little is of no use."""
+    waits = waiting.WaitingFailures(0)
+    waits.note(FailureFound(5, 0, ended.counterexample, "elsewhere.json", 0.5))
+    failure = KnownFailure(0, 0, ended.counterexample, "here.json")
+    late = waiting.Waiting(failure, Answer(ended.counterexample.verdict))
+    share = share_seconds(100.0)
+    assert not waits.takes(late, 100.0, share)
+    assert not waits
+    assert waits.takes(late, 100.0, 1.5 * share)
+    assert waits
+    assert list(waits.leaving()) == []
