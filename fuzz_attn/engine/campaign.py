@@ -295,6 +295,7 @@ class Campaign:
             while self._has_budget() and not self._refusals.hopeless(self._rounds_tried()):
                 self._round(number)
                 number += 1
+        with contextlib.suppress(BudgetSpentInterrupt):
             self._follow_open(self._has_waiting)
 
     def _saved_files(self) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fuzz_attn.engine.campaign import Campaign
 from fuzz_attn.engine.events import CaseJudged, FailureChanged, FailureFound, Told
 from fuzz_attn.engine.failures import waiting
 from fuzz_attn.engine.failures.reduction import share_seconds
@@ -88,3 +89,15 @@ def test_the_last_seconds_of_a_run_are_not_waited_for(tmp_path: Path, ended: Fai
     assert waits.takes(late, 100.0, 1.5 * share)
     assert waits
     assert list(waits.leaving()) == []
+
+
+def test_what_waits_is_followed_after_a_search_that_ends_early(
+    tmp_path: Path, ended: FailureChanged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near the end no more cases are judged, so that there is time for what waits."""
+    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
+    monkeypatch.setattr(Campaign, "_could_not_follow", lambda campaign: campaign._has_waiting())
+    run = Run(tmp_path, FakeWorker(wrong(lambda case: case.softcap)), cases=100, **told(ended, after=None))
+    _, failure = run.failures
+    assert failure.shrunk
+    assert failure.confirmation == "confirmed"
