@@ -93,8 +93,7 @@ class FailureLives:
         self._elapsed = elapsed
         self._open: list[KnownFailure] = []
         self._resumed: list[KnownFailure] = []
-        self.longest = 0.0
-        """The seconds that following a failure has taken at most, that of a hang aside."""
+        self._longest = 0.0
         self._unmet: tuple[Order, Answer] | None = None
         """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
@@ -114,6 +113,11 @@ class FailureLives:
     def limit_to(self, seconds: float) -> None:
         """Let failures be followed for so many seconds of the campaign."""
         self._max_time = seconds
+
+    @property
+    def longest(self) -> float:
+        """The seconds that following a failure has taken at most, here or in another shard, that of a hang aside."""
+        return max(self._longest, self.waiting.longest)
 
     @property
     def may_follow(self) -> bool:
@@ -469,7 +473,7 @@ class FailureLives:
             if not self._live_there(failure):
                 self._confirm(failure, answer, before)
         if failure.failure_class != HANG:
-            self.longest = max(self.longest, time.monotonic() - started)
+            self._longest = max(self._longest, time.monotonic() - started)
 
     def _live_there(self, failure: KnownFailure) -> bool:
         """Replay a failure on the explaining backend, and follow it there if it fails in the same way.
