@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -287,7 +287,8 @@ class Campaign:
             while self._has_budget() and not self._refusals.hopeless(self._rounds_tried()):
                 self._round(number)
                 number += 1
-            self._lives.follow_waiting(search_is_over=True)
+        with contextlib.suppress(BudgetSpentInterrupt):
+            self._follow_open(self._has_waiting)
 
     def _saved_files(self) -> list[Path]:
         """Return the target's counterexamples from before the run."""
@@ -393,20 +394,38 @@ class Campaign:
 
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
-        self._lives.follow_waiting()
-        while self._lives.waiting.full and self._has_time():
-            time.sleep(POLL_SECONDS)
-            self._learn()
-            self._lives.follow_waiting()
-        self._lives.resume(self._seconds_left())
+        self._follow_open(self._is_full)
         if self._could_not_follow():
             raise BudgetSpentInterrupt
         before = tuple(self._last)
         answer = self.judge(order, "search")
         if not answer.verdict.passed:
-            self._lives.meet(order, answer, before)
+            with self._following():
+                self._lives.meet(order, answer, before)
         elif answer.judged and answer.earlier is not None:
             self._lives.excuse(order, answer.earlier, before)
+
+    def _follow_open(self, waits: Callable[[], bool]) -> None:
+        """Follow failures that wait no longer for other shards, as long as it ``waits``, and go on with shrinking."""
+        if not self._lives.waiting and not self._seconds_left():
+            return
+        with self._following():
+            self._lives.follow_waiting()
+            while waits() and self._has_time():
+                time.sleep(POLL_SECONDS)
+                self._learn()
+                self._lives.follow_waiting()
+            self._lives.resume(self._seconds_left())
+
+    def _has_waiting(self) -> bool:
+        return bool(self._lives.waiting)
+
+    def _is_full(self) -> bool:
+        return self._lives.waiting.full
+
+    def _following(self) -> AbstractContextManager[None]:
+        """Let the compile stage leave the shard's core to what follows failures."""
+        return contextlib.nullcontext() if self._rounds is None else self._rounds.following(self.plan.shard)
 
     def _around(self, order: Order) -> Order:
         """Return the order, most often with harmless poison where it would only show a known failure."""

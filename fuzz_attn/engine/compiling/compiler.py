@@ -40,7 +40,8 @@ AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
 START_NICE: Final = 5
 """As long as no worker is ready, their start goes first. Then compiling goes before judging, which gives way by itself
-(:data:`fuzz_attn.workers.worker.NICE`), until there is a round for each core that no shard has begun."""
+(:data:`fuzz_attn.workers.worker.NICE`), until there is a round for each core that no shard has begun; but what follows
+a failure goes before compiling."""
 REST_NICE: Final = 10
 """From then on judging goes first."""
 FIRST_KERNELS, LATER_KERNELS = 3, 12
@@ -88,6 +89,13 @@ def forks_wanted(waiting: int, cores: int) -> int:
     return max(0, -(-most * (enough - waiting) // enough))
 
 
+def niceness(waiting: int, followers: int, cores: int) -> int:
+    """Return how far forks give way while so many rounds wait for a shard, and so many shards follow a failure."""
+    if waiting >= cores:
+        return REST_NICE
+    return START_NICE if followers else 0
+
+
 class Compiler:
     """Compiles the kernels of the next rounds."""
 
@@ -111,10 +119,11 @@ class Compiler:
 
     def step(self) -> Iterator[StageEvent]:
         """Start the forks that are wanted, wait a moment, and yield what became of those that have ended."""
-        waiting = self._rounds.waiting()
-        nice = (0 if waiting < self._plan.cores else REST_NICE) if self.urgent else START_NICE
+        waiting, followers = self._rounds.waiting(), self._rounds.followers()
+        cores = max(1, self._plan.cores - followers)
+        nice = niceness(waiting, followers, cores) if self.urgent else START_NICE
         for _ in range(MOST_BEGUN):
-            if self._forks.at_work >= forks_wanted(waiting, self._plan.cores):
+            if self._forks.at_work >= forks_wanted(waiting, cores):
                 break
             self._begin(nice)
         for number, result in self._forks.ended(WAIT_SECONDS):
