@@ -9,7 +9,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fuzz_attn.binding.conventions import conventions_of, parameters_of
 from fuzz_attn.case import not_drawn
 from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
@@ -81,15 +80,15 @@ def _read_of(worker: IsolatedWorker) -> tuple[str, ...]:
 
 def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) -> None:
     """Print the binding of a target that is ready, and what was ``read`` of its roundings."""
-    words = FAMILIES[ready.family]
+    words, operation = FAMILIES[ready.family], operation_of(ready.domain)
     table = Table(title=f"{ready.target}: {words} (family {ready.family})", title_justify="left", box=None)
     for heading in ("parameter", "role", "why"):
         table.add_column(heading, overflow="fold")
-    for row in parameters_of(ready.binding, ready.reasons):
+    for row in operation.parameters_of(ready.binding, ready.reasons):
         table.add_row(*row)
     show(printer, table)
     show(printer, "")
-    for line in (*conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
+    for line in (*operation.conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
         show(printer, line)
     show(printer, "")
     show(printer, domain_table("Cases are drawn from", ready))

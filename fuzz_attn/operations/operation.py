@@ -378,6 +378,14 @@ class Operation(ABC):
     def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
         """Return the target that a specification names; raises :class:`fuzz_attn.errors.TargetError` without one."""
 
+    def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
+        """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
+        return [(name, name, why) for name, why in reasons.items()]
+
+    def conventions_of(self, binding: Binding) -> list[str]:
+        """Return how a target is called, beyond the roles of its parameters, in sentences."""
+        return []
+
     def calibrated(self, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
         """Return a target once it is known how it is called, and what was learned in sentences."""
         return target, ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -287,6 +287,18 @@ class Attention(Operation):
         from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - imports torch
 
         return load_target(name, family, binding)
+
+    def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
+        """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
+        from fuzz_attn.binding.conventions import parameters_of  # noqa: PLC0415 - only few commands need it
+
+        return list(parameters_of(binding, reasons))
+
+    def conventions_of(self, binding: Binding) -> list[str]:
+        """Return layout, output and the other conventions of a target, in sentences."""
+        from fuzz_attn.binding.conventions import conventions_of  # noqa: PLC0415 - as above
+
+        return list(conventions_of(binding))
 
     def calibrated(self, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
         """Return a target with its whole binding, and what was learned in sentences."""

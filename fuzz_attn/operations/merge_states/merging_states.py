@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from fuzz_attn.operations.merge_states.state_case import (
     FEATURES,
     NAME,
     POISONED,
+    ROLES,
     TABLE,
     StateCase,
     StateDomain,
@@ -174,6 +175,10 @@ class MergeStates(Operation):
         """Return how many compile keys of a domain are not covered, and how many there are."""
         pool = key_pool(domain)
         return sum(key.number not in covered for key in pool), len(pool)
+
+    def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
+        """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
+        return [(name, ROLES[name], why) for name, why in reasons.items()]
 
     def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
         """Return the target that a specification names."""

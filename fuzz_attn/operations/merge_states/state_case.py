@@ -26,6 +26,14 @@ from fuzz_attn.errors import CaseError, DomainError
 NAME: Final = "merge_states"
 """The operation, and its only family."""
 
+ROLES: Final = {
+    "partial_outputs": "outputs of the states, [num_states, num_tokens, num_heads, head_size]",
+    "partial_lses": "their LSEs, float32 [num_states, num_tokens, num_heads], -inf without keys",
+    "out": "merged output, written, [num_tokens or more, num_heads, head_size]",
+    "lse": "merged LSE, written, float32 [num_tokens or more, num_heads]",
+}
+"""The parameters of a target, all of which it needs, in words."""
+
 StateType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 LARGEST: Final = {"num_states": 64, "num_tokens": 4096, "num_heads": 256, "head_size": 256}

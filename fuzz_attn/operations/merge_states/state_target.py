@@ -10,19 +10,12 @@ from typing import Any, Final
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.binding.matching import Match
 from fuzz_attn.errors import TargetError
-from fuzz_attn.operations.merge_states.state_case import NAME, StateDomain
+from fuzz_attn.operations.merge_states.state_case import NAME, ROLES, StateDomain
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import object_named
 from fuzz_attn.targets.target import Called, Target
 from fuzz_attn.targets.torch_defaults import target_defaults
 
-ROLES: Final = {
-    "partial_outputs": "outputs of the states, [num_states, num_tokens, num_heads, head_size]",
-    "partial_lses": "their LSEs, float32 [num_states, num_tokens, num_heads], -inf without a key",
-    "out": "merged output, written, [num_tokens or more, num_heads, head_size]",
-    "lse": "merged LSE, written, float32 [num_tokens or more, num_heads]",
-}
-"""The parameters of a target, all of which it needs."""
 LAUNCHER: Final = "merge_states:merge_states"
 
 
