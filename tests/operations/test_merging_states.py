@@ -127,3 +127,27 @@ def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
         OPERATION.load_target(f"{file}:merge", "merge_states", None)
     with pytest.raises(TargetError, match="lacks the parameters partial_outputs, partial_lses"):
         OPERATION.load_target(f"{file}:less", "merge_states", None)
+
+
+EXPLAINED: Final = {
+    "an empty state's output is read": "address: out: outputs of states without a key are read",
+    "an empty row has the LSE 0": "denominator: lse: it is 0 and not -inf without any key",
+    "the LSE lacks the sum of weights": "denominator: lse: it is the largest LSE, without the sum of the weights",
+    "the LSE has base 2": "scale: lse: its logarithm has base 2",
+    "the last state is left out": "segment: lse and out: state 2 of 3 is left out",
+    "weights of the next head": "head mapping: lse and out: the LSEs of head 0 weigh all heads",
+    "the output is not divided": "denominator: out: it is not divided by the sum of the weights",
+    "weights in half precision": "unknown: no typical mistake gives these outputs",
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_mistake_is_explained(name: str, tmp_path: Path) -> None:
+    target = target_with(*BUGS[name], tmp_path)
+    case = StateCase(3, 4, 2, empty_states=name.startswith("an empty"), empty_rows="row" in name, poison="nan", seed=3)
+    experiment = OPERATION.experiment(case, target, backend())
+    (verdict, *_) = OPERATION.failures(experiment, None)
+    assert not verdict.passed
+    assert OPERATION.explain(experiment, None).sentence == EXPLAINED[name]
+    reads_empty = name == "an empty state's output is read"
+    assert OPERATION.with_causes(verdict, experiment).poison == (("states",) if reads_empty else ())

@@ -27,6 +27,7 @@ from fuzz_attn.properties.relations import Relation, chosen_relation
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
+    from fuzz_attn.forensics.explanation import Explanation
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison
     from fuzz_attn.properties.experiment import Experiment
@@ -210,6 +211,18 @@ class MergeStates(Operation):
         from fuzz_attn.operations.merge_states.state_experiment import failures  # noqa: PLC0415 - imports torch
 
         return failures(experiment, relation)
+
+    def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
+        """Return a failed verdict that names the poison of empty states where the case passes without it."""
+        from fuzz_attn.operations.merge_states.state_explain import with_causes  # noqa: PLC0415 - imports torch
+
+        return with_causes(verdict, experiment)
+
+    def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
+        """Return which typical mistake gives the outputs."""
+        from fuzz_attn.operations.merge_states.state_explain import explain  # noqa: PLC0415 - imports torch
+
+        return explain(experiment)
 
     def compare(self, relation: str, experiment: Experiment) -> Comparison:
         """Return the second launch of a relation, and what it must give."""
