@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import find
 
 import fuzz_attn.kernels.merge_states as healthy
 from fuzz_attn.backends.simulator import SimulatorBackend
@@ -16,7 +17,8 @@ from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.errors import CounterexampleError, TargetError
-from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, described
+from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, described, key_pool
+from fuzz_attn.operations.merge_states.state_draws import state_cases
 from fuzz_attn.operations.registry import OPERATIONS, operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.target import Target
@@ -105,6 +107,10 @@ def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
 
 def test_the_operation_follows_from_case_domain_and_family() -> None:
     assert operation_of(StateCase()) is operation_of(DOMAIN) is operation_of_family("merge_states") is OPERATION
+
+
+def test_cases_shrink_to_one_row_and_two_states() -> None:
+    assert find(state_cases(DOMAIN, key_pool(DOMAIN)), lambda case: True) == StateCase(num_states=2)
 
 
 def test_two_different_cases_have_different_descriptions() -> None:
