@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -49,3 +50,19 @@ def test_a_huge_file_is_not_unpacked(evil: Wheel, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(wheel, "LARGEST_FILE", 4)
     with pytest.raises(TargetError, match=r"^evil==1: pkg/a\.py cannot be downloaded: it has 5 bytes, more than 4$"):
         evil.file("pkg/a.py")
+
+
+def test_pip_is_asked_once_where_there_is_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new process of a worker would ask again: pip took most of the time of a run on a GPU without a network."""
+    monkeypatch.setenv("FUZZ_ATTN_CACHE", str(tmp_path))
+    calls = tmp_path / "calls"
+    script = f"import sys; open({str(calls)!r}, 'a').write('x'); sys.exit('no network')"
+    monkeypatch.setattr(wheel, "_PIP", (sys.executable, "-c", script))
+    for words in (r"^far==1 cannot be downloaded: no network$", r": no network \(less than 60 s ago\)$"):
+        with pytest.raises(TargetError, match=words):
+            Wheel("far", "1").provide("far/")
+    assert calls.read_text() == "x"
+    monkeypatch.setattr(wheel, "RETRY_SECONDS", 0.0)
+    with pytest.raises(TargetError, match=r": no network$"):
+        Wheel("far", "1").provide("far/")
+    assert calls.read_text() == "xx"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from functools import cached_property
@@ -26,6 +27,10 @@ from fuzz_attn.errors import TargetError
 
 _URL: Final = "wheel.url"
 _NAMES: Final = "names.json"
+_FAILED: Final = "pip-failed.txt"
+RETRY_SECONDS: Final = 60.0
+"""pip is not asked again for so long after it has failed. A launcher may import a module in each call, so each
+process of a worker would ask, which takes pip 4 to 12 seconds without a network."""
 LARGEST_FILE: Final = 2**28
 """Bytes of the largest file that is unpacked."""
 _NO_ARCHIVE: Final = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError)
@@ -108,11 +113,16 @@ class Wheel:
 
     def _pip(self, *arguments: str) -> bytes:
         self.folder.mkdir(parents=True, exist_ok=True)
+        failed = self.folder / _FAILED
+        if failed.exists() and time.time() - failed.stat().st_mtime < RETRY_SECONDS:
+            raise TargetError(f"{failed.read_text()} (less than {RETRY_SECONDS:.0f} s ago)")
         command = [*_PIP, *arguments]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - our own
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["pip failed without a word"]
-            raise TargetError(f"{self.requirement} cannot be downloaded: {lines[-1]}")
+            message = f"{self.requirement} cannot be downloaded: {lines[-1]}"
+            _write(failed, message.encode())
+            raise TargetError(message)
         return done.stdout
 
 
