@@ -7,7 +7,7 @@ from msgspec import Meta
 from fuzz_attn.case.cache_layout import CacheLayout
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
-from fuzz_attn.case.plain import Count, Plain
+from fuzz_attn.case.plain import Count, Plain, Window
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NormalScores,
@@ -40,7 +40,7 @@ class CaseFields(Plain, frozen=True):
     dtypes: DTypes = DTypes()
     pages: PageLayout = PageLayout()
     softmax_scale: float = 1.0
-    window: Count = 0
+    window: Window = 0
     softcap: float = 0.0
     alibi: AlibiRecipe | None = None
     qq_bias: QQBiasRecipe | None = None
