@@ -15,6 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.forensics.explanation import Finding, Heatmap, Reason, Row, count, factor, keys, ranges, rows_of_case
 from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row
+from fuzz_attn.inputs.custom_masks import sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0
@@ -121,14 +122,15 @@ def _weights(weights: Array, rows: list[Row], cells: Array) -> tuple[tuple[float
     return tuple(tuple(round(float(weight), 6) if np.isfinite(weight) else -1.0 for weight in row) for row in picked)
 
 
-Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "bias", "own", "foreign", "unowned"]
+Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "mask", "bias", "own", "foreign", "unowned"]
 """Where a cell lies that a row must not attend: in another KV head, a cache slot of a new token, behind the sequence's
-end, behind the row, before its window, hidden by the bias, in another page of its sequence, in another sequence, in a
-page of no sequence."""
+end, behind the row, before its window or chunk, hidden by a custom mask or by the bias, in another page of its
+sequence, in another sequence, in a page of no sequence."""
 
 _REASONS: Final[dict[Kind, Reason]] = {
     "causal": "causal",
     "window": "window",
+    "mask": "mask",
     "bias": "bias",
     "tail": "tail",
     "stale": "foreign sequence",
@@ -228,15 +230,12 @@ def kind_of_cell(cells: Cells, case: AttentionCase, row: Row, cell: int) -> Kind
         ("tail", position >= case.sequences[row.sequence].seq_len),
         ("head", bool(cells.head[cell] != row.kv_head)),
         ("stale", not own[0].held),
-        ("causal", position > row.position),
+        ("causal", position >= row.end),
         ("window", case.visibility.hides(row.position, position)),
-        ("own", position in _seen(case, row) and not _biased(case)),
+        ("mask", not sees(case, row.sequence, row.query, position)),
+        ("own", not _biased(case)),
     )
     return next((kind for kind, holds in kinds if holds), "bias")
-
-
-def _seen(case: AttentionCase, row: Row) -> range:
-    return case.visibility.keys_of(row.position)
 
 
 def _biased(case: AttentionCase) -> bool:
@@ -371,7 +370,10 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     sequence = owners[0][0].sequence if owners[0] else 0
     words: dict[Kind, str] = {
         "causal": f"{what}: hidden by causality ({behind})",
-        "window": f"{what}: hidden by the window of {case.window} ({window})",
+        "window": f"{what}: hidden by the window of {case.window} ({window})"
+        if case.window
+        else f"{what}: hidden by its chunk, which begins behind",
+        "mask": f"{what}: hidden by the custom mask, whose bit is 0 there",
         "bias": f"{what}: hidden by the query-query bias, which is -inf there",
         "tail": f"{what}: behind the sequence's end ({count(case.sequences[row.sequence].seq_len, 'key')}), in {where}",
         "stale": f"{what} from the cache, in {where}, which is stale there",

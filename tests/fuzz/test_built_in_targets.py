@@ -10,7 +10,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.report.mask_gaps import Explanation
 
-CASES: dict[Family, int] = {"unified": 150, "paged": 100, "context": 100, "chunked": 100}
+CASES: dict[Family, int] = {"unified": 150, "paged": 100, "context": 100, "chunked": 100, "extend": 100}
 
 
 @pytest.mark.parametrize("family", CASES)
