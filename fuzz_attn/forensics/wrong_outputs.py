@@ -33,7 +33,7 @@ def empty_findings(lab: Lab) -> list[Finding]:
     if not bits:
         return []
     lengths = zip(case.sequences, bits, strict=True)
-    seen = [seen_keys(case.visibility, s.query_len, s.context_len, own).any(1) for s, own in lengths]
+    seen = [np.asarray(seen_keys(case.visibility, s.query_len, s.context_len, own).any(1)) for s, own in lengths]
     wrong = [row for row in rows if lab.first.wrong[row.token, row.head].any()]
     if not wrong or any(seen[row.sequence][row.query] for row in wrong):
         return []
