@@ -122,6 +122,8 @@ def _judged(tensors: AttentionTensors, output: OutputTensor, expected: Expected)
 def _ratio(actual: torch.Tensor, expected: Expected) -> torch.Tensor:
     """Return ``|error| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements that are not judged."""
     ratio = (actual - expected.value).abs_().div_(expected.bound)
+    if expected.exact_infinities:
+        ratio.masked_fill_(expected.value.isinf() & (actual == expected.value), 0.0)
     if not every(expected.judged):
         ratio.masked_fill_(~expected.judged & actual.isfinite(), 0.0)
     return ratio

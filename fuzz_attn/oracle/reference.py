@@ -36,9 +36,10 @@ PLAIN_MODEL = RoundingModel()
 class Expected:
     """What the elements of an output must be (:attr:`~fuzz_attn.inputs.output_tensors.OutputTensor.elements`).
 
-    - ``value`` float64 is not rounded to the output's type, and always finite.
+    - ``value`` float64 is not rounded to the output's type, and finite unless it has ``exact_infinities``.
     - ``bound``, of the same shape, is the largest error: positive, and infinite where a correct kernel may overflow.
     - ``judged`` bool broadcasts to them: where it is False, an element must only be written and finite.
+    - ``exact_infinities``: infinite values are expected too, and have to be met exactly.
 
     Only live elements count; in the attention output the others have 0 and an infinite bound.
     """
@@ -46,11 +47,13 @@ class Expected:
     value: torch.Tensor
     bound: torch.Tensor
     judged: torch.Tensor
+    exact_infinities: bool = False
 
     def taken(self, axis: int, index: torch.Tensor) -> Expected:
         """Return what the elements at some indices of an axis must be."""
         size, parts = self.value.shape[axis], (self.value, self.bound, self.judged)
-        return Expected(*(part.index_select(axis, index) if part.shape[axis] == size else part for part in parts))
+        value, bound, judged = (part.index_select(axis, index) if part.shape[axis] == size else part for part in parts)
+        return Expected(value, bound, judged, self.exact_infinities)
 
 
 Reference: TypeAlias = dict[str, Expected]

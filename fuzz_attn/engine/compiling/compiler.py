@@ -18,21 +18,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.compiling.pool import Forks
 from fuzz_attn.engine.compiling.reductions import Reductions
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Ready, Setup
-from fuzz_attn.engine.schedule import SharedRound, shared_round
+from fuzz_attn.operations.operation import SharedRound
+from fuzz_attn.operations.registry import AnyCase, HoldsCases, operation_of
 from fuzz_attn.properties.refusal import Refusal, Site
-from fuzz_attn.strategies.kernel_variants import USUAL
 from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
@@ -42,7 +40,8 @@ AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
 START_NICE: Final = 5
 """As long as no worker is ready, their start goes first. Then compiling goes before judging, which gives way by itself
-(:data:`fuzz_attn.workers.worker.NICE`), until there is a round for each core that no shard has begun."""
+(:data:`fuzz_attn.workers.worker.NICE`), until there is a round for each core that no shard has begun; but what follows
+a failure goes before compiling."""
 REST_NICE: Final = 10
 """From then on judging goes first."""
 FIRST_KERNELS, LATER_KERNELS = 3, 12
@@ -53,15 +52,17 @@ MOST_BEGUN: Final = 64
 WAIT_SECONDS: Final = 0.1
 
 
-class Outcome(Plain, frozen=True):
+class Outcome(HoldsCases, frozen=True):
     """What a fork has found out about a round: what it compiled, some cases that compile, and cases that are refused.
 
     All cases are refused, for the reason of the first, where the round has none to play.
     """
 
+    of_operations: ClassVar = ("accepted",)
+
     compiled: RoundCompiled
     ready: ReadyRound
-    accepted: tuple[AttentionCase, ...] = ()
+    accepted: tuple[AnyCase, ...] = ()
     refused: tuple[tuple[Order, Refusal], ...] = ()
 
     @property
@@ -88,6 +89,13 @@ def forks_wanted(waiting: int, cores: int) -> int:
     return max(0, -(-most * (enough - waiting) // enough))
 
 
+def niceness(waiting: int, followers: int, cores: int) -> int:
+    """Return how far forks give way while so many rounds wait for a shard, and so many shards follow a failure."""
+    if waiting >= cores:
+        return REST_NICE
+    return START_NICE if followers else 0
+
+
 class Compiler:
     """Compiles the kernels of the next rounds."""
 
@@ -107,14 +115,15 @@ class Compiler:
         """Refused rounds whose refusal is being reduced; then no worker need do that."""
 
     def _round(self, number: int) -> SharedRound:
-        return shared_round(self._domain, self._plan.seed, number, self._plan.covered)
+        return operation_of(self._domain).shared_round(self._domain, self._plan.seed, number, self._plan.covered)
 
     def step(self) -> Iterator[StageEvent]:
         """Start the forks that are wanted, wait a moment, and yield what became of those that have ended."""
-        waiting = self._rounds.waiting()
-        nice = (0 if waiting < self._plan.cores else REST_NICE) if self.urgent else START_NICE
+        waiting, followers = self._rounds.waiting(), self._rounds.followers()
+        cores = max(1, self._plan.cores - followers)
+        nice = niceness(waiting, followers, cores) if self.urgent else START_NICE
         for _ in range(MOST_BEGUN):
-            if self._forks.at_work >= forks_wanted(waiting, self._plan.cores):
+            if self._forks.at_work >= forks_wanted(waiting, cores):
                 break
             self._begin(nice)
         for number, result in self._forks.ended(WAIT_SECONDS):
@@ -178,7 +187,7 @@ class Compiler:
         started, shared = time.monotonic(), self._round(number)
         most = LATER_KERNELS if shared.turn else FIRST_KERNELS if number >= self._plan.cores else 1
         tried = self._compile_most(shared, most)
-        usual = tried.done.refused is not None and shared.form.variant != USUAL
+        usual = tried.done.refused is not None and not shared.is_usual
         if usual:
             tried = self._compile_most(shared.usual(), most)
         done = tried.done

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -34,7 +34,7 @@ CLAIM_SECONDS: Final = 60.0
 
 _ENDED: Final = "ended"
 _READY, _BEGUN, _TOLD = "ready-", "begun-", "told-"
-_CLAIMED: Final = "claimed-"
+_CLAIMED, _FOLLOWS = "claimed-", "follows-"
 
 
 class StagePlan(Plain, frozen=True):
@@ -97,6 +97,20 @@ class Rounds:
         """Return how many rounds are ready that no shard has begun."""
         self._look()
         return len(self._free())
+
+    @contextmanager
+    def following(self, shard: int) -> Iterator[None]:
+        """Note that a shard follows a failure, and needs no rounds meanwhile."""
+        path = self._folder / f"{_FOLLOWS}{shard}"
+        path.touch()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+    def followers(self) -> int:
+        """Return how many shards follow a failure."""
+        return sum(name.startswith(_FOLLOWS) for name in os.listdir(self._folder))
 
     def next(self, random: Random, go_on: Callable[[], bool]) -> ReadyRound | None:
         """Return the round to play: the first that no shard has begun, else any that is ready.

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from fuzz_attn.engine.events import FailureChanged, Told, Which
 from fuzz_attn.engine.failures.reduction import share_seconds
-from fuzz_attn.engine.failures.triage import KnownFailure, class_of
+from fuzz_attn.engine.failures.triage import HANG, KnownFailure, class_of
 from fuzz_attn.engine.orders import Answer, Order
 
 MOST_WAITING: Final = 2
@@ -44,35 +44,48 @@ class WaitingFailures:
         self._shard = shard
         self._waiting: list[Waiting] = []
         self._elsewhere: dict[Which, str] = {}
+        self._begun: dict[Which, float] = {}
+        self.longest = 0.0
+        """The seconds that another shard has taken for a failure at most, that of a hang aside."""
 
     def note(self, event: Told) -> None:
         """Note that another shard begins to follow a failure, or has ended."""
         which = event.shard, event.failure
         if isinstance(event, FailureChanged):
-            if event.done:
-                self._elsewhere.pop(which, None)
+            begun = self._begun.pop(which, None) if event.done else None
+            if event.done and self._elsewhere.pop(which, HANG) != HANG and begun is not None and not event.same_as:
+                self.longest = max(self.longest, time.monotonic() - begun)
         elif event.shard != self._shard and event.followed and not event.saved:
             self._elsewhere[which] = class_of(event.counterexample.verdict)
+            self._begun[which] = time.monotonic()
 
-    def takes(self, waiting: Waiting, max_time: float) -> bool:
-        """Return whether a failure of a run of ``max_time`` seconds waits from now on, as others follow its class."""
+    def takes(self, waiting: Waiting, max_time: float, seconds_left: float) -> bool:
+        """Return whether a failure waits from now on, as others follow its class.
+
+        A run of ``max_time`` seconds ends in ``seconds_left``, the last of which are its own.
+        """
         name = waiting.failure.failure_class
         others = frozenset(which for which, other in self._elsewhere.items() if other == name)
-        if others:
-            seconds = SHARES * share_seconds(max_time) if isfinite(max_time) else PATIENCE
-            self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
-        return bool(others)
+        share = share_seconds(max_time) if isfinite(max_time) else PATIENCE / SHARES
+        seconds = min(SHARES * share, seconds_left - share)
+        if not others or seconds <= 0.0:
+            return False
+        self._waiting.append(waiting._replace(others=others, until=time.monotonic() + seconds))
+        return True
 
     @property
     def full(self) -> bool:
         """Whether the search should wait too."""
         return len(self._waiting) >= MOST_WAITING
 
-    def leaving(self, *, all_of_them: bool) -> Iterator[Waiting]:
-        """Yield the failures that wait no longer: all, else those whose others have ended, or whose patience has."""
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def leaving(self) -> Iterator[Waiting]:
+        """Yield the failures that wait no longer: those whose others have ended, or whose patience has."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            if all_of_them or each.others.isdisjoint(self._elsewhere) or each.until < time.monotonic():
+            if each.others.isdisjoint(self._elsewhere) or each.until < time.monotonic():
                 yield each
             else:
                 self._waiting.append(each)

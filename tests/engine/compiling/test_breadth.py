@@ -18,9 +18,10 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.serving import looks_like_serving, serves
-from fuzz_attn.engine.compiling.compiler import forks_wanted
+from fuzz_attn.engine.compiling.compiler import REST_NICE, START_NICE, forks_wanted, niceness
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds
-from fuzz_attn.engine.schedule import play_shared_round, shared_round
+from fuzz_attn.engine.schedule import play_shared_round
+from fuzz_attn.operations.attention.drawing import shared_round
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 from fuzz_attn.targets.built_in import built_in
 
@@ -131,3 +132,8 @@ def test_compilers_get_the_cores_that_shards_wait_for(cores: int) -> None:
     assert wanted == sorted(wanted, reverse=True)
     assert wanted[2 * cores - 1] == 1
     assert set(wanted[2 * cores :]) == {0}
+
+
+def test_compilers_give_way_to_what_follows_failures() -> None:
+    assert [niceness(waiting, 0, 16) for waiting in (0, 15, 16)] == [0, 0, REST_NICE]
+    assert [niceness(waiting, 3, 13) for waiting in (0, 12, 13)] == [START_NICE, START_NICE, REST_NICE]

@@ -121,3 +121,13 @@ def test_rounds_can_be_taken_back(stage: Rounds, tmp_path: Path) -> None:
     stage.clear()
     assert stage.waiting() == 0
     assert Rounds(tmp_path).next(Random(1), never) is None
+
+
+def test_the_compile_stage_sees_who_follows_a_failure(stage: Rounds, tmp_path: Path) -> None:
+    one, two = Rounds(tmp_path), Rounds(tmp_path)
+    with one.following(0):
+        assert stage.followers() == 1
+        with two.following(1):
+            assert stage.followers() == 2
+        assert stage.followers() == 1
+    assert stage.followers() == 0
