@@ -2,16 +2,17 @@
 
 ``unified`` reads every key from the cache. ``paged`` decodes one query token of each sequence. ``context`` takes the
 keys and values of the new tokens packed, beside a cache of the context. ``chunked`` is ``context`` for sequences with
-more than one query token and ``paged`` for the others.
+more than one query token and ``paged`` for the others. ``extend`` takes new tokens packed as ``context`` does, beside a
+list of the slots of each context, and masks other than the causal one.
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.cache_layout import ROWS, SPLIT, CacheFormat
+from fuzz_attn.case.cache_layout import ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.parts import LaunchPath
 
-Family: TypeAlias = Literal["unified", "paged", "context", "chunked"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ FAMILIES: Final[dict[Family, Interface]] = {
         words="context attention, then paged decode",
         cache=SPLIT,
         packed_from=2,
+    ),
+    "extend": Interface(
+        words="attention of new tokens over indexed slots",
+        cache=SLOTS,
+        packed_from=0,
     ),
 }
 """Every family by its name, the simplest first."""

@@ -8,6 +8,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace_layout
 from fuzz_attn.case.checks import inexpressible
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import LaunchHints
 
 
@@ -18,7 +19,7 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     cache, unless the cache rounds them to fp8. Where several keys share a slot, the key that the slot holds depends on
     which keys are stored at all.
     """
-    if not all(case.answers):
+    if not all(case.answers) or case.mask != CAUSAL:  # only one family has other masks
         return None
     interface = FAMILIES[family]
     own_slots = not (case.pages.shared_prefix or case.pages.repeated)

@@ -19,7 +19,13 @@ from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
 from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
-from fuzz_attn.forensics.wrong_outputs import output_findings, outside_findings, type_findings, unwritten_findings
+from fuzz_attn.forensics.wrong_outputs import (
+    empty_findings,
+    output_findings,
+    outside_findings,
+    type_findings,
+    unwritten_findings,
+)
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 
@@ -88,7 +94,7 @@ class Inquiry:
     def _of_weights(self) -> list[Finding]:
         """Return what is wrong with the keys that rows attend, with their scores, or with their values."""
         wrong_rows = by_row(self.lab.first.wrong)
-        found = list(type_findings(self.lab)) or list(column_findings(self.lab))
+        found = empty_findings(self.lab) or list(type_findings(self.lab)) or list(column_findings(self.lab))
         if not found and self.uniform is not None:
             found = mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found
