@@ -213,7 +213,8 @@ def test_arguments_of_masks(mask: Mask, window: int, given: tuple[object, ...]) 
     assert found["custom_mask"] is tensors.custom_mask
     if isinstance(mask, Custom):
         assert found["mask_indptr"].tolist() == [0, 14, 17, 17]
-        assert (found["custom_mask"].dtype, found["custom_mask"].shape) == (torch.bool, (17,))
+        assert tensors.custom_mask is not None
+        assert (tensors.custom_mask.dtype, tensors.custom_mask.shape) == (torch.bool, (17,))
     else:
         assert found["mask_indptr"] is None
 
