@@ -8,7 +8,7 @@ from fuzz_attn.case.cache_layout import CacheLayout
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import CAUSAL, Mask
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
-from fuzz_attn.case.plain import Count, Plain
+from fuzz_attn.case.plain import Count, Plain, Window
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NormalScores,
@@ -41,7 +41,7 @@ class CaseFields(Plain, frozen=True):
     dtypes: DTypes = DTypes()
     pages: PageLayout = PageLayout()
     softmax_scale: float = 1.0
-    window: Count = 0
+    window: Window = 0
     mask: Mask = CAUSAL
     softcap: float = 0.0
     alibi: AlibiRecipe | None = None
