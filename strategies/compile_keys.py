@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature, fp8_features
+from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, Feature, fp8_features
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.parts import DTypes, LaunchHints
@@ -37,6 +37,9 @@ MIXED_KEYS = 5
 
 MIXED_STEP = 13
 """Keys between those of two consecutive mixed combinations, so that they differ in other fields too."""
+
+_USUAL_FLAGS: Values = {name: False for name in COMPILED_FEATURES if FEATURES[name].published}
+"""The compiled features that keys of most domains have or not; one that a target must declare counts where it is on."""
 
 TILE_WEIGHTS = {16: 9, 128: 1}
 USUAL_TILE_WEIGHT = 3
@@ -219,11 +222,16 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         axis("head_size", SIMPLER_HEAD_SIZES),
         axis("block_size", SIMPLER_BLOCK_SIZES),
         axis("num_queries_per_kv", SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
-        *(axis(flag, (), lambda on: 1 if on else 2) for flag in COMPILED_FEATURES),
+        *(axis(flag, (), lambda on: 1 if on else 2) for flag in _flags(domain)),
         axis("launch", MAX_SIMPLER, _launch_weight),
         *(each for each in options if len(each.values) > 1),
         axis("tile_size", 1, lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
+
+
+def _flags(domain: Domain) -> Iterator[Feature]:
+    """Yield the compiled features that are axes: the published ones, and of the others those of the domain."""
+    yield from (name for name in COMPILED_FEATURES if name in _USUAL_FLAGS or domain.allows(name))
 
 
 def _option_weight(option: int) -> int:
@@ -329,7 +337,7 @@ def values_of_key(key: CompileKey) -> Values:
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
     chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
     options = {name: number for name, number in chosen.items() if number}
-    flags: Values = {name: key.has(name) for name in COMPILED_FEATURES}
+    flags: Values = _USUAL_FLAGS | dict.fromkeys(key.compiled, True)
     fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in ("compiled", "launch")}
     return {**fields, **flags, "launch": launch, "tile_size": hints.tile_size, **options}
 
@@ -339,7 +347,7 @@ def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
     options = {name: fields.pop(name, 0) for name in ("num_warps", "num_stages")}
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile, **options)
-    compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name))
+    compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name, False))
     return CompileKey(launch=hints, compiled=compiled, **fields)
 
 

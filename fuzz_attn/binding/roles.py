@@ -63,6 +63,11 @@ ROLES: Final[dict[str, Role]] = {
         ("out", "output", "o", "o_extend", "attn_out", "attn_output"),
         _output("out"),
     ),
+    "lse": Role(
+        "log-sum-exp of each row, float32 [num_tokens, num_query_heads] or its transpose",
+        ("lse", "softmax_lse", "out_lse", "lse_extend"),
+        values.lse,
+    ),
     "key_cache": Role(
         "cache of keys",
         ("k_cache", "key_cache", "k_buffer", "key_buffer", "k_caches", "kc", "cache_k", "paged_k"),

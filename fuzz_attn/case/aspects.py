@@ -46,6 +46,7 @@ Feature: TypeAlias = Literal[
     "filter_by_query_len",
     "uint8_cache",
     "stale_cache",
+    "lse",
     "large_offsets",
     "far_axes",
     "strides",
@@ -316,6 +317,8 @@ ODDITIES: Final = (
              families=_FILTERED, roles=("query_start_loc skips_others",)),
     _feature("uint8_cache", "fp8 cache passed as bytes", form=True, families=_SPLIT, roles=("kv_cache_dtype",)),
     _feature("stale_cache", "cache without the new tokens", form=True, families=_PACKED),
+    _feature("lse", "log-sum-exp as a second output", compiled=True, published=False, roles=("lse",),
+             line="log-sum-exp"),
     # Caches of many gigabytes, of which only the pages of the case have memory: not for a target that copies them.
     _fields("pages far into the caches", "pages.first_block",
             feature="large_offsets", virtual=True, refused="large offsets"),

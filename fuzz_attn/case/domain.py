@@ -20,7 +20,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps
-from fuzz_attn.case.recipes import AlibiKind
+from fuzz_attn.case.recipes import AlibiKind, LogSumExp
 from fuzz_attn.errors import DomainError
 
 _LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20, "segments": 256}
@@ -47,6 +47,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     - ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published versions before May 2026 ignore them).
     - ``num_warps`` and ``num_stages``: what Triton's compiler may be asked for in place of the launcher's own choice.
       With ``launch_options``, which the backend of a GPU sets, cases choose among them.
+    - ``lse``: the form of the log-sum-exp that the target writes (:class:`fuzz_attn.case.recipes.LogSumExp`).
     - ``alibi_kinds``: the kinds of ALiBi slopes (:class:`fuzz_attn.case.recipes.AlibiRecipe`).
     """
 
@@ -68,6 +69,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     num_warps: tuple[NumWarps, ...] = (1, 2, 4, 8)
     num_stages: tuple[int, ...] = (1, 2, 3)
     launch_options: bool = False
+    lse: LogSumExp = LogSumExp()
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
@@ -210,6 +212,8 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
             yield what.format(size)
     if case.alibi is not None and case.alibi.kind not in domain.alibi_kinds:
         yield f"{case.alibi.kind} ALiBi slopes"
+    if case.lse is not None and case.lse != domain.lse:
+        yield f"a log-sum-exp {case.lse.words()}"
 
 
 def _unpromised_types(case: CaseFields, domain: Domain) -> Iterator[str]:

@@ -14,9 +14,9 @@ from fuzz_attn.case.parts import LaunchHints
 def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     """Return the case as one of another family with the same exact output, None where that family cannot express it.
 
-    Rows that the case's own family skips have no counterpart. New tokens are the same numbers read packed or from the
-    cache, unless the cache rounds them to fp8. Where several keys share a slot, the key that the slot holds depends on
-    which keys are stored at all.
+    Rows that the case's own family skips have no counterpart, and neither has a log-sum-exp. New tokens are the same
+    numbers read packed or from the cache, unless the cache rounds them to fp8. Where several keys share a slot, the key
+    that the slot holds depends on which keys are stored at all.
     """
     if not all(case.answers):
         return None
@@ -34,6 +34,7 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
         filter_by_query_len=False,
         uint8_cache=False,
         stale_cache=False,
+        lse=None,
         launch=LaunchHints(),
     )
     return None if inexpressible(bare, family) else replace_layout(bare, family=family)

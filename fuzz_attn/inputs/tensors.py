@@ -20,7 +20,7 @@ from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
-from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe
+from fuzz_attn.case.recipes import BiasDType, LogSumExp, QQBiasRecipe
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
@@ -106,6 +106,8 @@ class AttentionTensors:
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
     stored_as: CacheFormat | None = None
     """The format of the caches where it is not the family's own."""
+    lse: LogSumExp | None = None
+    """The form of the output ``lse``, None for a case without it."""
 
     @property
     def visibility(self) -> Visibility:
@@ -256,6 +258,7 @@ def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat
         reads_packed=case.reads_packed,
         first_block=case.pages.first_block,
         stored_as=stored_as,
+        lse=case.lse,
     )
 
 
@@ -271,6 +274,24 @@ def _out(case: AttentionCase, device: str) -> OutputTensor:
     return OutputTensor(_far(case, near, {"out_token": 0, "out_head": 1}), poison, (slice(0, case.num_tokens),), live)
 
 
+def _lse(case: AttentionCase, device: str) -> OutputTensor | None:
+    """Return the log-sum-exp, with as many rows as the attention output and the padding of its heads."""
+    if case.lse is None:
+        return None
+    by_tokens, poison = case.lse.order == "tokens", output_poison("float32", case.poison.out)
+    rows = case.num_tokens + case.padded_tokens + case.form.extra_output_rows
+    shape = (rows, case.heads.num_query_heads) if by_tokens else (case.heads.num_query_heads, rows)
+    width = shape[1] + case.strides.out_head
+    memory = poisoned((shape[0], width), np.uint32, poison)
+    tensor = tensors_over(memory, (strided(memory, shape, (width, 1)),), torch.float32, device)[0]
+    answered, tokens = _answered_tokens(case, device), slice(0, case.num_tokens)
+    if by_tokens:
+        live = None if answered is None else answered[:, None]
+        return OutputTensor(tensor, poison, (tokens,), live, ("token", "head"))
+    live = None if answered is None else answered[None]
+    return OutputTensor(tensor, poison, (slice(None), tokens), live, ("head", "token"))
+
+
 def _answered_tokens(case: AttentionCase, device: str) -> torch.Tensor | None:
     """Return bool ``[num_tokens]``, whether the target writes the token's rows; None where it writes all."""
     if all(case.answers):
@@ -279,7 +300,7 @@ def _answered_tokens(case: AttentionCase, device: str) -> torch.Tensor | None:
     return torch.tensor(case.answers).repeat_interleave(lengths).to(device)
 
 
-OUTPUTS: Final[dict[str, Callable[[AttentionCase, str], OutputTensor | None]]] = {"out": _out}
+OUTPUTS: Final[dict[str, Callable[[AttentionCase, str], OutputTensor | None]]] = {"out": _out, "lse": _lse}
 """Every output of an attention call by its name: what returns it for a case on a device, None for a case without it."""
 
 

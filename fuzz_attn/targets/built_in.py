@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-from fuzz_attn.case.aspects import FEATURES_OF
+from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -14,10 +14,14 @@ from fuzz_attn.targets.target import Target
 _TILES: Final = (16, 32, 64, 128)
 
 
+_ABSENT: Final[frozenset[Feature]] = frozenset(("lse",))
+"""Features that the kernels of these families do not have."""
+
+
 def _everything(family: Family) -> Domain:
-    """Return a domain that names each feature of a family, so that a copy of it keeps them all."""
-    interface = FAMILIES[family]
-    return Domain(family, features=FEATURES_OF[family], paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
+    """Return a domain that names each feature of a family's kernel, so that a copy of it keeps them all."""
+    interface, features = FAMILIES[family], FEATURES_OF[family] - _ABSENT
+    return Domain(family, features=features, paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
 
 
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {

@@ -20,6 +20,7 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
+    LogSumExp,
     NeedleScores,
     OutlierValues,
     Override,
@@ -88,6 +89,7 @@ FULL = AttentionCase(
     padded_tokens=2,
     poison=PoisonRecipe(keys="huge", values="negative_inf", table="zero", out=1),
     launch=LaunchHints(path="3d", num_segments=5, tile_size=32, num_warps=8, num_stages=2),
+    lse=LogSumExp("2", "heads", with_sinks=False, empty="inf"),
     seed=2**53 - 1,
     form=CallForm("scalar", 1, 2, False, 3, 4, 5),
 )
@@ -110,6 +112,7 @@ GOLDEN = (
     '"padded_tokens":2,'
     '"poison":{"keys":"huge","values":"negative_inf","table":"zero","out":1},'
     '"launch":{"path":"3d","num_segments":5,"tile_size":32,"num_warps":8,"num_stages":2},'
+    '"lse":{"base":"2","order":"heads","with_sinks":false,"empty":"inf"},'
     '"seed":9007199254740991,'
     '"form":{"scales":"scalar","window":1,"cache_name":2,"query_starts":false,"extra_table_rows":3,"extra_output_rows":4,"extra_new_rows":5}}'
 )
@@ -182,6 +185,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "filter_by_query_len": False,
         "uint8_cache": False,
         "stale_cache": False,
+        "lse": None,
         "seed": 0,
         "form": {
             "scales": "vector",
@@ -198,6 +202,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DenormalValues": {"type": "denormal"},
     "IntegerValues": {"type": "integer"},
     "LevelScores": {"type": "level", "level": -20.0, "jitter": 0.5},
+    "LogSumExp": {"base": "e", "order": "tokens", "with_sinks": True, "empty": "-inf"},
     "NeedleScores": {"type": "needle", "place": "own", "strength": 8.0},
     "NormalScores": {"type": "normal", "spread": 1.0},
     "NormalValues": {"type": "normal"},
@@ -365,7 +370,7 @@ def test_fields_that_recompile_change_the_key(changes: dict[str, Any]) -> None:
 @given(cases(WIDE))
 def test_key_holds_the_compiled_features(case: AttentionCase) -> None:
     key = case.compile_key
-    names = ("window", "softcap", "alibi", "qq_bias", "sinks", "filter_by_query_len")
+    names = ("window", "softcap", "alibi", "qq_bias", "sinks", "filter_by_query_len", "lse")
     assert key.compiled == tuple(name for name in names if getattr(case, name))
     assert isinstance(key, CompileKey)
     assert (key.head_size, key.block_size) == (case.heads.head_size, case.pages.block_size)
