@@ -18,7 +18,16 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
-from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
+from fuzz_attn.strategies.heads import (
+    SIMPLER_GROUP_SIZES,
+    SIMPLER_HEAD_SIZES,
+    SIMPLER_VALUE_SIZES,
+    group_sizes,
+    head_allowed,
+    head_sizes,
+    value_allowed,
+    value_sizes,
+)
 from fuzz_attn.strategies.launches import launch_paths, stage_counts, tile_allowed, tile_sizes, warp_counts
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
@@ -28,6 +37,9 @@ from fuzz_attn.strategies.serving import serving_keys
 
 Values: TypeAlias = dict[str, Any]
 ValueOfField: TypeAlias = tuple[str, Any]
+
+_NO_FIELDS = ("compiled", "launch", "value_size")
+"""Fields of a key that are several values, or a value only where they are not 0."""
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
@@ -150,6 +162,8 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         "family": key.family == domain.family,
         "head_size": within(key.head_size, domain.head_sizes)
         and head_allowed(key.head_size, dtypes=key.dtypes, domain=domain),
+        "value_size": (not key.value_size or domain.allows("head_size_v"))
+        and value_allowed(key.value_size, key.head_size, domain=domain),
         "block_size": within(key.block_size, domain.block_sizes),
         "launch": key.launch.path in domain.paths
         and segments
@@ -183,7 +197,8 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
     if choice >= len(simpler):
         return key
     values |= {axis.name: simpler[choice]}
-    if not _splits(values["head_size"], values["dtypes"], domain):
+    fits = value_allowed(values.get("value_size", 0), values["head_size"], domain=domain)
+    if not fits or not _splits(values["head_size"], values["dtypes"], domain):
         return key
     simplified = _key(values, domain)
     return key if domain.excludes(simplified.features) else simplified
@@ -200,6 +215,7 @@ def values_in(domain: Domain) -> Mapping[str, tuple[Any, ...]]:
         "head_size": head_sizes(domain=domain),
         "block_size": block_sizes(domain=domain),
         "num_queries_per_kv": group_sizes(domain=domain),
+        "value_size": value_sizes(domain=domain),
         **flags,
         "launch": launch_paths(domain=domain),
         "num_warps": warp_counts(domain=domain),
@@ -216,12 +232,16 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
     def axis(name: str, preferred: int | tuple[Any, ...], weight: Callable[[Any], int] = _evenly) -> Axis:
         return _axis(name, values[name], values[name][:preferred] if isinstance(preferred, int) else preferred, weight)
 
-    options = (axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight))
+    sizes, options = (
+        [axis("value_size", SIMPLER_VALUE_SIZES)],
+        [axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight)],
+    )
     return (
         Axis("dtypes", (*values["dtypes"], *mixed_dtypes(domain)), _evenly, partial(simpler_dtypes, domain=domain)),
         axis("head_size", SIMPLER_HEAD_SIZES),
         axis("block_size", SIMPLER_BLOCK_SIZES),
         axis("num_queries_per_kv", SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
+        *(each for each in sizes if len(each.values) > 1),
         *(axis(flag, (), lambda on: 1 if on else 2) for flag in _flags(domain)),
         axis("launch", MAX_SIMPLER, _launch_weight),
         *(each for each in options if len(each.values) > 1),
@@ -270,12 +290,15 @@ def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain
     last = len(columns) - 1
 
     def allowed(axis: int, value: int, other: int, other_value: int) -> bool:
+        if axis == _HEAD_SIZE and other == place:
+            return value_allowed(axes[place].values[other_value], heads[value], domain=domain)
         if axis != _DTYPES:
             return True
         if other == _HEAD_SIZE:
             return _splits(heads[other_value], dtypes[value], domain)
         return other != last or _fits(tiles[other_value], dtypes[value])
 
+    place = next((place for place, axis in enumerate(axes) if axis.name == "value_size"), -1)
     weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
     for row in pairwise(weights, allowed=allowed):
         yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)}, domain)
@@ -336,9 +359,9 @@ def values_of_key(key: CompileKey) -> Values:
     hints = key.launch
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
     chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
-    options = {name: number for name, number in chosen.items() if number}
+    options = {name: number for name, number in {**chosen, "value_size": key.value_size}.items() if number}
     flags: Values = _USUAL_FLAGS | dict.fromkeys(key.compiled, True)
-    fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in ("compiled", "launch")}
+    fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in _NO_FIELDS}
     return {**fields, **flags, "launch": launch, "tile_size": hints.tile_size, **options}
 
 

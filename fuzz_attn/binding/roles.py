@@ -78,6 +78,11 @@ ROLES: Final[dict[str, Role]] = {
         ("v_cache", "value_cache", "v_buffer", "value_buffer", "v_caches", "vc", "cache_v", "paged_v"),
         lambda problem: problem.value_cache,
     ),
+    "latent_cache": Role(
+        "cache of keys whose first elements are the values [num_blocks, block_size, head_size]",
+        ("kv_buffer", "latent_cache"),
+        lambda problem: problem.key_cache[:, :, 0],
+    ),
     "new_keys": Role(
         "keys of the new tokens [num_tokens, num_kv_heads, head_size]",
         ("k", "key", "keys", "k_extend", "k_new", "new_k", "k_states"),

@@ -9,7 +9,7 @@ import msgspec
 from fuzz_attn.case.aspects import Feature, compiled_features, fp8_features
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints
+from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints, ValueSize
 from fuzz_attn.case.plain import Plain, Positive
 
 
@@ -29,6 +29,7 @@ class CompileKey(Plain, frozen=True):
     compiled: tuple[Feature, ...] = ()
     """Features in the order of ``COMPILED_FEATURES``."""
     launch: LaunchHints = LaunchHints()
+    value_size: ValueSize = 0
 
     @property
     def number(self) -> int:
@@ -58,4 +59,5 @@ def compile_key_of(case: CaseFields) -> CompileKey:
         block_size=case.pages.block_size,
         compiled=compiled_features(case),
         launch=case.launch,
+        value_size=case.heads.value_size,
     )

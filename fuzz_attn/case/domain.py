@@ -23,7 +23,7 @@ from fuzz_attn.case.parts import MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps
 from fuzz_attn.case.recipes import AlibiKind, LogSumExp
 from fuzz_attn.errors import DomainError
 
-_LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20, "segments": 256}
+_LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20, "segments": 256, "value_sizes": 1024}
 """The largest size that a case may have; see :mod:`fuzz_attn.case.parts`."""
 
 ALIBI_KINDS: Final[tuple[AlibiKind, ...]] = get_args(AlibiKind)
@@ -39,9 +39,9 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     - ``cache_dtypes`` and ``output_dtypes``: the types of the caches, and of fp8 queries, and of the output. A target
       with one fp8 type names only that one. With ``mixed_dtypes``, an output that cannot have
       the type of q has the first wide type; without, q has only types that the output can have, beside an fp8 output.
-    - ``head_sizes``, ``block_sizes``, ``group_sizes`` and ``segments`` (of the path ``3d``) are inclusive ranges, or an
-      explicit tuple of another length than two. Families with split caches use only head sizes that the cache's type
-      can split.
+    - ``head_sizes``, ``block_sizes``, ``group_sizes``, ``segments`` (of the path ``3d``) and ``value_sizes`` (where
+      values may have another size than keys) are inclusive ranges, or an explicit tuple of another length than two.
+      Families with split caches use only head sizes that the cache's type can split.
     - ``tile_sizes`` are where the target cuts the keys, so that strategies can aim at the cuts; with ``tile_hint`` a
       case may choose among them.
     - ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published versions before May 2026 ignore them).
@@ -70,6 +70,7 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     num_stages: tuple[int, ...] = (1, 2, 3)
     launch_options: bool = False
     lse: LogSumExp = LogSumExp()
+    value_sizes: tuple[int, ...] = (1, 256)
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
@@ -205,6 +206,7 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
     yield from _unpromised_types(case, domain)
     for what, size, allowed in (
         ("heads of {}", heads.head_size, domain.head_sizes),
+        *((("values of {}", heads.head_size_v, domain.value_sizes),) if domain.allows("head_size_v") else ()),
         ("pages of {}", case.pages.block_size, domain.block_sizes),
         ("{} query heads for each KV head", heads.num_queries_per_kv, domain.group_sizes),
     ):

@@ -2,16 +2,17 @@
 
 ``unified`` reads every key from the cache. ``paged`` decodes one query token of each sequence. ``context`` takes the
 keys and values of the new tokens packed, beside a cache of the context. ``chunked`` is ``context`` for sequences with
-more than one query token and ``paged`` for the others.
+more than one query token and ``paged`` for the others. ``mla_decode`` decodes one query token of each sequence over a
+cache whose values are the first elements of its keys (multi-head latent attention).
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.cache_layout import ROWS, SPLIT, CacheFormat
+from fuzz_attn.case.cache_layout import LATENT, ROWS, SPLIT, CacheFormat
 from fuzz_attn.case.parts import LaunchPath
 
-Family: TypeAlias = Literal["unified", "paged", "context", "chunked"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "mla_decode"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Interface:
     ``paths`` are the launch paths that a case may ask for. :mod:`fuzz_attn.case.aspects` says which features its
     arguments can express. ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips
     the others. ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache, None
-    for no packed tensors.
+    for no packed tensors. ``answers_no_key``: a row that sees no key is 0, and not left alone.
     """
 
     words: str
@@ -29,6 +30,7 @@ class Interface:
     paths: tuple[LaunchPath, ...] = ("auto",)
     one_token_each: bool = False
     packed_from: int | None = None
+    answers_no_key: bool = False
 
     @property
     def packs_new_keys(self) -> bool:
@@ -79,6 +81,13 @@ FAMILIES: Final[dict[Family, Interface]] = {
         words="context attention, then paged decode",
         cache=SPLIT,
         packed_from=2,
+    ),
+    "mla_decode": Interface(
+        words="decode on a latent cache",
+        cache=LATENT,
+        paths=("auto", "2d", "3d"),
+        one_token_each=True,
+        answers_no_key=True,
     ),
 }
 """Every family by its name, the simplest first."""

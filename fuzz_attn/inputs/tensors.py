@@ -54,7 +54,7 @@ class AttentionTensors:
     """What one attention call reads and writes, by the glossary's names.
 
     ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``outputs`` are those of :data:`OUTPUTS`
-    by their names; ``out``, of the shape of the query, may have more rows.
+    by their names; ``out``, with heads of the size of a value, may have more rows than the query.
     ``key_cache`` and ``value_cache`` have the axes of the cache format
     (:mod:`fuzz_attn.case.cache_layout`) and any strides with the last one 1; :meth:`keys_at` and :meth:`values_at`
     read them by slot. ``new_keys`` and ``new_values`` are
@@ -266,8 +266,9 @@ def _out(case: AttentionCase, device: str) -> OutputTensor:
     """Return the attention output: rows of the tokens, then those of padding."""
     gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
-    memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
-    view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
+    heads = case.heads.num_query_heads, case.heads.head_size_v
+    memory = packed_memory(case, heads, dtype, poison, gaps, case.form.extra_output_rows)
+    view = heads_view(memory, heads[0], gaps[1], heads[1])
     near = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
     answered = _answered_tokens(case, device)
     live = None if answered is None else answered[:, None, None]
@@ -363,11 +364,12 @@ def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str)
 
 
 def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str, extra_rows: int = 0) -> torch.Tensor:
-    """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN everywhere else."""
+    """Return packed tokens ``[num_tokens + padded_tokens, heads, size]`` in q's type, NaN everywhere else."""
     dtype = case.dtypes.q
     poison = slot_poison(dtype, "nan")
-    memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps, extra_rows)
-    view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
+    heads = tokens.shape[1], tokens.shape[2]
+    memory = packed_memory(case, heads, dtype, poison, gaps, extra_rows)
+    view = heads_view(memory, heads[0], gaps[1], heads[1])
     view[: case.num_tokens] = tokens
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 

@@ -21,15 +21,12 @@ import torch
 from fuzz_attn.case.recipes import LogSumExp
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import allowed_roundings
+from fuzz_attn.oracle.allowed_roundings import LOG_UNITS
 from fuzz_attn.oracle.error_bound import probability_unit, stored_bound
 from fuzz_attn.oracle.logits import NO_SINK, SECOND_ORDER, Logits, tanh_shift
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import UNIT, gamma
 from fuzz_attn.oracle.row_blocks import RowBlock
-
-LOG_UNITS: Final = 6.0
-"""Units that a logarithm may lose, of itself or of 1 where it is smaller: CUDA's ``lg2.approx`` loses 4 (2^-22), and
-the product with log(2) and that constant 2 more."""
 
 LAST_UNITS: Final = 3.0
 """Units that the sum with the largest logit, the product with log(2) or log2(e) and that constant lose, of the result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -22,10 +23,10 @@ from fuzz_attn.oracle.error_bound import (
     value_term,
     weights_of,
 )
-from fuzz_attn.oracle.log_sum_exp import log_sum_exp
+from fuzz_attn.oracle.log_sum_exp import OF_NO_KEY, log_sum_exp
 from fuzz_attn.oracle.logits import Logits, logits_of
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import OVERFLOW
+from fuzz_attn.oracle.roundings import FLUSHED, OVERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 PLAIN_MODEL = RoundingModel()
@@ -100,10 +101,23 @@ def attend(
             value, bound = log_sum_exp(part.logits, block, form, tensors, model)
             _put(value, lse.value, block.tokens)
             _put(bound, lse.bound, block.tokens)
+    keyless = _keyless(tensors)
+    if keyless:
+        out.value[keyless], out.bound[keyless] = 0.0, FLUSHED
+        if form is not None and lse is not None:
+            lse.value[keyless], lse.bound[keyless] = OF_NO_KEY[form.empty], FLUSHED
     found = {"out": out.joined(0, 1)}
     if form is not None and lse is not None:
         found["lse"] = lse.joined(*((0, 1) if form.order == "tokens" else (1, 0)))
     return found
+
+
+def _keyless(tensors: AttentionTensors) -> list[int]:
+    """Return the tokens that see no key and whose rows the target writes all the same."""
+    starts = accumulate(tensors.query_lens, initial=0)
+    answers = tensors.answers or (True,) * len(tensors.query_lens)
+    rows = zip(starts, tensors.query_lens, tensors.context_lens, answers, strict=False)
+    return [start for start, query, context, answered in rows if answered and query and not query + context]
 
 
 def _unknown(shape: tuple[int, ...], judged: tuple[int, ...], tensors: AttentionTensors) -> Expected:

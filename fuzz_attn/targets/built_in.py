@@ -14,7 +14,7 @@ from fuzz_attn.targets.target import Target
 _TILES: Final = (16, 32, 64, 128)
 
 
-_ABSENT: Final[frozenset[Feature]] = frozenset(("lse",))
+_ABSENT: Final[frozenset[Feature]] = frozenset(("lse", "head_size_v"))
 """Features that the kernels of these families do not have."""
 
 
@@ -29,12 +29,28 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
     "paged": ("paged_attention:paged_attention_decode", _everything("paged")),
     "context": ("context_attention:context_attention_fwd", _everything("context")),
     "chunked": ("chunked_prefill:chunked_prefill_paged_decode", _everything("chunked")),
+    "mla_decode": (
+        "mla_decode:mla_decode",
+        Domain(
+            "mla_decode",
+            features=FEATURES_OF["mla_decode"],
+            head_sizes=(1, 576),
+            value_sizes=(1, 512),
+            group_sizes=(1, 128),
+            paths=FAMILIES["mla_decode"].paths,
+            segments=(1, 64),
+            tile_sizes=_TILES[:3],
+            tile_hint=True,
+        ),
+    ),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
 _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
+
+_MERGING: Final = RoundingModel(merges_logarithms=True)
 
 BUILT_IN_NAMES: Final = tuple(_BUILT_IN)
 """The names of the built-in targets; each has the name of its family."""
@@ -50,4 +66,4 @@ def built_in(name: str) -> Target | None:
     place, domain = _BUILT_IN[name]
     module, _, function = place.partition(":")
     launcher = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
-    return Target(name=name, call=launcher, domain=domain, rounding=_ROUNDING)
+    return Target(name=name, call=launcher, domain=domain, rounding=_MERGING if name == "mla_decode" else _ROUNDING)

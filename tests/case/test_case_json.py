@@ -46,7 +46,7 @@ STRUCTS = sorted(
 FULL = AttentionCase(
     sequences=(Sequence(query_len=3, context_len=5), Sequence(query_len=0)),
     family="unified",
-    heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=3, head_size=24),
+    heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=3, head_size=24, value_size=20),
     dtypes=DTypes(q="bfloat16", kv="float8_e4m3fn", out="float8_e5m2"),
     pages=PageLayout(
         block_size=8, permuted=True, shared_prefix=1, repeated=True, spare_blocks=2, extra_columns=3, first_block=9
@@ -96,7 +96,7 @@ FULL = AttentionCase(
 
 GOLDEN = (
     '{"sequences":[{"query_len":3,"context_len":5},{"query_len":0}],'
-    '"heads":{"num_kv_heads":2,"num_queries_per_kv":3,"head_size":24},'
+    '"heads":{"num_kv_heads":2,"num_queries_per_kv":3,"head_size":24,"value_size":20},'
     '"dtypes":{"q":"bfloat16","kv":"float8_e4m3fn","out":"float8_e5m2"},'
     '"pages":{"block_size":8,"permuted":true,"shared_prefix":1,"repeated":true,"spare_blocks":2,"extra_columns":3,"first_block":9},'
     '"softmax_scale":0.125,"window":7,"softcap":30.0,'
@@ -135,7 +135,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "AlibiRecipe": {"kind": "standard", "scale": 1.0, "dtype": "float32"},
     "AttentionCase": {
         "family": "unified",
-        "heads": {"num_kv_heads": 1, "num_queries_per_kv": 1, "head_size": 16},
+        "heads": {"num_kv_heads": 1, "num_queries_per_kv": 1, "head_size": 16, "value_size": 0},
         "dtypes": {"q": "float32", "kv": "float32", "out": "float32"},
         "pages": {
             "block_size": 16,
