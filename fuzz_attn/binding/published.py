@@ -202,6 +202,7 @@ MLA_DECODE: Final = Published(
         layout="latent",
         output="in_place",
         off={"lse": None},
+        implied=("softmax_scale",),
     ),
     required=frozenset(("q", "latent_cache", "out", "block_table", "seq_lens")),
     opt_in=frozenset(("num_splits", "tile_size")),
