@@ -19,11 +19,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.operations.registry import FAMILIES
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.listeners.results import RunReport
@@ -123,7 +123,7 @@ def verify(
     plan = RunPlan(
         Setup(
             target if isinstance(target, str) else spec_of(target),
-            family,  # type: ignore[arg-type] # _check has checked it
+            family,
             backend or settings.backend or "auto",
             bool(settings.strict if strict is None else strict),
             bytes_of(memory),
@@ -144,7 +144,7 @@ def verify(
     return report
 
 
-_WORDS: Final = {"family": get_args(Family), "backend": BACKEND_NAMES}
+_WORDS: Final = {"family": tuple(FAMILIES), "backend": BACKEND_NAMES}
 _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "target": ((str, Callable), "a text or a function"),  # type: ignore[dict-item] # isinstance takes it
     "family": ((str,), "a text"),

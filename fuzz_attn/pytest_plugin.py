@@ -12,15 +12,15 @@ import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fuzz_attn.api import CALLED_BY_PLUGIN, MARKER, SHARD
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.case.families import Family
 from fuzz_attn.engine.run_folder import counterexample_folder, folder_name, new_run_folder, prune
 from fuzz_attn.errors import FuzzAttnError, OutputError
+from fuzz_attn.operations.registry import FAMILIES
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.campaign import Plan
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz_attn", "fuzzing of paged-attention kernels")
     group.addoption("--fuzz-target", metavar="T", help="target in place of the test's own")
     group.addoption(
-        "--fuzz-family", choices=get_args(Family), help="kernel family (default: the one that fits the signature)"
+        "--fuzz-family", choices=tuple(FAMILIES), help="kernel family (default: the one that fits the signature)"
     )
     group.addoption("--fuzz-backend", choices=BACKEND_NAMES, help="where Triton kernels run")
     group.addoption(

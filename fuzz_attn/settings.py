@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.backends import BackendName
-from fuzz_attn.case.families import Family
 from fuzz_attn.errors import SettingsError
+from fuzz_attn.operations.registry import FamilyName
 
 DEFAULT_MAX_TIME: Final = 60.0
 """Seconds of a run that has neither a time limit nor a case limit."""
@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     """
 
     target: str | tuple[str, ...] | None = None
-    family: Family | None = None
+    family: FamilyName | None = None
     binding: str | None = None
     backend: BackendName | None = None
     max_time: _Seconds | None = None

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, settings
 
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.case_judge import load
@@ -165,10 +164,10 @@ def case() -> AttentionCase:
 
 
 @pytest.fixture(scope="session")
-def contradicted() -> Callable[[Iterable[Mask], Family], list[Explanation]]:
+def contradicted() -> Callable[[Iterable[Mask], str], list[Explanation]]:
     """Return a function that returns the explanations of gaps that the masks of a family's cases contradict."""
 
-    def contradicted_by(masks: Iterable[Mask], family: Family) -> list[Explanation]:
+    def contradicted_by(masks: Iterable[Mask], family: str) -> list[Explanation]:
         pairs = [(entry, mask) for mask in masks for entry in mask_gaps.load_explanations().explanation]
         return [entry for entry, mask in pairs if entry.covers(mask, family) and set(entry.never) & set(mask.seen)]
 

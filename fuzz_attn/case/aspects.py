@@ -525,13 +525,6 @@ def with_feature(case: C, name: Feature) -> C:
     return cast("C", FEATURES[name].changed(case, True))
 
 
-TRAITS: Final = tuple(aspect for aspect in (*ODDITIES, *KINDS) if aspect.trait)
-"""The traits that the shrinker drops; a failure needs none of the others."""
-
-LEVELLED: Final = tuple(aspect for aspect in ASPECTS if aspect.levels)
-"""The aspects with levels."""
-
-
 def named(relation: str) -> str:
     """Return the trait of a case that is checked for a metamorphic relation."""
     return f"relation {relation}"
@@ -541,29 +534,42 @@ ANY_RELATION: Final = "any relation"
 """The trait of every case that is checked for some relation."""
 
 
-def traits_of(case: CaseFields, relation: str | None = None, adds: Feature | None = None) -> tuple[str, ...]:
-    """Return the traits of a case, in a fixed order; a case above a level is above all lower ones too.
+class AspectTable:
+    """All aspects of an operation's cases.
 
-    ``adds`` is the feature that the second launch of its relation has beside those of the case.
+    ``oddities`` are features and what else is unusual, ``kinds`` are types and sizes, ``nuances`` are traits of simple
+    cases too. ``traits`` are those that the shrinker drops; a failure needs none of the others but nuances.
     """
-    added = FEATURES[adds] if adds else None
-    own = (aspect.words for aspect in (*TRAITS, *NUANCES) if aspect is added or aspect.present(case))
-    related = (named(relation), ANY_RELATION) if relation else ()
-    sizes = (aspect.above.format(level) for aspect in LEVELLED for level in aspect.levels_of(case))
-    return (*own, *sizes, *related)
+
+    def __init__(self, oddities: tuple[Aspect, ...], kinds: tuple[Aspect, ...], nuances: tuple[Aspect, ...]) -> None:
+        self.oddities, self.kinds, self.nuances = oddities, kinds, nuances
+        self.traits = tuple(aspect for aspect in (*oddities, *kinds) if aspect.trait)
+        self.levelled = tuple(aspect for aspect in (*oddities, *kinds, *nuances) if aspect.levels)
+        self._nuances = frozenset(aspect.words for aspect in nuances)
+        self._size_of = {
+            aspect.above.format(level): aspect.above for aspect in self.levelled for level in aspect.levels
+        }
+
+    def traits_of(self, case: Any, relation: str | None = None, added: Aspect | None = None) -> tuple[str, ...]:
+        """Return the traits of a case, in a fixed order; a case above a level is above all lower ones too.
+
+        ``added`` is what the second launch of its relation has beside those of the case.
+        """
+        own = (aspect.words for aspect in (*self.traits, *self.nuances) if aspect is added or aspect.present(case))
+        related = (named(relation), ANY_RELATION) if relation else ()
+        sizes = (aspect.above.format(level) for aspect in self.levelled for level in aspect.levels_of(case))
+        return (*own, *sizes, *related)
+
+    def needed_by(self, case: Any, relation: str | None) -> tuple[str, ...]:
+        """Return all that a case may need to fail: its traits without nuances, of each size the highest level."""
+        own = [aspect.words for aspect in self.traits if aspect.present(case)]
+        sizes = [aspect.above.format(levels[-1]) for aspect in self.levelled if (levels := aspect.levels_of(case))]
+        return (*own, *sizes, *((named(relation),) if relation else ()))
+
+    def core(self, trigger: Iterable[str]) -> frozenset[str]:
+        """Return a trigger without what depends on where shrinking ended: nuances, and the levels of sizes."""
+        return frozenset(self._size_of.get(trait, trait) for trait in trigger if trait not in self._nuances)
 
 
-def needed_by(case: CaseFields, relation: str | None) -> tuple[str, ...]:
-    """Return all that a case may need to fail: its traits without nuances, of each size the highest level."""
-    own = [aspect.words for aspect in TRAITS if aspect.present(case)]
-    sizes = [aspect.above.format(levels[-1]) for aspect in LEVELLED if (levels := aspect.levels_of(case))]
-    return (*own, *sizes, *((named(relation),) if relation else ()))
-
-
-def core(trigger: Iterable[str]) -> frozenset[str]:
-    """Return a trigger without what depends on where shrinking ended: nuances, and the levels of sizes."""
-    return frozenset(_SIZE_OF.get(trait, trait) for trait in trigger if trait not in _NUANCES)
-
-
-_NUANCES: Final = frozenset(aspect.words for aspect in NUANCES)
-_SIZE_OF: Final = {aspect.above.format(level): aspect.above for aspect in LEVELLED for level in aspect.levels}
+TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
+"""All aspects of attention."""

@@ -108,7 +108,7 @@ def audit(
     chosen = tuple(range(seed, seed + seeds))
     request = Request(
         target=name,
-        family=family,  # type: ignore[arg-type] # click.Choice has checked it
+        family=family,
         seeded_bugs=seeded_bugs if seeded else None,
         only=only,
         sample=sample,

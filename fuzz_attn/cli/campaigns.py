@@ -189,7 +189,7 @@ def _plan(request: Request, folder: Path) -> RunPlan:
     return RunPlan(
         setup=Setup(
             target,
-            request.family,  # type: ignore[arg-type] # click.Choice has checked it
+            request.family,
             request.backend,
             request.strict,
             request.memory,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,11 +17,11 @@ from click.shell_completion import CompletionItem
 from fuzz_attn.api import LARGEST, LARGEST_NUMBER
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.binding.binding import Binding, read_binding
-from fuzz_attn.case.families import Family
 from fuzz_attn.cli.guard import guarded
 from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.run.machine import available_cores
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.settings import DEFAULT_MEMORY, bytes_of
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -184,7 +184,7 @@ memory_option: Final = click.option(
 )
 family_option: Final = click.option(
     "--family",
-    type=click.Choice(get_args(Family)),
+    type=click.Choice(tuple(FAMILIES)),
     help="Kernel family. Default: the one that fits the signature. Without --target: this project's own kernel.",
 )
 binding_option: Final = click.option(

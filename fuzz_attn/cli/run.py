@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from fuzz_attn.api import LARGEST_NUMBER
-from fuzz_attn.case.families import Family
 from fuzz_attn.cli.campaigns import (
     Documents,
     Request,
@@ -42,6 +41,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.merging import merge as merge_runs
 from fuzz_attn.errors import BindingError, FuzzAttnError
+from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.report.printing import console, safe
 from fuzz_attn.settings import DEFAULT_MAX_TIME
 
@@ -134,7 +134,7 @@ def run(
         max_time = DEFAULT_MAX_TIME
     if family and targets and _is_given("targets") and not _is_given("family"):
         family = None  # the settings name it for their own target
-    names = targets or ((family,) if family else get_args(Family))
+    names = targets or ((family,) if family else tuple(FAMILIES))
     if ray is None:
         for name in dict.fromkeys(targets[1:]):  # the first loads at once, and the built-in targets load if it does
             _check_target(name, family, backend)
@@ -182,7 +182,7 @@ def _is_given(parameter: str) -> bool:
 
 def _check_target(target: str, family: str | None, backend: str) -> None:
     """Load the target once in a child process, so that an error is reported before any fuzzing."""
-    with IsolatedWorker(Setup(target, family, backend)):  # type: ignore[arg-type] # click.Choice has checked the family
+    with IsolatedWorker(Setup(target, family, backend)):
         pass
 
 

@@ -9,16 +9,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fuzz_attn.binding.conventions import conventions_of, parameters_of
-from fuzz_attn.calibration.easy_cases import plain_case, sizes
 from fuzz_attn.case import not_drawn
-from fuzz_attn.case.aspects import FEATURES_OF, words_of
-from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.operations.registry import FAMILIES, operation_of
 from fuzz_attn.report.printing import show
 
 
@@ -29,7 +25,7 @@ def targets() -> int:
     from fuzz_attn.targets.loading import target_names  # noqa: PLC0415 - imports torch, which other commands do without
 
     console = Console(highlight=False)
-    for name in target_names():
+    for name in dict.fromkeys((*FAMILIES, *target_names())):
         print_target(name, console)
     show(console, "Other targets: module:function and path.py:function; their domain follows from their signature.")
     return 0
@@ -46,40 +42,14 @@ def print_target(name: str, console: Console) -> None:
 
 def domain_table(name: str, ready: Ready) -> Table:
     """Return what a target promises to handle, one row for each dimension, and what is not drawn."""
-    domain = ready.domain
     table = Table(title=f"{name} (family {ready.family})", title_justify="left", show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    table.add_row("types of q", ", ".join(domain.dtypes))
-    table.add_row("head sizes", _range(domain.head_sizes))
-    table.add_row("page sizes", _range(domain.block_sizes))
-    table.add_row("group sizes", _range(domain.group_sizes))
-    table.add_row("features", ", ".join(sorted(domain.features & FEATURES_OF[domain.family])) or "none")
-    table.add_row("not drawn", "\n".join(not_drawn.sentences(ready.not_drawn)) or "-")
-    table.add_row("launch paths", ", ".join(domain.paths))
-    for what, value in limits_of(domain).items():
+    for what, value in operation_of(ready.domain).limits_of(ready.domain).items():
         table.add_row(what, value)
+        if what == "features":
+            table.add_row("not drawn", "\n".join(not_drawn.sentences(ready.not_drawn)) or "-")
     return table
-
-
-def limits_of(domain: Domain) -> dict[str, str]:
-    """Return in words the limits of a domain that most targets do not have."""
-    unlimited = Domain()
-    together = (" and ".join(words_of(each)) for each in domain.excluded)
-    limits = {
-        "types of caches": ", ".join(domain.cache_dtypes) * (domain.cache_dtypes != unlimited.cache_dtypes),
-        "types of the output": ", ".join(domain.output_dtypes) * (domain.output_dtypes != unlimited.output_dtypes),
-        "segments": _range(domain.segments) * (domain.segments != unlimited.segments),
-        "not together": "; ".join(together),
-        "ALiBi slopes": ", ".join(domain.alibi_kinds) * (domain.alibi_kinds != unlimited.alibi_kinds),
-    }
-    return {what: value for what, value in limits.items() if value}
-
-
-def _range(bounds: tuple[int, ...]) -> str:
-    if len(bounds) == 2:
-        return f"{bounds[0]} to {bounds[1]}"
-    return ", ".join(str(bound) for bound in bounds)
 
 
 @click.command()
@@ -94,7 +64,7 @@ def bind(*, target: str, family: str | None, binding: Path | None, backend: str)
     TARGET is a value of `fuzz-attn run --target`. With --binding FILE the file says what the names do not tell. Exit
     status: 0 the target can be called, 2 it cannot, with the reason.
     """
-    setup = Setup(target, family, backend, binding=stated_binding(binding))  # type: ignore[arg-type] # click.Choice
+    setup = Setup(target, family, backend, binding=stated_binding(binding))
     with IsolatedWorker(setup) as worker:
         print_binding(worker.ready, Console(highlight=False), _read_of(worker))
     return 0
@@ -103,22 +73,22 @@ def bind(*, target: str, family: str | None, binding: Path | None, backend: str)
 def _read_of(worker: IsolatedWorker) -> tuple[str, ...]:
     """Return what one easy launch tells of how a target rounds, in sentences; none where the target cannot run it."""
     with suppress(FuzzAttnError):
-        size = next(sizes(worker.ready.domain))
-        return worker.judge(Order(plain_case(worker.ready.family, size))).notes
+        easy = operation_of(worker.ready.domain).easy_case(worker.ready.domain)
+        return () if easy is None else worker.judge(Order(easy)).notes
     return ()
 
 
 def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) -> None:
     """Print the binding of a target that is ready, and what was ``read`` of its roundings."""
-    words = FAMILIES[ready.family].words
+    words, operation = FAMILIES[ready.family], operation_of(ready.domain)
     table = Table(title=f"{ready.target}: {words} (family {ready.family})", title_justify="left", box=None)
     for heading in ("parameter", "role", "why"):
         table.add_column(heading, overflow="fold")
-    for row in parameters_of(ready.binding, ready.reasons):
+    for row in operation.parameters_of(ready.binding, ready.reasons):
         table.add_row(*row)
     show(printer, table)
     show(printer, "")
-    for line in (*conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
+    for line in (*operation.conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
         show(printer, line)
     show(printer, "")
     show(printer, domain_table("Cases are drawn from", ready))

@@ -18,20 +18,19 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.aspects import features_of
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import FileName, Plain, Whole
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.foreign_files import content_of, write_new
+from fuzz_attn.operations.registry import AnyCase, FamilyName, HoldsCases, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 
-def signature_of(case: AttentionCase, verdict: Verdict) -> str:
+def signature_of(case: AnyCase, verdict: Verdict) -> str:
     """Return property, kind, output, launch path, features, place in it, and size of the error, joined by dashes."""
-    features = "+".join(features_of(case)) or "plain"
+    operation = operation_of(case)
+    features = "+".join(operation.features_of(case)) or "plain"
     kind, where = (verdict.property_name, verdict.kind, verdict.output), (verdict.where, _decade(verdict))
-    parts = [*kind, case.launch.path, features, *where]
+    parts = [*kind, operation.launch_path(case), features, *where]
     return "-".join(part for part in parts if part)
 
 
@@ -62,10 +61,10 @@ class Environment(Plain, frozen=True, omit_defaults=False):
     versions: dict[str, str]
 
 
-class Step(Plain, frozen=True):
+class Step(HoldsCases, frozen=True):
     """One case that ran before the failing one in the same process, with its relation."""
 
-    case: AttentionCase
+    case: AnyCase
     relation: str | None = None
 
 
@@ -88,7 +87,7 @@ class Elsewhere(Plain, frozen=True):
     shrunk_case: Literal["fails", "larger", "passes", "unknown"] = "unknown"
 
 
-class Counterexample(Plain, frozen=True, omit_defaults=False):
+class Counterexample(HoldsCases, frozen=True, omit_defaults=False):
     """A failing case with everything needed to replay it. ``digest`` is that of the case's tensors.
 
     - ``status``: ``open``; ``known``, with a ``reference`` (a tracker's number or address) and a reason in ``because``;
@@ -107,10 +106,10 @@ class Counterexample(Plain, frozen=True, omit_defaults=False):
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
     status: Literal["open", "known", "fixed"]
     target: str
-    family: Family
+    family: FamilyName
     signature: FileName
     relation: str | None
-    case: AttentionCase
+    case: AnyCase
     verdict: Verdict
     digest: str
     environment: Environment
@@ -267,7 +266,7 @@ def _linked(file: Path, name: str, folder: Path) -> Path:
     raise AssertionError("count() has no end")
 
 
-def signed(target: str, family: Family, relation: str | None, case: AttentionCase, verdict: Verdict) -> Counterexample:
+def signed(target: str, family: str, relation: str | None, case: AnyCase, verdict: Verdict) -> Counterexample:
     """Return a new open counterexample, not confirmed yet, with an empty digest and environment."""
     return Counterexample(
         schema=SCHEMA,

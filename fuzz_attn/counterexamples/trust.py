@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from fuzz_attn.binding.binding import Binding, Constant
-from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.operations.registry import FAMILIES
 
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 _INSTALLED: Final = tuple(
@@ -87,7 +87,7 @@ def _is_number(value: Constant) -> bool:
 
 def is_installed(target: str) -> bool:
     """Return whether a target is built in or an entry point of an installed package, which the user has chosen so."""
-    if target in get_args(Family):
+    if target in FAMILIES:
         return True
     points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == target]
     return bool(points) and all(map(_is_installed_point, points))

@@ -1,7 +1,8 @@
 """The engine: campaigns, the life of a failure, replay, and the judges of cases.
 
-- ``campaign`` runs one shard: ``schedule`` draws rounds of cases, ``failures`` confirms and shrinks each failure,
-  ``refusals`` finds what a target refuses, ``journal`` keeps the running case on disk. It emits ``events``.
+- ``campaign`` runs one shard: ``schedule`` plays rounds of cases, ``failures`` confirms and shrinks each failure,
+  ``journal`` keeps the running case on disk. It emits ``events``. The target's operation draws
+  cases and knows refusals (:mod:`fuzz_attn.operations`).
 - ``run`` holds a run of several shards, and ``run_folder`` the folder that it writes to. ``listeners`` count, keep and
   log events.
 - ``replay`` runs saved counterexamples again.

@@ -22,8 +22,6 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
 from fuzz_attn.counterexamples.trust import only_says_how
@@ -52,20 +50,12 @@ from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
 from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
-from fuzz_attn.engine.refusals.reduction import Rule
-from fuzz_attn.engine.refusals.rules import Refusals
-from fuzz_attn.engine.refusals.telling import rule_of, told
 from fuzz_attn.engine.schedule import (
     ON_GPU,
-    SharedRound,
-    may_play,
     play_round,
     play_shared_round,
-    shared_round,
     size_on_cpu,
-    uncovered,
 )
-from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import (
     BudgetSpentInterrupt,
@@ -74,9 +64,11 @@ from fuzz_attn.errors import (
     OutOfProbesError,
     OutOfTimeError,
 )
+from fuzz_attn.operations.operation import Refusals, Rule, SharedRound
+from fuzz_attn.operations.registry import AnyCase, operation_of
+from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
-from fuzz_attn.properties.relations import RELATIONS
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 RESERVED: Final = 0.25
@@ -168,7 +160,7 @@ class Campaign:
         self._ready: Ready | None = None
         self._unfinished = False
         self._told: set[str] = set()
-        self._refusals = Refusals(Domain())
+        self._refusals = Refusals(None)
         self._covered = set(plan.covered)
         self._last: deque[Order] = deque(maxlen=LAST_CASES[-1])
         """The last cases that the worker's process has judged."""
@@ -176,7 +168,7 @@ class Campaign:
         self._waited = self._missing = self._hung = 0.0
         self._compiled = False
         self._own_rounds = 0
-        self._suspects: list[AttentionCase] = []
+        self._suspects: list[AnyCase] = []
         """Probes of a refusal one of which ended its process: each is judged as a case of the search."""
         self._random = Random(derived_seed(plan.seed, plan.shard, -_AVOIDING))  # noqa: S311 - nothing secret
         self._lives = FailureLives(self, plan.shard, self.folder, plan.max_time, self.elapsed)
@@ -256,7 +248,7 @@ class Campaign:
             self._lives.limit_to(left)
             self._deadline = self._started + left
         self._introduce()
-        self._refusals = Refusals(self.worker.ready.domain)
+        self._refusals = operation_of(self.ready.domain).refusals(self.ready.domain)
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
         broken = False
         try:
@@ -287,7 +279,7 @@ class Campaign:
     def _search(self) -> None:
         number = 0
         if self._covered:
-            left, every = uncovered(self.ready.domain, self._covered)
+            left, every = operation_of(self.ready.domain).uncovered(self.ready.domain, self._covered)
             self._tell([f"{left} of {every} compile keys were not covered by earlier runs: they are drawn first"])
         with contextlib.suppress(BudgetSpentInterrupt):
             if not self.plan.place:
@@ -350,7 +342,7 @@ class Campaign:
         shared = self._shared(ready.number)
         shared = shared.usual() if ready.usual else shared
         shared = shared.narrow(self.ready.domain) if ready.narrow else shared
-        if not may_play(shared, domain, excludes):
+        if not operation_of(domain).may_play(shared, domain, excludes):
             time.sleep(POLL_SECONDS)  # the next round may be ready then
             return
         seed = derived_seed(self.plan.seed, self.plan.shard, number)
@@ -363,13 +355,14 @@ class Campaign:
     def _learn_refusals(self) -> None:
         """Learn what the target refuses, as other shards have found out."""
         assert self._rounds is not None
-        rules = (rule_of(found, self.ready.domain) for found in self._rounds.told())
+        rules = (self._refusals.heard(found) for found in self._rounds.told())
         self._refusals.learn(rule for rule in rules if rule is not None)
 
     def _shared(self, number: int) -> SharedRound:
         """Return the shared round of a number."""
         assert self.plan.stage is not None
-        return shared_round(self.ready.domain, self.plan.stage.seed, number, self.plan.stage.covered)
+        domain, stage = self.ready.domain, self.plan.stage
+        return operation_of(domain).shared_round(domain, stage.seed, number, stage.covered)
 
     def _cases_left(self, most: int) -> int:
         return most if self.plan.max_cases is None else min(most, self.plan.max_cases - self.cases)
@@ -384,7 +377,7 @@ class Campaign:
         number_of_cases = self._cases_left(size.cases)
         play_round(domain, round_seed, number_of_cases, self._try, size, excludes, self._skips, self._covered)
 
-    def _skips(self, case: AttentionCase, relation: str | None) -> bool:
+    def _skips(self, case: AnyCase, relation: str | None) -> bool:
         """Return whether to draw another case: as a rule with a known trigger that harmless poison cannot take away."""
         order = Order(case, relation)
         if self._lives.known.hangs(order):
@@ -392,7 +385,7 @@ class Campaign:
             return too_long or self._random.random() < AVOIDED_HANGS
         return self._lives.known.around(order) is None and self._random.random() < AVOIDED
 
-    def _try(self, case: AttentionCase, relation: str | None) -> None:
+    def _try(self, case: AnyCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
             return
         self._judge_drawn(self._around(Order(case, relation)))
@@ -525,7 +518,7 @@ class Campaign:
             try:
                 self._learn_refusals()
                 for rule in self._rules_for(order, refusal):
-                    self._rounds.tell(*told(rule))
+                    self._rounds.tell(*self._refusals.told(rule))
             finally:
                 self._rounds.release(refusal.site)
 
@@ -537,7 +530,7 @@ class Campaign:
             self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
         return rules
 
-    def _probe(self, cases: Sequence[AttentionCase], *, host_only: bool) -> Sequence[Refusal | None]:
+    def _probe(self, cases: Sequence[AnyCase], *, host_only: bool) -> Sequence[Refusal | None]:
         """Return the refusals of cases; raises OutOfProbesError when the time is up or the target dies."""
         try:
             answer = self.worker.judge(
@@ -558,7 +551,8 @@ class Campaign:
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a counterexample of an order, with its relation only where that may have caused the failure."""
         ready = self.worker.ready
-        relation = verdict.property_name if verdict.property_name in RELATIONS else None
+        known = operation_of(order.case).relations
+        relation = verdict.property_name if verdict.property_name in known else None
         if verdict.kind in ("crash", "timeout"):
             relation = order.relation
         found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)

@@ -12,6 +12,7 @@ import msgspec
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
+from fuzz_attn.operations.registry import FAMILIES, AnyCase, FamilyName, operation_of, operation_of_target
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.workers.messages import Compiling
 from fuzz_attn.workers.worker import Send, serve
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.calibration.broken_promises import BrokenPromises
-    from fuzz_attn.case.attention_case import AttentionCase
-    from fuzz_attn.case.families import Family
+    from fuzz_attn.operations.operation import Operation
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.arithmetic import ArithmeticReader
@@ -52,22 +52,23 @@ class CaseJudge:
     _broken: BrokenPromises | None = None
 
     @property
+    def operation(self) -> Operation:
+        """The operation of the target."""
+        return operation_of(self.target.domain)
+
+    @property
     def forks_first(self) -> bool:
         """Whether the process must fork before the device starts."""
         return self.backend.forks_first
 
     def start(self) -> None:
         """Start the device and calibrate the target; raises :class:`fuzz_attn.errors.FuzzAttnError` if it cannot."""
-        from fuzz_attn.calibration.calibrate import calibrated  # noqa: PLC0415 - imports torch, as below
-
         self.backend.start()
-        self.target, learned = calibrated(self.target, self.backend)
+        self.target, learned = self.operation.calibrated(self.target, self.backend)
         self.learned += learned
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
-        from fuzz_attn.binding.promises import not_drawn  # noqa: PLC0415 - imports torch, as below
-
         reasons, promised = self.target.match.reasons, self.target.domain
         self.start()
         target, backend = self.target, self.backend
@@ -91,7 +92,7 @@ class CaseJudge:
             reasons,
             target.match.published,
             self.backend.gpu(),
-            not_drawn(promised, domain, target.match.binding),
+            self.operation.not_drawn(promised, domain, target),
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -112,16 +113,8 @@ class CaseJudge:
             self.backend.compiles = True
 
     def _judge(self, order: Order) -> Answer:
-        from fuzz_attn.inputs.tensors import digest_of, materialise  # noqa: PLC0415 - imports torch, as below
-        from fuzz_attn.properties.check import all_failures  # noqa: PLC0415 - as above
-        from fuzz_attn.properties.named_causes import (  # noqa: PLC0415 - as above
-            with_options_named,
-            with_poison_named,
-            with_rounding_named,
-        )
-
         if order.digest:
-            return Answer(digest=digest_of(materialise(order.case)))
+            return Answer(digest=self.operation.digest(order.case))
         if order.probes:
             return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
         experiment = self._experiment(order.case)
@@ -129,10 +122,9 @@ class CaseJudge:
             return self._explained(experiment, order)
         refusal = experiment.refusal
         notes = (*self._read_arithmetic(experiment), *_unjudged(experiment))
-        verdict, *others = (Verdict("oracle"),) if refusal else all_failures(experiment, order.relation)
+        verdict, *others = (Verdict("oracle"),) if refusal else self.operation.failures(experiment, order.relation)
         if order.explain and not refusal:
-            verdict = with_options_named(with_poison_named(verdict, experiment), experiment)
-            verdict = verdict if verdict.poison or verdict.hint else with_rounding_named(verdict, experiment)
+            verdict = self.operation.with_causes(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(
@@ -146,26 +138,23 @@ class CaseJudge:
             notes=notes,
         )
 
-    def _experiment(self, case: AttentionCase) -> Experiment:
+    def _experiment(self, case: AnyCase) -> Experiment:
         """Return the experiment of a case. A refusal of what the target promises by name is a failure."""
-        from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as above
-        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+        from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as below
 
-        experiment = Experiment(case, self.target, self.backend, strict=self.strict)
+        experiment = self.operation.experiment(case, self.target, self.backend, strict=self.strict)
         if self.strict or not self.target.promised or experiment.refusal is None:
             return experiment
         if self._broken is None or self._broken.target is not self.target:
             self._broken = BrokenPromises(self.target, self.backend)
         broken = self._broken.by(case, experiment.refusal)
-        return Experiment(case, self.target, self.backend) if broken else experiment
+        return self.operation.experiment(case, self.target, self.backend) if broken else experiment
 
     def _explained(self, experiment: Experiment, order: Order) -> Answer:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
-        from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - imports torch, as above
-
         if experiment.refusal is None:  # the case is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
-        explanation = explain(experiment, order.relation)
+        explanation = self.operation.explain(experiment, order.relation)
         if order.healthy:
             operation = self._first_operation(experiment, order)
             explanation = msgspec.structs.replace(explanation, operation=operation)
@@ -175,8 +164,6 @@ class CaseJudge:
 
     def _first_operation(self, experiment: Experiment, order: Order) -> FirstOperation:
         """Return the first operation of a failing case that gives another value in a healthy target."""
-        from fuzz_attn.calibration.calibrate import calibrated  # noqa: PLC0415 - imports torch, as above
-        from fuzz_attn.forensics.first_operation import first_operation  # noqa: PLC0415 - as above
         from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - as above
         from fuzz_attn.targets.other_version import OtherVersion  # noqa: PLC0415 - as above
 
@@ -184,26 +171,29 @@ class CaseJudge:
         with version.active():
             try:
                 loaded = _target(order.healthy, self.target.family, None, self.backend)
-                healthy, _ = calibrated(loaded, self.backend)
+                healthy, _ = self.operation.calibrated(loaded, self.backend)
             except FuzzAttnError as error:
                 return FirstOperation(f"the healthy kernel does not load: {error}")
-        healthy = ArithmeticReader(healthy).target_for(self.backend.arithmetic(), order.case.dtypes)
-        return first_operation(experiment, order.relation, healthy, version.active)
+        dtypes = self.operation.dtypes_of(order.case)
+        if dtypes is not None:
+            healthy = ArithmeticReader(healthy).target_for(self.backend.arithmetic(), dtypes)
+        return self.operation.first_operation(experiment, order.relation, healthy, version.active)
 
     def _read_arithmetic(self, experiment: Experiment) -> tuple[str, ...]:
         """Learn how the target rounds from the kernels of its launches, and return in words what is new of it."""
         from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - imports Triton, as above
 
+        dtypes = self.operation.dtypes_of(experiment.case)
+        if dtypes is None:
+            return ()
         if self._reader is None or self._reader.target is not self.target:
             self._reader = ArithmeticReader(self.target)
-        experiment.target = self._reader.target_for(self.backend.arithmetic(), experiment.case.dtypes)
+        experiment.target = self._reader.target_for(self.backend.arithmetic(), dtypes)
         return self._reader.new_notes()
 
-    def _probe(self, case: AttentionCase, *, host_only: bool) -> Refusal | None:
+    def _probe(self, case: AnyCase, *, host_only: bool) -> Refusal | None:
         """Return what is refused of a case; a backend that cannot run it does not refuse it."""
-        from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - imports torch, as above
-
-        experiment = Experiment(case, self.target, self.backend, strict=self.strict, host_only=host_only)
+        experiment = self.operation.experiment(case, self.target, self.backend, strict=self.strict, host_only=host_only)
         try:
             return experiment.launch(case).refusal
         except UnsupportedByBackendError:
@@ -233,24 +223,22 @@ def load(setup: Setup) -> CaseJudge:
 
     torch.set_num_threads(1)
     importlib.import_module("fuzz_attn.properties.check")  # here, so that no fork has to
-    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import is_known  # noqa: PLC0415 - as above
 
     target = _target(setup.target, setup.family, setup.binding, backend)
-    strict = setup.strict or setup.target in BUILT_IN_NAMES
+    strict = setup.strict or setup.target in FAMILIES
     learned = (KNOWN,) if is_known(setup.target, setup.binding) else ()
     return CaseJudge(target, backend, strict, setup.memory, learned, setup.checks_device)
 
 
-def _target(name: str, family: Family | None, binding: Binding | None, backend: Backend) -> Target:
+def _target(name: str, family: FamilyName | None, binding: Binding | None, backend: Backend) -> Target:
     """Return a target, which is told on a CPU that there is a GPU unless it is built in."""
-    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - imports torch, as above
-    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
     from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
-    without_gpu = backend.device == "cpu" and name not in BUILT_IN_NAMES
+    without_gpu = backend.device == "cpu" and name not in FAMILIES
     with gpu_answers() if without_gpu else nullcontext():
-        target = load_target(name, family, binding).on_device(backend.tensor_core_slack)
+        target = operation_of_target(name, family).load_target(name, family, binding)
+        target = target.on_device(backend.tensor_core_slack)
     return replace(target, without_gpu=without_gpu)
 
 

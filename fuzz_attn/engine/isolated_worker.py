@@ -8,13 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
+from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.workers.messages import (
     DEVICE_FULL,
@@ -186,7 +186,7 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
         if not again:
             earlier = Verdict("oracle", "crash", f"broke the harness: {failed.error}")
             return msgspec.structs.replace(self._judge(order, deadline, wait, again=True), earlier=earlier)
-        if self.setup.target in get_args(Family):
+        if self.setup.target in FAMILIES:
             raise FuzzAttnError(f"fuzz_attn itself failed on a case:\n{failed.traceback}")
         return _failed("crash", f"broke the harness, in a fresh process too: {failed.error}")
 

@@ -1,14 +1,14 @@
 """Orders: what a worker that judges cases is set up with and asked, and what it answers; plain data, sent as JSON."""
 
+from typing import ClassVar
+
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.forensics.explanation import Explanation
+from fuzz_attn.operations.registry import DEFAULT_DOMAIN, AnyCase, AnyDomain, FamilyName, HoldsCases
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 
@@ -21,7 +21,7 @@ class Setup(Plain, frozen=True):
     """
 
     target: str
-    family: Family | None = None
+    family: FamilyName | None = None
     backend: str = "auto"
     strict: bool = False
     memory: int = 0
@@ -29,7 +29,7 @@ class Setup(Plain, frozen=True):
     checks_device: bool = True
 
 
-class Ready(Plain, frozen=True, tag="ready"):
+class Ready(HoldsCases, frozen=True, tag="ready"):
     """The worker is set up: its target, backend and shims, and the domain that the target promises.
 
     ``gpu`` is the compute capability of a GPU and the number of its multiprocessors. ``notes`` are sentences for the
@@ -38,14 +38,16 @@ class Ready(Plain, frozen=True, tag="ready"):
     family are not in the domain.
     """
 
+    of_operations: ClassVar = ("domain",)
+
     target: str
     slug: FileName
-    family: Family
+    family: FamilyName
     backend: str
     device: str = "cpu"
     sanitizers: bool = False
     shims: tuple[str, ...] = ()
-    domain: Domain = Domain()
+    domain: AnyDomain = DEFAULT_DOMAIN
     notes: tuple[str, ...] = ()
     binding: Binding = Binding()
     reasons: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
@@ -54,7 +56,7 @@ class Ready(Plain, frozen=True, tag="ready"):
     not_drawn: NotDrawn = {}  # noqa: RUF012 - as above
 
 
-class Order(Plain, frozen=True):
+class Order(HoldsCases, frozen=True):
     """One case to judge, with at most one metamorphic relation on top of the launch properties.
 
     With ``digest`` the worker returns the digest of the case's tensors and launches nothing. With ``probes`` it
@@ -66,10 +68,12 @@ class Order(Plain, frozen=True):
     it would have to be compiled first.
     """
 
-    case: AttentionCase
+    of_operations: ClassVar = ("case", "probes")
+
+    case: AnyCase
     relation: str | None = None
     digest: bool = False
-    probes: tuple[AttentionCase, ...] = ()
+    probes: tuple[AnyCase, ...] = ()
     host_only: bool = False
     explain: bool = False
     forensics: bool = False

@@ -11,8 +11,6 @@ from typing import TypeAlias
 import msgspec
 
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.domain import unpromised
-from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
@@ -26,6 +24,7 @@ from fuzz_attn.engine.judges.explanation import explained
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.operations.registry import FamilyName, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -158,7 +157,7 @@ class _Workers:
         self._in_process = in_process
         self._found: list[tuple[Setup, Worker | FuzzAttnError]] = []
 
-    def on(self, name: str, family: Family, binding: Binding | None, backend: str) -> Worker:
+    def on(self, name: str, family: FamilyName, binding: Binding | None, backend: str) -> Worker:
         """Return the worker of a target on a backend; raises :class:`FuzzAttnError` if it does not load."""
         setup = Setup(name, family, backend, memory=self._memory, binding=binding)
         found = next((worker for known, worker in self._found if known == setup), None) or self._started(setup)
@@ -181,7 +180,7 @@ class _Workers:
 
 def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     ready = worker.ready
-    lacking = unpromised(found.case, ready.domain)
+    lacking = operation_of(found.case).unpromised(found.case, ready.domain)
     if lacking:
         refused = NOT_PROMISED.format(lacking)
         return Replayed(path, found, Verdict("oracle"), False, ready.sanitizers, refused, backend=ready.backend)

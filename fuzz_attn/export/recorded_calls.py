@@ -11,9 +11,9 @@ import torch
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.poisoned_scratch import PoisonedScratch
-from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.operations.registry import AnyCase
 from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.properties.check import comparison_of
 from fuzz_attn.properties.comparisons import SameBits, reference_of
@@ -81,11 +81,11 @@ class Call:
 class RecordedExperiment(Experiment):
     """An experiment whose launches call nothing: the calls that it would make are in ``calls``."""
 
-    def __init__(self, case: AttentionCase, target: Target, backend: Backend, calls: list[Call] | None = None) -> None:
+    def __init__(self, case: AnyCase, target: Target, backend: Backend, calls: list[Call] | None = None) -> None:
         super().__init__(case, target, backend)
         self.calls: list[Call] = [] if calls is None else calls
 
-    def with_target(self, case: AttentionCase, target: Target) -> RecordedExperiment:
+    def with_target(self, case: AnyCase, target: Target) -> RecordedExperiment:
         """Return an experiment that records its calls in the same list."""
         return RecordedExperiment(case, target, self.backend, self.calls)
 

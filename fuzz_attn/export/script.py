@@ -18,11 +18,10 @@ import torch
 
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.description import describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.errors import OutputError
+from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.export import recorded_calls
 from fuzz_attn.export.recorded_calls import (
     Block,
@@ -33,7 +32,7 @@ from fuzz_attn.export.recorded_calls import (
     WithinBound,
     expectations,
 )
-from fuzz_attn.targets.built_in import BUILT_IN_NAMES
+from fuzz_attn.operations.registry import FAMILIES, operation_of
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
 from fuzz_attn.targets.published.place import place_of
 from fuzz_attn.targets.target import Target
@@ -59,7 +58,7 @@ def source_of(spec: str, target: Target) -> Source:
     need this package; where that is no name of a module, the script takes it from the declaration.
     """
     own = Source(target.call.__module__, getattr(target.call, "__qualname__", ""))
-    if spec in BUILT_IN_NAMES:
+    if spec in FAMILIES:
         return own
     named = _named(spec)
     loaded = f"fuzz_attn_target_{Path(named.module).stem}" if named.module.endswith(".py") else named.module
@@ -156,7 +155,7 @@ class _Data:
 
 def _docstring(found: Counterexample, expected: list[Expectation], source: Source) -> str:
     verdict = found.verdict
-    case = [f"  {what}: {words}" for what, words in describe(found.case)]
+    case = [f"  {what}: {words}" for what, words in operation_of(found.case).described(found.case)]
     second = [f"The second call is {each.change}." for each in expected[1:]]
     lines = [
         f'r"""A wrong result of {source.name} of {source.module}, found by fuzz_attn.',
@@ -329,8 +328,11 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     """Return the script of a counterexample on the target that ``spec`` names, called with ``binding``.
 
     Its bounds hold on every device, also where tensor cores truncate. Raises :class:`fuzz_attn.errors.FuzzAttnError`
-    for a target that does not load.
+    for a target that does not load, and for an operation that cannot be exported yet.
     """
+    operation = operation_of(found.case)
+    if not operation.is_exported:
+        raise FuzzAttnError(f"operation={operation.name!r} cannot be exported yet: replay the counterexample instead")
     # Only for the target: the script chooses its device.
     judge = load(Setup(spec, found.family, "simulator", binding=binding))
     target = judge.target.on_device(TENSOR_CORE_SLACK)

@@ -1,13 +1,16 @@
-"""Output tensors: what a target writes, and which of its elements."""
+"""Output tensors: what a target writes and which of its elements, and the base of all tensors of a call."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Self, cast
 
 import torch
 
-from fuzz_attn.inputs.storage import with_rows
+from fuzz_attn.case.parts import LaunchHints
+from fuzz_attn.inputs.storage import storage_bytes, storage_of, with_rows
 from fuzz_attn.inputs.tensor_types import bits_of
 
 
@@ -64,3 +67,37 @@ class OutputTensor:
         region = (*self.region[:axis], slice(0, len(tokens)), *self.region[axis + 1 :])
         tensor = self.tensor if axis else with_rows(self.tensor, bits_of(self.tensor)[:0], rows)
         return dataclasses.replace(self, tensor=tensor, region=region, live=live)
+
+
+class CallTensors:
+    """What one call of an operation reads and writes: the base of a dataclass with a field for each tensor."""
+
+    outputs: dict[str, OutputTensor]
+    launch: LaunchHints
+
+    def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and tensor of everything that the call must not change."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return next(self.inputs())[1].device
+
+    def void_before(self, tensor: torch.Tensor) -> int:
+        """Return how many bytes at the start of the storage of one of these tensors, or of its view, have no memory."""
+        return 0
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the memory that one of these tensors is a view of, as uint8, without addresses that have none."""
+        void = self.void_before(tensor)
+        return storage_of(tensor)[void:] if void else storage_bytes(tensor)
+
+    def output_words(self, name: str) -> str:
+        """Return an output in words, by its name if there are several."""
+        return "the output" if len(self.outputs) == 1 else f"the output {name}"
+
+    def with_outputs(self, **tensors: torch.Tensor) -> Self:
+        """Return the same problem with other tensors in place of some outputs."""
+        changed = {name: dataclasses.replace(self.outputs[name], tensor=tensor) for name, tensor in tensors.items()}
+        return cast("Self", cast(Any, dataclasses.replace)(self, outputs=self.outputs | changed))

@@ -299,3 +299,12 @@ def with_rows(like: torch.Tensor, held: torch.Tensor, rows: int) -> torch.Tensor
     near[: held.shape[0]] = held
     changed = near.view(like.dtype)
     return changed if axis is None else spread(changed, axis, like.stride(axis))
+
+
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole memory that a tensor is a view of, as uint8, without a copy.
+
+    That of a tensor with a far axis is ``[indices, bytes]``; of all others it is flat.
+    """
+    axis = far_axis(tensor)
+    return storage_of(tensor) if axis is None else pieces_of(tensor, axis)

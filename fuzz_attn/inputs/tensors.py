@@ -24,7 +24,7 @@ from fuzz_attn.case.recipes import BiasDType, LogSumExp, QQBiasRecipe
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
-from fuzz_attn.inputs.output_tensors import OutputTensor
+from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.page_map import PageMap, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
@@ -32,14 +32,11 @@ from fuzz_attn.inputs.storage import (
     Bits,
     bias_bits,
     cache_memory,
-    far_axis,
     heads_view,
     packed_memory,
-    pieces_of,
     poisoned,
     rounded,
     spread,
-    storage_of,
     stride_of,
     strided,
     tensor_of,
@@ -50,7 +47,7 @@ from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of, is
 
 
 @dataclass(frozen=True)
-class AttentionTensors:
+class AttentionTensors(CallTensors):
     """What one attention call reads and writes, by the glossary's names.
 
     ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``outputs`` are those of :data:`OUTPUTS`
@@ -154,15 +151,6 @@ class AttentionTensors:
         """The attention output, ``[num_tokens or more, num_query_heads, head_size]``."""
         return self.outputs["out"].tensor
 
-    def output_words(self, name: str) -> str:
-        """Return an output in words, by its name if there are several."""
-        return "the output" if len(self.outputs) == 1 else f"the output {name}"
-
-    def with_outputs(self, **tensors: torch.Tensor) -> AttentionTensors:
-        """Return the same problem with other tensors in place of some outputs."""
-        changed = {name: dataclasses.replace(self.outputs[name], tensor=tensor) for name, tensor in tensors.items()}
-        return dataclasses.replace(self, outputs=self.outputs | changed)
-
     def keys_at(self, block: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         """Return the stored keys ``[..., num_kv_heads, head_size]`` at integer indices, in ``kv_dtype``."""
         return self._typed(taken(self.key_slots, (block, slot)).flatten(block.dim() + 1))
@@ -180,11 +168,6 @@ class AttentionTensors:
             if tensor.data_ptr() == cache.data_ptr():
                 return self.first_block * cache.stride(0) * cache.element_size()
         return 0
-
-    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the memory that one of these tensors is a view of, as uint8, without addresses that have none."""
-        void = self.void_before(tensor)
-        return storage_of(tensor)[void:] if void else storage_bytes(tensor)
 
     def near(self) -> AttentionTensors:
         """Return the same problem with only those pages of the caches that have memory.
@@ -324,16 +307,7 @@ def taken(tensor: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor
     return tensor[index]
 
 
-def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole memory that a tensor is a view of, as uint8, without a copy.
-
-    That of a tensor with a far axis is ``[indices, bytes]``; of all others it is flat.
-    """
-    axis = far_axis(tensor)
-    return storage_of(tensor) if axis is None else pieces_of(tensor, axis)
-
-
-def digest_of(tensors: AttentionTensors) -> str:
+def digest_of(tensors: CallTensors) -> str:
     """Return 16 hexadecimal digits of all inputs' memory and the poisoned outputs, to detect changed generation."""
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in (*tensors.inputs(), *(("output", output.tensor) for output in tensors.outputs.values())):

@@ -13,7 +13,6 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples.counterexample import environment_of
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.random_bits import Stream
@@ -24,6 +23,7 @@ from fuzz_attn.mutation.audit_report import LiveTable
 from fuzz_attn.mutation.audit_results import RULES, Audit, Mutant, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.mutation.survivors import Reason, with_equivalents
+from fuzz_attn.operations.registry import FamilyName
 from fuzz_attn.report.printing import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
@@ -48,7 +48,7 @@ class Request:
     """
 
     target: str
-    family: Family | None
+    family: FamilyName | None
     seeded_bugs: Path | None
     only: tuple[str, ...]
     sample: int | None

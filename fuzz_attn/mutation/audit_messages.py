@@ -10,9 +10,9 @@ import os
 import struct
 from pathlib import Path
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.mutation.audit_results import FalseAlarm, Mutant, Outcome
+from fuzz_attn.operations.registry import FamilyName
 
 
 class AuditSetup(Plain, frozen=True):
@@ -23,7 +23,7 @@ class AuditSetup(Plain, frozen=True):
     """
 
     target: str
-    family: Family | None
+    family: FamilyName | None
     seeded_bugs: str
     scratch: str = ""
 

@@ -101,6 +101,8 @@ def _load(message: bytes) -> AuditWorker:
     """Return the worker of a set-up; raises :class:`FuzzAttnError` for what the user can mend."""
     setup = msgspec.json.decode(message, type=AuditSetup)
     healthy = case_judge.load(Setup(setup.target, setup.family, "simulator"))
+    if not healthy.operation.is_audited:
+        raise FuzzAttnError(f"operation={healthy.operation.name!r} cannot be audited yet")
     from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
     from fuzz_attn.mutation.audit_messages import PositionFile  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above

@@ -18,10 +18,7 @@ import torch
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.schedule import play_round, size_on_cpu
-from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.mutation.audit_messages import NO_MUTANT, PositionFile
@@ -29,6 +26,8 @@ from fuzz_attn.mutation.audit_results import PROPERTIES, Evidence, FalseAlarm, I
 from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors
 from fuzz_attn.mutation.ir_operators import Rewrite, changes_in
 from fuzz_attn.mutation.ir_rewriting import Probes
+from fuzz_attn.operations.registry import AnyCase, AnyDomain
+from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import check, check_relation
@@ -39,14 +38,14 @@ from fuzz_attn.targets.target import Target
 class DrawnCase(NamedTuple):
     """One case of a campaign with its metamorphic relation."""
 
-    case: AttentionCase
+    case: AnyCase
     relation: str | None
 
 
 class CaseStream:
     """The cases of ``fuzz-attn run --workers 1 --seed SEED``, drawn a round at a time and then kept."""
 
-    def __init__(self, domain: Domain, seed: int) -> None:
+    def __init__(self, domain: AnyDomain, seed: int) -> None:
         self._domain = domain
         self._seed = seed
         self._drawn: list[DrawnCase] = []
@@ -59,7 +58,7 @@ class CaseStream:
         return self._drawn[number]
 
     def _draw_round(self) -> None:
-        def keep(case: AttentionCase, relation: str | None) -> None:
+        def keep(case: AnyCase, relation: str | None) -> None:
             self._drawn.append(DrawnCase(case, relation))
 
         size = size_on_cpu(self._rounds)
@@ -100,9 +99,9 @@ class PreparedCase:
         self.backend = backend
         self.reference: Reference
         self.allowed_errors: dict[str, AllowedErrors] = {}
-        self._tensors: dict[AttentionCase, list[RestorableTensors]] = {}
+        self._tensors: dict[AnyCase, list[RestorableTensors]] = {}
 
-    def tensors(self, case: AttentionCase, number: int) -> AttentionTensors:
+    def tensors(self, case: AnyCase, number: int) -> AttentionTensors:
         """Return tensors of this case or of one derived from it; each number has tensors of its own."""
         made = self._tensors.setdefault(case, [])
         while len(made) <= number:
@@ -122,14 +121,14 @@ class SharedExperiment(Experiment):
     def __init__(self, prepared: PreparedCase, target: Target) -> None:
         super().__init__(prepared.drawn.case, target, prepared.backend)
         self._prepared = prepared
-        self._launches: dict[AttentionCase, int] = {}
+        self._launches: dict[AnyCase, int] = {}
 
     @cached_property
     def reference(self) -> Reference:
         """The prepared case's reference. No launch changes it, since changed inputs are a failure of their own."""
         return self._prepared.reference
 
-    def launch(self, case: AttentionCase) -> Launch:
+    def launch(self, case: AnyCase) -> Launch:
         """Return a new launch of the target on a case, on tensors of its own within this experiment."""
         number = self._launches.get(case, 0)
         self._launches[case] = number + 1

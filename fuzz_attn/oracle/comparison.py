@@ -106,7 +106,6 @@ def _judged(tensors: AttentionTensors, output: OutputTensor, expected: Expected)
     worst = maximum_of(ratio)
     if worst <= 1.0:
         return Verdict("oracle", ratio=worst, elements=ratio.numel())
-    ratio.masked_fill_(expected.value.isinf() & (actual == expected.value), 0.0)
     unwritten, bounded = output.unwritten, expected.bound.isfinite()
     if is_fp8_dtype(actual.dtype):  # an fp8 NaN has the bits of the poison, and may come from a correct overflow
         unwritten &= bounded
@@ -121,6 +120,8 @@ def _judged(tensors: AttentionTensors, output: OutputTensor, expected: Expected)
 def _ratio(actual: torch.Tensor, expected: Expected) -> torch.Tensor:
     """Return ``|error| / bound``: NaN for NaN, infinite for Inf, 0 for finite elements that are not judged."""
     ratio = (actual - expected.value).abs_().div_(expected.bound)
+    if expected.exact_infinities:
+        ratio.masked_fill_(expected.value.isinf() & (actual == expected.value), 0.0)
     if not every(expected.judged):
         ratio.masked_fill_(~expected.judged & actual.isfinite(), 0.0)
     return ratio

@@ -37,9 +37,10 @@ PLAIN_MODEL = RoundingModel()
 class Expected:
     """What the elements of an output must be (:attr:`~fuzz_attn.inputs.output_tensors.OutputTensor.elements`).
 
-    - ``value`` float64 is not rounded to the output's type. An infinite one must be met exactly.
+    - ``value`` float64 is not rounded to the output's type, and finite unless it has ``exact_infinities``.
     - ``bound``, of the same shape, is the largest error: positive, and infinite where a correct kernel may overflow.
     - ``judged`` bool broadcasts to them: where it is False, an element must only be written and finite.
+    - ``exact_infinities``: infinite values are expected too, and have to be met exactly.
 
     Only live elements count; in the attention output the others have 0 and an infinite bound.
     """
@@ -47,16 +48,19 @@ class Expected:
     value: torch.Tensor
     bound: torch.Tensor
     judged: torch.Tensor
+    exact_infinities: bool = False
 
     def taken(self, axis: int, index: torch.Tensor) -> Expected:
         """Return what the elements at some indices of an axis must be."""
         size, parts = self.value.shape[axis], (self.value, self.bound, self.judged)
-        return Expected(*(part.index_select(axis, index) if part.shape[axis] == size else part for part in parts))
+        value, bound, judged = (part.index_select(axis, index) if part.shape[axis] == size else part for part in parts)
+        return Expected(value, bound, judged, self.exact_infinities)
 
     def joined(self, tokens: int, heads: int) -> Expected:
         """Return the same of ``[tokens, KV heads, group, ...]`` with one axis of heads, and both at these places."""
         parts = (part.flatten(1, 2) for part in (self.value, self.bound, self.judged))
-        return Expected(*(part.movedim((0, 1), (tokens, heads)) for part in parts))
+        value, bound, judged = (part.movedim((0, 1), (tokens, heads)) for part in parts)
+        return Expected(value, bound, judged, self.exact_infinities)
 
 
 Reference: TypeAlias = dict[str, Expected]
@@ -91,7 +95,7 @@ def attend(
     num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
     rows, form = (sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads), tensors.lse
     out = _unknown((*rows, head_size), (*rows, 1), tensors)
-    lse = None if form is None else _unknown(rows, (1, 1, 1), tensors)
+    lse = None if form is None else _unknown(rows, (1, 1, 1), tensors, exact_infinities=True)
     for block in row_blocks(tensors) if blocks is None else blocks:
         part = attend_block(block, tensors, model)
         _put(part.expected, out.value, block.tokens)
@@ -120,10 +124,13 @@ def _keyless(tensors: AttentionTensors) -> list[int]:
     return [start for start, query, context, answered in rows if answered and query and not query + context]
 
 
-def _unknown(shape: tuple[int, ...], judged: tuple[int, ...], tensors: AttentionTensors) -> Expected:
+def _unknown(
+    shape: tuple[int, ...], judged: tuple[int, ...], tensors: AttentionTensors, *, exact_infinities: bool = False
+) -> Expected:
     """Return what an output of some rows must be before any is known; 0 of infinite bound if not all are answered."""
     value = tensors.query.new_empty(shape, dtype=torch.float64)
-    found = Expected(value, torch.empty_like(value), value.new_ones(judged, dtype=torch.bool))
+    judged_rows = value.new_ones(judged, dtype=torch.bool)
+    found = Expected(value, torch.empty_like(value), judged_rows, exact_infinities)
     if not all(tensors.answers):
         value.zero_()
         found.bound.fill_(torch.inf)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Final
+from typing import Final, TypeAlias
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
@@ -15,6 +15,7 @@ from fuzz_attn.properties import absent_features, bounded_relations, exact_relat
 from fuzz_attn.properties.comparisons import Comparison, compared
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.few_values import few_values
+from fuzz_attn.properties.launch_properties import value_range
 from fuzz_attn.properties.relations import RELATIONS, RelationKind
 
 LAUNCH_PROPERTIES: Final = (
@@ -35,12 +36,20 @@ MODULES: Final[dict[RelationKind, ModuleType]] = {
 """The module with the functions of each kind of relation."""
 
 
+Second: TypeAlias = Callable[[str, Experiment], Comparison]
+"""Returns the second launch of a relation, and what it must give."""
+Extra: TypeAlias = tuple[Callable[[Experiment], Verdict], ...]
+"""Properties of the outputs that an operation has beside its oracle, in the order of checking."""
+
+
 def check(experiment: Experiment, relation: str | None = None) -> Verdict:
     """Return the first failed verdict of the launch properties and one relation, else the oracle's.
 
     Raises :class:`FuzzAttnError` for a relation that is unknown or does not hold for the case.
     """
-    return next(_verdicts(experiment, relation))
+    if relation:
+        _require_holding(relation, experiment.case)
+    return next(_verdicts(experiment, relation, comparison_of, (value_range, few_values)))
 
 
 def all_failures(experiment: Experiment, relation: str | None = None) -> tuple[Verdict, ...]:
@@ -50,12 +59,19 @@ def all_failures(experiment: Experiment, relation: str | None = None) -> tuple[V
     verdict would follow from an earlier one: after an exception, a hang or a changed input, and after a wrong output
     only writes outside of the output are checked. Raises as :func:`check` does.
     """
-    return tuple(_verdicts(experiment, relation))
-
-
-def _verdicts(experiment: Experiment, relation: str | None) -> Iterator[Verdict]:
     if relation:
         _require_holding(relation, experiment.case)
+    return failures_of_call(experiment, relation, comparison_of, (value_range, few_values))
+
+
+def failures_of_call(
+    experiment: Experiment, relation: str | None, second: Second, extra: Extra = ()
+) -> tuple[Verdict, ...]:
+    """Return what :func:`all_failures` does, for any operation: ``second`` knows its relations."""
+    return tuple(_verdicts(experiment, relation, second, extra))
+
+
+def _verdicts(experiment: Experiment, relation: str | None, second: Second, extra: Extra) -> Iterator[Verdict]:
     first = experiment.first
     if first.error:
         yield Verdict("oracle", "exception", f"the target {first.error}", site=first.error_site)
@@ -67,26 +83,24 @@ def _verdicts(experiment: Experiment, relation: str | None) -> Iterator[Verdict]
     if not changed.passed:
         yield changed  # the oracle reads the inputs as the launch left them
         return
-    judged = list(_of_output(experiment, relation))
+    judged = list(_of_output(experiment, relation, second, extra))
     failed = [verdict for verdict in judged if not verdict.passed]
     if failed or not findings:
         yield from failed or judged[:1]
 
 
-def _of_output(experiment: Experiment, relation: str | None) -> Iterator[Verdict]:
+def _of_output(experiment: Experiment, relation: str | None, second: Second, extra: Extra) -> Iterator[Verdict]:
     """Yield the oracle's verdict, then others on the output and its memory."""
     verdict = launch_properties.oracle(experiment)
     yield verdict
-    if verdict.passed:
-        verdict = launch_properties.value_range(experiment)
-        yield verdict
-    if verdict.passed:
-        verdict = few_values(experiment)
-        yield verdict
+    for more in extra:
+        if verdict.passed:
+            verdict = more(experiment)
+            yield verdict
     outside = launch_properties.nothing_else_written(experiment)
     yield outside
     if relation and verdict.passed and outside.passed:
-        yield check_relation(relation, experiment)
+        yield compared(second(relation, experiment), experiment, relation)
 
 
 def check_relation(name: str, experiment: Experiment) -> Verdict:

@@ -173,4 +173,4 @@ def reference_of(comparison: WithinBound, experiment: Experiment) -> Reference:
 
 def _together(exact: Expected, own: Expected, slack: torch.Tensor | float) -> Expected:
     bound = own.bound + slack + FLOAT64 * exact.bound
-    return Expected(exact.value, bound, own.judged & exact.judged)
+    return Expected(exact.value, bound, own.judged & exact.judged, exact.exact_infinities)

@@ -23,7 +23,8 @@ from fuzz_attn.errors import (
     UnsupportedByBackendError,
 )
 from fuzz_attn.inputs.copies import copied, snapshot_of, still_holds, with_outputs_of, without_gradients
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, outputs_of, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, outputs_of
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.owners import owner_of
@@ -230,7 +231,7 @@ class Experiment:
         return Launch(tensors, before, error, site, refusal, tuple(watch.observations), changed, launched, own, beyond)
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
-        return tensors.query.device.type == self.backend.device
+        return tensors.device.type == self.backend.device
 
 
 def _has_written(launched: AttentionTensors, before: dict[str, torch.Tensor]) -> bool:

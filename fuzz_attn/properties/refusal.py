@@ -1,12 +1,15 @@
 """Refusal: a launch that the target or the compiler refuses, as plain data that crosses processes and files."""
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
 
 Stage: TypeAlias = Literal["host", "compile"]
 Site: TypeAlias = tuple[str, str, str]
 """Where a target refuses, and how."""
+
+NOT_REDUCED: Final = "not reduced fully"
+"""Stands at the end of a combination for everything else of the case that it was found in."""
 
 
 class Refusal(Plain, frozen=True):

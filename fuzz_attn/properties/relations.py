@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from fuzz_attn.case.aspects import Feature, all_features_of, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
@@ -55,18 +55,26 @@ def relations_of(case: AttentionCase, domain: Domain) -> tuple[str, ...]:
     return tuple(relation.name for relation in RELATIONS.values() if relation.holds(case, domain))
 
 
-def chosen_relation(choice: int, case: AttentionCase, domain: Domain, among: Collection[str] | None = None) -> str:
+def chosen_relation(
+    choice: int,
+    case: Any,
+    domain: Any,
+    among: Collection[str] | None = None,
+    relations: Mapping[str, Relation] | None = None,
+) -> str:
     """Return one of the relations that hold for a case; over all choices each is equally frequent.
 
-    ``among`` limits the choice to some names, at least one of which must hold for every case.
+    ``among`` limits the choice to some names, at least one of which must hold for every case. ``relations`` are those
+    of another operation.
 
     A choice keeps its relation while a case is shrunk, as long as the relation still holds: each relation has a random
     rank that depends on the choice, and the highest rank among those that hold is taken. To ask all of them whether
     they hold would take up to 1% of a whole case.
     """
-    names = RELATIONS if among is None else [name for name in RELATIONS if name in among]
+    known = RELATIONS if relations is None else relations
+    names = known if among is None else [name for name in known if name in among]
     ranked = sorted(names, key=lambda name: _rank(choice, name), reverse=True)
-    return next(name for name in ranked if RELATIONS[name].holds(case, domain))
+    return next(name for name in ranked if known[name].holds(case, domain))
 
 
 def relation_in_words(name: str) -> str:

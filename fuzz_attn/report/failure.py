@@ -7,51 +7,18 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.description import Line, describe
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import needs_trust
+from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict
-from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report.printing import count, text_of, whole
-
-if TYPE_CHECKING:
-    from fuzz_attn.inputs.random_bits import Floats
-
-FEW: Final = 16
-"""The most numbers that a report lists of one tensor."""
-
-
-def bias_values(case: AttentionCase) -> list[Line]:
-    """Return (what, numbers) pairs: slopes and sinks by head, the bias row by row; nothing for more than a few.
-
-    Sinks are those before their rounding to the recipe's type.
-    """
-    if case.alibi is None and case.qq_bias is None and case.sinks is None:
-        return []
-    from fuzz_attn.inputs import biases  # noqa: PLC0415 - imports numpy, which the other commands do without
-
-    found: list[tuple[str, Floats]] = []
-    if case.alibi is not None:
-        found.append(("slopes", biases.alibi_slopes(case.alibi, case)))
-    if case.qq_bias is not None and case.max_query_len**2 <= FEW:
-        matrix = biases.qq_bias(case.qq_bias, case)
-        found.append(("bias values", matrix[:, : matrix.shape[0]]))
-    if case.sinks is not None:
-        found.append(("sink values", biases.sinks(case.sinks, case)))
-    return [(what, _listed(numbers)) for what, numbers in found if numbers.size <= FEW]
-
-
-def _listed(numbers: Floats) -> str:
-    rows = (", ".join(f"{number:.6g}" for number in row) for row in numbers.reshape(-1, numbers.shape[-1]).tolist())
-    return "; ".join(rows)
 
 
 def render(found: Counterexample, path: Path | None = None, headline: str = "FAILED") -> RenderableType:
@@ -192,11 +159,16 @@ def case_table(found: Counterexample) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1), title="The case", title_justify="left")
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for what, words in (*describe(found.case), *bias_values(found.case)):
+    for what, words in lines_of(found):
         table.add_row(what, words)
-    if found.relation:
-        table.add_row("relation", relation_in_words(found.relation))
     return table
+
+
+def lines_of(found: Counterexample) -> list[tuple[str, str]]:
+    """Return the case in words, one line for each part, with its few numbers and its relation."""
+    operation = operation_of(found.case)
+    lines = [*operation.described(found.case), *operation.numbers(found.case)]
+    return [*lines, ("relation", operation.relation_in_words(found.relation))] if found.relation else lines
 
 
 def elements_table(worst: tuple[Element, ...]) -> Table:

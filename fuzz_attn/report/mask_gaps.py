@@ -12,19 +12,19 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import msgspec
 from rich.console import Console
 
 from fuzz_attn.backends import mask_coverage
 from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
+from fuzz_attn.operations.registry import FAMILIES, FamilyName
 from fuzz_attn.report.printing import count, show, whole
 
 FILE: Final = Path(__file__).parents[2] / "tests" / "coverage" / "explanations.toml"
-_BUILT_IN: Final = frozenset(get_args(Family))
+_BUILT_IN: Final = frozenset(FAMILIES)
 """The built-in targets; each has the name of its family."""
 
 
@@ -42,7 +42,7 @@ class Explanation(Plain, frozen=True):
     because: str
     continued: str = ""
     kernels: tuple[str, ...] = ()
-    families: tuple[Family, ...] = ()
+    families: tuple[FamilyName, ...] = ()
     ordinals: tuple[int, ...] = ()
 
     def covers(self, mask: Mask, family: str) -> bool:

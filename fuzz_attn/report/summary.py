@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.case import not_drawn
-from fuzz_attn.case.aspects import features_of
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.journal import POSSIBLE_HANG
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.engine.refusals.counts import CountedRefusal
-from fuzz_attn.engine.refusals.reduction import NOT_REDUCED
+from fuzz_attn.operations.registry import operation_of
+from fuzz_attn.properties.refusal import NOT_REDUCED
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.failure import only_here
 from fuzz_attn.report.printing import count, safe, whole
@@ -140,9 +140,8 @@ def failure_in_words(found: FoundFailure) -> str:
 def smallest_case(found: FoundFailure) -> str:
     """Return the size and the features of the smallest case."""
     case = found.counterexample.case
-    queries = sum(sequence.query_len for sequence in case.sequences)
-    sizes = count(len(case.sequences), "sequence"), count(queries, "query token"), count(case.total_keys, "key")
-    return ", ".join((*sizes, *features_of(case)))
+    operation = operation_of(case)
+    return ", ".join((*operation.sizes_in_words(case), *operation.features_of(case)))
 
 
 def status_of(found: FoundFailure) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Final
 
 from fuzz_attn.case.aspects import FEATURES_OF, Feature
@@ -64,6 +65,12 @@ def built_in(name: str) -> Target | None:
     if name not in _BUILT_IN:
         return None
     place, domain = _BUILT_IN[name]
+    rounding = _MERGING if name == "mla_decode" else _ROUNDING
+    return Target(name=name, call=launcher(place), domain=domain, rounding=rounding)
+
+
+def launcher(place: str) -> Callable[..., object]:
+    """Return a launcher of this project as ``module:function`` below ``fuzz_attn.kernels``; imports Triton."""
     module, _, function = place.partition(":")
-    launcher = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
-    return Target(name=name, call=launcher, domain=domain, rounding=_MERGING if name == "mla_decode" else _ROUNDING)
+    found: Callable[..., object] = getattr(importlib.import_module(f"fuzz_attn.kernels.{module}"), function)
+    return found

@@ -9,13 +9,12 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from fuzz_attn.binding.binding import Binding, Constant, python_value
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
 from fuzz_attn.binding.signature import signature_of
-from fuzz_attn.case.families import Family
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state
@@ -26,10 +25,13 @@ from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_o
 from fuzz_attn.targets.target import Target
 from fuzz_attn.targets.torch_defaults import target_defaults
 
+if TYPE_CHECKING:
+    from fuzz_attn.case.families import Family
+
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 
 
-def load_target(spec: str, family: Family | None = None, binding: Binding | None = None) -> Target:
+def load_target(spec: str, family: str | None = None, binding: Binding | None = None) -> Target:
     """Return the target that a specification names.
 
     ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function``,
@@ -42,20 +44,29 @@ def load_target(spec: str, family: Family | None = None, binding: Binding | None
         return _loaded(spec, family, binding)
 
 
-def _loaded(spec: str, family: Family | None, binding: Binding | None) -> Target:
+def _loaded(spec: str, family: str | None, binding: Binding | None) -> Target:
     found = built_in(spec) or _from_entry_point(spec, family, binding)
     if found is not None:
         return found
+    binding = with_known(known_binding(place_of(spec)), binding, family)
+    return as_target(_found(spec, binding.instance if binding is not None else None), spec, family, binding)
+
+
+def _found(spec: str, instance: dict[str, Constant] | None) -> object:
+    """Return what a specification of a module, a file or a package names."""
     place = place_of(spec)
     if place is None and ":" not in spec:
         known = ", ".join(target_names())
         raise TargetError(f"target={spec!r} must be module:function, path.py:function or one of: {known}")
     module, _, attribute = spec.rpartition(":")
     holder = _published(place) if place is not None else _module(module, spec)
-    binding = with_known(known_binding(place), binding, family)
-    path = place.attribute if place is not None else attribute
-    instance = binding.instance if binding is not None else None
-    return as_target(_attribute(holder, path, spec, instance), spec, family, binding)
+    return _attribute(holder, place.attribute if place is not None else attribute, spec, instance)
+
+
+def object_named(spec: str) -> object:
+    """Return the object that ``module:function`` or another specification names; raises :class:`TargetError`."""
+    with restored_process_state(), target_defaults():
+        return _found(spec, None)
 
 
 def is_known(spec: str, binding: Binding | None) -> bool:
@@ -81,7 +92,7 @@ def target_names() -> tuple[str, ...]:
     return (*BUILT_IN_NAMES, *(point.name for point in _points()))
 
 
-def as_target(found: object, name: str, family: Family | None = None, binding: Binding | None = None) -> Target:
+def as_target(found: object, name: str, family: str | None = None, binding: Binding | None = None) -> Target:
     """Return a callable as a target whose domain follows from its binding; a Target declares its own.
 
     Raises :class:`TargetError` for an object that is no target, or whose domain does not fit its binding.
@@ -93,7 +104,7 @@ def as_target(found: object, name: str, family: Family | None = None, binding: B
     if not callable(found):
         raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
     try:
-        domain = domain_of(match_of(signature_of(found), family, binding).binding)
+        domain = domain_of(match_of(signature_of(found), cast("Family | None", family), binding).binding)
     except (TargetError, BindingError, DomainError) as error:
         raise TargetError(f"target={name!r} {error}") from error
     return Target(name=name, call=found, domain=domain, binding=binding, promised=stated_features(binding))
@@ -117,7 +128,7 @@ def _points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _from_entry_point(spec: str, family: Family | None, binding: Binding | None) -> Target | None:
+def _from_entry_point(spec: str, family: str | None, binding: Binding | None) -> Target | None:
     for point in _points():
         if point.name == spec:
             try:

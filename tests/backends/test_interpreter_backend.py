@@ -29,7 +29,8 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.errors import BackendError
-from fuzz_attn.inputs.tensors import materialise, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets.loading import load_target
 
 if os.environ.get("TRITON_INTERPRET") != "1":

@@ -11,8 +11,7 @@ import torch
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.poisoned_scratch import PoisonedScratch
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.inputs.storage import GUARD_BYTES
-from fuzz_attn.inputs.tensors import storage_bytes
+from fuzz_attn.inputs.storage import GUARD_BYTES, storage_bytes
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.loading import load_target

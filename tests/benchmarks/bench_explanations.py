@@ -147,7 +147,7 @@ def explained(name: str, family: str, *, draws: bool, saved: bool) -> dict[str, 
     backend = judge().backend
     row: dict[str, Any] = {"bug": name, "family": family, "reason": "", "words": "no failing case was found"}
     with tempfile.TemporaryDirectory() as scratch:
-        target = target_with(seeded_bug(TABLES, name), family, Path(scratch))  # type: ignore[arg-type] # a family's name
+        target = target_with(seeded_bug(TABLES, name), family, Path(scratch))
         order = failing(name, family, target, draws=draws, saved=saved)
         if order is None:
             return row

@@ -107,7 +107,7 @@ def compared(name: str, family: str) -> dict[str, Any]:
     backend, bug = judge().backend, seeded_bug(TABLES, name)
     row: dict[str, Any] = {"bug": name, "family": family, "grade": "", "answer": ""}
     with tempfile.TemporaryDirectory() as scratch:
-        target = target_with(bug, family, Path(scratch))  # type: ignore[arg-type] # a family's name
+        target = target_with(bug, family, Path(scratch))
         try:
             order = failing(name, family, target, draws=False, saved=True)
             if order is None:

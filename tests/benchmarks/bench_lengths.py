@@ -54,7 +54,8 @@ from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.mutation.audit_results import RULES
 from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors, stored
 from fuzz_attn.oracle.comparison import judge

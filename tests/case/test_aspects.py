@@ -16,10 +16,9 @@ from fuzz_attn.case.aspects import (
     COMPILED_FEATURES,
     FEATURES,
     FEATURES_OF,
-    LEVELLED,
     NUANCES,
     POISONS,
-    TRAITS,
+    TABLE,
     UNPUBLISHED_FEATURES,
     Aspect,
     Feature,
@@ -34,8 +33,8 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
-from fuzz_attn.engine.refusals.attributes import ATTRIBUTES, value_of_key, values_within
 from fuzz_attn.errors import CaseError
+from fuzz_attn.operations.attention.refusals.attributes import ATTRIBUTES, value_of_key, values_within
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import values_in
 from fuzz_attn.strategies.sampling.draws import Sample
@@ -72,9 +71,9 @@ def aspect(request: pytest.FixtureRequest) -> Aspect:
 
 
 def test_each_name_is_that_of_one_aspect() -> None:
-    levels = [each.above.format(level) for each in LEVELLED for level in each.levels]
+    levels = [each.above.format(level) for each in TABLE.levelled for level in each.levels]
     for names in (
-        [*(each.words for each in (*TRAITS, *NUANCES)), *levels],
+        [*(each.words for each in (*TABLE.traits, *NUANCES)), *levels],
         [each.refused_as for each in ATTRIBUTES],
         [each.feature for each in ASPECTS if each.feature],
         [each.words for each in FEATURES.values()],
@@ -85,7 +84,7 @@ def test_each_name_is_that_of_one_aspect() -> None:
 
 def test_a_case_of_one_key_is_the_simplest_apart_from_nuances() -> None:
     assert not [each.words for each in ASPECTS if each.present(ONE_KEY) and each not in NUANCES]
-    assert not [each.words for each in LEVELLED if each.levels_of(ONE_KEY)]
+    assert not [each.words for each in TABLE.levelled if each.levels_of(ONE_KEY)]
 
 
 def test_some_case_has_each_aspect(aspect: Aspect) -> None:
@@ -122,7 +121,7 @@ def test_a_smaller_case_is_allowed_or_refused_as_a_case_error(aspect: Aspect) ->
                 continue
 
 
-@pytest.mark.parametrize("levelled", LEVELLED, ids=lambda each: each.above)
+@pytest.mark.parametrize("levelled", TABLE.levelled, ids=lambda each: each.above)
 def test_a_case_below_a_level_is_not_above_it(levelled: Aspect) -> None:
     for case in every_case():
         for level in levelled.levels_of(case):

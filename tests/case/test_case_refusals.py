@@ -17,8 +17,8 @@ from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.storage import GUARD_BYTES
-from fuzz_attn.inputs.tensors import materialise, storage_bytes
+from fuzz_attn.inputs.storage import GUARD_BYTES, storage_bytes
+from fuzz_attn.inputs.tensors import materialise
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 HUGE = 2**20

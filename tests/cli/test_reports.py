@@ -16,13 +16,13 @@ from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Finished, RoundCompiled
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, Tally, merged
 from fuzz_attn.engine.orders import Order
-from fuzz_attn.engine.refusals.counts import CountedRefusal
+from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report import failure, summary
-from fuzz_attn.report.failure import bias_values
 from fuzz_attn.report.printing import count, show, text_of, whole
 
 SMALL = AttentionCase(
@@ -133,13 +133,13 @@ def test_few_slopes_biases_and_sinks_are_listed() -> None:
         qq_bias=QQBiasRecipe("diagonal"),
         sinks=SinkRecipe(1.0, 0.0),
     )
-    assert bias_values(biased) == [
+    assert operation_of(biased).numbers(biased) == [
         ("slopes", "0.25, 0.0625, 0.015625, 0.00390625"),
         ("bias values", "0, -inf; -inf, 0"),
         ("sink values", "1, 1, 1, 1"),
     ]
     many = replace(biased, heads=HeadLayout(1, 17, 4), sequences=(Sequence(5),))
-    assert bias_values(many) == []
+    assert operation_of(many).numbers(many) == []
     text = failure.plain_text(counterexample.signed("mine", "unified", None, biased, WRONG))
     assert " sink values  1, 1, 1, 1\n" in text
 

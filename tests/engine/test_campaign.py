@@ -23,9 +23,9 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.run.run_plan import share_of
-from fuzz_attn.engine.seeds import derived_seed
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.mutation.batch_runner import CaseStream
+from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
 
@@ -421,6 +421,7 @@ def test_a_killed_campaign_leaves_its_case_in_the_journal(spec: SpecOf, tmp_path
 
 def _case_in(journal: Path) -> AttentionCase:
     try:
-        return counterexample.load(journal).case
+        case: AttentionCase = counterexample.load(journal).case
+        return case
     except Exception:  # noqa: BLE001 - it is being written
         return AttentionCase(sequences=())

@@ -14,7 +14,8 @@ from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureFo
 from fuzz_attn.engine.listeners.novelty import Novelty
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
-from fuzz_attn.engine.schedule import FREED, ON_CPU, SERVED, keys_of_round, play_round, uncovered
+from fuzz_attn.engine.schedule import ON_CPU, play_round
+from fuzz_attn.operations.attention.drawing import FREED, SERVED, keys_of_round, uncovered
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.strategies.compile_keys import key_pool
 

@@ -26,14 +26,15 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.events import RefusalReduced, WorkerReady
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners import statistics
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Tally
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
-from fuzz_attn.engine.refusals.counts import CountedRefusal, counted, merged
-from fuzz_attn.engine.refusals.reduction import NOT_REDUCED, Probe, Rule
-from fuzz_attn.engine.refusals.rules import FULL_ROUND, JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Refusals
 from fuzz_attn.errors import OutOfProbesError
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.operations.attention.refusals.reduction import Rule
+from fuzz_attn.operations.attention.refusals.rules import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Rules
+from fuzz_attn.operations.operation import FULL_ROUND, Probe
+from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.summary import combinations_in_words, render
 from fuzz_attn.targets.loading import load_target
@@ -233,7 +234,7 @@ COMPLEX = AttentionCase(
     ],
 )
 def test_a_refusal_is_reduced_to_the_smallest_combination(refuses: Refusing, words: tuple[str, ...] | None) -> None:
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     (rule,) = refusals.refused(COMPLEX, _refusal(0), _probe(refuses))
     if words is not None:
         assert rule.words(DOMAIN) == words
@@ -252,7 +253,7 @@ def test_a_reduction_without_time_lists_only_what_matters(rounds: int, words: tu
         left[0] -= 1
         return probe(cases)
 
-    (rule,) = Refusals(DOMAIN).refused(COMPLEX, _refusal(0), limited)
+    (rule,) = Rules(DOMAIN).refused(COMPLEX, _refusal(0), limited)
     assert rule.words(DOMAIN) == (*words, NOT_REDUCED)
     counts = counted(counted((), _refusal(0), combination=("sinks",)), _refusal(0), combination=rule.words(DOMAIN))
     assert combinations_in_words(counts[0]) == f"sinks; {', '.join((*words, NOT_REDUCED))}"
@@ -260,7 +261,7 @@ def test_a_reduction_without_time_lists_only_what_matters(rounds: int, words: tu
 
 def test_a_check_that_another_hides_is_reduced_too() -> None:
     probe = _probe(lambda case: case.heads.head_size not in (64, 128), lambda case: case.dtypes.q != "float16")
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     refusals.refused(SHORT, _refusal(0), probe)
     (rule,) = refusals.refused(LARGE, _refusal(1), probe)
     assert [condition.name for condition in rule.conditions] == ["type"], "no other head size is accepted at all"
@@ -268,12 +269,12 @@ def test_a_check_that_another_hides_is_reduced_too() -> None:
     assert refusals.domain.dtypes == ("float16",)
 
 
-def _rule(refusals: Refusals, case: AttentionCase, *checks: Refusing) -> tuple[Rule, ...]:
+def _rule(refusals: Rules, case: AttentionCase, *checks: Refusing) -> tuple[Rule, ...]:
     return refusals.refused(case, _refusal(0), _probe(*checks))
 
 
 def test_a_case_that_is_judged_drops_a_rule_that_excludes_it() -> None:
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
     assert refusals.excludes(COMPLEX)
     refusals.judged(COMPLEX)
@@ -282,7 +283,7 @@ def test_a_case_that_is_judged_drops_a_rule_that_excludes_it() -> None:
 
 
 def test_a_few_excluded_cases_are_drawn_nevertheless() -> None:
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
     for _ in range(4 * JUDGED_FOR_ONE):
         refusals.judged(SHORT)
@@ -290,7 +291,7 @@ def test_a_few_excluded_cases_are_drawn_nevertheless() -> None:
 
 
 def test_some_rounds_draw_from_the_whole_domain() -> None:
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     assert _rule(refusals, COMPLEX, lambda case: case.sinks is not None)
     full = [domain == DOMAIN and excludes is None for domain, excludes in map(refusals.drawing, range(2 * FULL_ROUND))]
     assert full == 2 * ([False] * (FULL_ROUND - 1) + [True])
@@ -298,14 +299,14 @@ def test_some_rounds_draw_from_the_whole_domain() -> None:
 
 def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fuzz_attn.engine.refusals.rules.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.rules.time.monotonic", lambda: now[0])
     probe = _probe(lambda case: case.sinks is not None, lambda case: case.heads.head_size == 80)
 
     def slow(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
         now[0] += LEAST_SECONDS
         return probe(cases)
 
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     assert refusals.refused(COMPLEX, _refusal(0), slow)
     large = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(head_size=80))
     spent = now[0]
@@ -317,7 +318,7 @@ def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -
 
 def test_judged_cases_show_that_more_is_needed() -> None:
     """The rule holds for the simplest sizes only, so the judged case tells which attribute is missing."""
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     many = AttentionCase(sequences=(Tokens(1, 3),), heads=HeadLayout(num_kv_heads=2), sinks=SinkRecipe())
     refusals.judged(many)
     single = msgspec.structs.replace(COMPLEX, heads=HeadLayout(1, 3, 80))
@@ -340,7 +341,7 @@ FP8_CACHE = DTypes("float16", "float8_e4m3fn", "float16")
 )
 def test_a_target_that_requires_an_unusual_feature(name: str, judged: AttentionCase) -> None:
     """No probe switches the feature on by itself, so only the judged case tells that it is required."""
-    refusals = Refusals(Domain(family=judged.family))
+    refusals = Rules(Domain(family=judged.family))
     refusals.judged(judged)
     refused = msgspec.structs.replace(judged, **{name: type(getattr(judged, name))()})
     (rule,) = _rule(refusals, refused, lambda case: case.dtypes == judged.dtypes and not getattr(case, name))
@@ -350,7 +351,7 @@ def test_a_target_that_requires_an_unusual_feature(name: str, judged: AttentionC
 
 def test_a_later_rule_makes_an_earlier_one_simpler() -> None:
     probe = _probe(lambda case: case.heads.head_size not in (64, 128), lambda case: case.dtypes != HALF)
-    refusals = Refusals(DOMAIN)
+    refusals = Rules(DOMAIN)
     (before,) = refusals.refused(LARGE, _refusal(1), probe)
     assert before.words(DOMAIN) == ("head size 64 or 128", "type other than float16")
     rules = refusals.refused(SHORT, _refusal(0), probe)

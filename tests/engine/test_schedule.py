@@ -16,21 +16,17 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.serving import serves
 from fuzz_attn.engine import schedule
-from fuzz_attn.engine.schedule import (
+from fuzz_attn.engine.schedule import ON_CPU, ON_GPU, play_round, play_shared_round, size_on_cpu
+from fuzz_attn.operations.attention.drawing import (
     FREED,
-    ON_CPU,
-    ON_GPU,
-    RoundSize,
     SharedRound,
     keys_of_round,
     layouts_of_round,
     may_play,
-    play_round,
-    play_shared_round,
     relations_of_round,
     shared_round,
-    size_on_cpu,
 )
+from fuzz_attn.operations.operation import RoundSize
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 

@@ -30,3 +30,40 @@ def test_no_other_module_has_the_rule(words: str) -> None:
         if re.search(WORDS[words], line)
     ]
     assert not found, f"{words}: {found}"
+
+
+KNOW_NO_OPERATION = ("engine", "workers", "counterexamples", "report", "export", "mutation", "cli")
+"""Packages that ask an operation, and know none by name."""
+OF_AN_OPERATION = re.compile(
+    r"AttentionCase|StateCase|operations\.(attention|merge_states)|fuzz_attn\.strategies\.(?!sampling)|"
+    r"fuzz_attn\.case\.(attention_case|case_fields|cases|changes|compile_key|description|domain|families|parts|recipes|serving)\b"
+)
+
+
+@pytest.mark.parametrize("package", KNOW_NO_OPERATION)
+def test_a_package_that_serves_all_operations_names_none(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "fuzz_attn" / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if OF_AN_OPERATION.search(line)
+    ]
+    assert not found
+
+
+TENSORS_OF_ATTENTION = re.compile(
+    r"(inputs\.(tensors|biases)|oracle\.(reference|row_blocks|logits)|properties\.relations)\b"
+)
+PRELOADED = "run/preloaded.py"
+"""Imports modules for the processes that are forked from it, and calls none."""
+
+
+@pytest.mark.parametrize("package", ["engine", "workers", "counterexamples", "report", "cli"])
+def test_only_an_operation_makes_tensors_and_references(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in sorted((ROOT / "fuzz_attn" / package).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if "import" in line and TENSORS_OF_ATTENTION.search(line) and not str(path).endswith(PRELOADED)
+    ]
+    assert not found

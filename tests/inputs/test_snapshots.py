@@ -6,7 +6,8 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.inputs.copies import snapshot_of, still_holds
-from fuzz_attn.inputs.tensors import materialise, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import materialise
 
 
 @pytest.mark.parametrize("place", [0, 4096, -1])

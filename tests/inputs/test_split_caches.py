@@ -17,9 +17,9 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequenc
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.inputs.poison import slot_poison
-from fuzz_attn.inputs.storage import rounded
+from fuzz_attn.inputs.storage import rounded, storage_bytes
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=120)

@@ -117,7 +117,7 @@ def test_every_bug_has_a_case() -> None:
 def test_bug_is_found_with_its_freedom_only(name: str, tmp_path: Path) -> None:
     family, shown, hidden = WITH[name]
     base = replace(DECODE if family == "paged" else PLAIN, family=family)
-    edited, healthy = target_with(BUGS[name], family, tmp_path), load_target(family)  # type: ignore[arg-type]
+    edited, healthy = target_with(BUGS[name], family, tmp_path), load_target(family)
     assert fails(edited, replace(base, **shown))
     assert not fails(edited, replace(base, **hidden))
     assert not fails(healthy, replace(base, **shown))

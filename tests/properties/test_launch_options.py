@@ -13,7 +13,7 @@ from triton.runtime import JITFunction
 
 from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.aspects import TRAITS
+from fuzz_attn.case.aspects import TABLE
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain, unpromised
@@ -119,7 +119,7 @@ def test_a_case_says_saves_and_drops_its_options() -> None:
     assert "num_warps" not in msgspec.json.encode(PLAIN).decode(), "an older version reads the file"
     assert msgspec.json.decode(msgspec.json.encode(TWO_WARPS), type=AttentionCase) == TWO_WARPS
     assert "num_warps=2, num_stages=1" in str(describe(TWO_WARPS))
-    found = [trait for trait in TRAITS if trait.present(TWO_WARPS) and not trait.present(PLAIN)]
+    found = [trait for trait in TABLE.traits if trait.present(TWO_WARPS) and not trait.present(PLAIN)]
     assert [trait.words for trait in found] == ["another num_warps", "another num_stages"]
     simpler = TWO_WARPS
     for trait in found:

@@ -14,7 +14,8 @@ from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.engine.schedule import play_round
-from fuzz_attn.inputs.tensors import AttentionTensors, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.row_blocks import cost_of
 from fuzz_attn.properties import experiment as experiments
 from fuzz_attn.properties.check import all_failures, check

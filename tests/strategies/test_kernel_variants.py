@@ -15,6 +15,7 @@ from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
 from fuzz_attn.engine import schedule
+from fuzz_attn.operations.attention import drawing
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.kernel_variants import USUAL, KernelVariant, form_of, kernel_variants, variant_of
 from fuzz_attn.strategies.memory_layouts import layout_pool
@@ -85,7 +86,7 @@ def test_forms_are_as_cases_that_are_drawn_one_by_one() -> None:
 def test_a_round_has_the_usual_variant_where_a_target_refuses_another() -> None:
     seed = next(seed for seed in range(1000) if form_of(PAGED, (Strides(),), seed).variant != USUAL)
     form = form_of(PAGED, (Strides(),), seed)
-    shared = schedule.SharedRound(PAGED, form, frozenset({"determinism"}), seed, 0)
+    shared = drawing.SharedRound(PAGED, form, frozenset({"determinism"}), seed, 0)
     assert shared.usual().form == form._replace(variant=USUAL)
     assert shared.usual()._replace(form=form) == shared
 
@@ -114,7 +115,7 @@ def test_all_cases_of_a_narrow_form_have_one_of_its_windows_and_rows_of_one_clas
 def test_a_round_has_no_other_keys_than_its_own(family: Family) -> None:
     domain, seen = load_target(family).domain, set()
     schedule.play_round(domain, 5, 120, lambda case, _: seen.add(compile_key_of(case)))
-    assert seen <= set(schedule.keys_of_round(domain, 5, schedule.ON_CPU.keys))
+    assert seen <= set(drawing.keys_of_round(domain, 5, schedule.ON_CPU.keys))
 
 
 def test_a_domain_without_freedoms_has_only_the_types_of_published_kernels() -> None:

@@ -21,7 +21,8 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequenc
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import BindingError
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment

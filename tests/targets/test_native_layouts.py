@@ -19,8 +19,9 @@ from fuzz_attn.case.cache_layout import HEADS, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.stores import Store
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, storage_bytes
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.target import Target

@@ -12,7 +12,8 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.inputs.tensors import materialise, storage_bytes
+from fuzz_attn.inputs.storage import storage_bytes
+from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets.loading import as_target
 
 SCRATCH: Final = "seq_threshold_3D=None, num_par_softmax_segments=None, softmax_segm_output=None, "

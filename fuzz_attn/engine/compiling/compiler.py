@@ -18,21 +18,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.compiling.pool import Forks
 from fuzz_attn.engine.compiling.reductions import Reductions
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Ready, Setup
-from fuzz_attn.engine.schedule import SharedRound, shared_round
+from fuzz_attn.operations.operation import SharedRound
+from fuzz_attn.operations.registry import AnyCase, HoldsCases, operation_of
 from fuzz_attn.properties.refusal import Refusal, Site
-from fuzz_attn.strategies.kernel_variants import USUAL
 from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
@@ -54,15 +52,17 @@ MOST_BEGUN: Final = 64
 WAIT_SECONDS: Final = 0.1
 
 
-class Outcome(Plain, frozen=True):
+class Outcome(HoldsCases, frozen=True):
     """What a fork has found out about a round: what it compiled, some cases that compile, and cases that are refused.
 
     All cases are refused, for the reason of the first, where the round has none to play.
     """
 
+    of_operations: ClassVar = ("accepted",)
+
     compiled: RoundCompiled
     ready: ReadyRound
-    accepted: tuple[AttentionCase, ...] = ()
+    accepted: tuple[AnyCase, ...] = ()
     refused: tuple[tuple[Order, Refusal], ...] = ()
 
     @property
@@ -115,7 +115,7 @@ class Compiler:
         """Refused rounds whose refusal is being reduced; then no worker need do that."""
 
     def _round(self, number: int) -> SharedRound:
-        return shared_round(self._domain, self._plan.seed, number, self._plan.covered)
+        return operation_of(self._domain).shared_round(self._domain, self._plan.seed, number, self._plan.covered)
 
     def step(self) -> Iterator[StageEvent]:
         """Start the forks that are wanted, wait a moment, and yield what became of those that have ended."""
@@ -187,7 +187,7 @@ class Compiler:
         started, shared = time.monotonic(), self._round(number)
         most = LATER_KERNELS if shared.turn else FIRST_KERNELS if number >= self._plan.cores else 1
         tried = self._compile_most(shared, most)
-        usual = tried.done.refused is not None and shared.form.variant != USUAL
+        usual = tried.done.refused is not None and not shared.is_usual
         if usual:
             tried = self._compile_most(shared.usual(), most)
         done = tried.done

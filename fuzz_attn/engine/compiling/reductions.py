@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.compiling.rounds import Rounds
 from fuzz_attn.engine.events import WHOLE_RUN, RefusalReduced
-from fuzz_attn.engine.refusals.reduction import Probe, Rule
-from fuzz_attn.engine.refusals.rules import FULL_ROUND, MOST_REDUCTIONS, Refusals
-from fuzz_attn.engine.refusals.telling import rule_of, told
+from fuzz_attn.operations.operation import FULL_ROUND, MOST_REDUCTIONS, Probe, Rule
+from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.properties.refusal import Site
 
 if TYPE_CHECKING:
@@ -33,19 +29,19 @@ class Reductions:
     the fork has found.
     """
 
-    def __init__(self, domain: Domain, rounds: Rounds) -> None:
-        self._refusals = Refusals(domain)
+    def __init__(self, domain: AnyDomain, rounds: Rounds) -> None:
+        self._refusals = operation_of(domain).refusals(domain)
         self._rounds = rounds
         self._under_way: dict[int, Site] = {}
         self._begun: Counter[Site] = Counter()
         self._next = -1
 
-    def accepted(self, cases: Iterable[AttentionCase]) -> None:
+    def accepted(self, cases: Iterable[AnyCase]) -> None:
         """Note cases whose kernels are compiled; rules that exclude one are dropped."""
         for case in cases:
             self._refusals.judged(case)
 
-    def excludes(self, key: CompileKey, number: int) -> bool:
+    def excludes(self, key: Any, number: int) -> bool:
         """Return whether a round of a compile key need not be compiled; now and then it is, to check the rules."""
         return number % FULL_ROUND != FULL_ROUND - 1 and self._refusals.excludes_key(key)
 
@@ -60,7 +56,7 @@ class Reductions:
             if self._is_new(order.case, refusal.site)
         ]
 
-    def _is_new(self, case: AttentionCase, site: Site) -> bool:
+    def _is_new(self, case: AnyCase, site: Site) -> bool:
         busy = site in self._under_way.values() or self._begun[site] >= MOST_REDUCTIONS
         known = busy or any(rule.matches(case) for rule in self._refusals.rules)
         return not known and self._rounds.claim(site)
@@ -80,13 +76,13 @@ class Reductions:
         """Return the rules that a refused case leads to, as bytes, in a fork."""
         order, refusal = refused
         rules = self._refusals.refused(order.case, refusal, probe)
-        return msgspec.json.encode([told(rule)[1] for rule in rules])
+        return msgspec.json.encode([self._refusals.told(rule)[1] for rule in rules])
 
     def ended(self, number: int, result: bytes) -> list[RefusalReduced]:
         """Take what a reduction has found, and tell the shards; a fork that died has found nothing."""
         site = self._under_way.pop(number)
         found = msgspec.json.decode(result, type=list[bytes]) if result else []
-        rules = [rule for each in found if (rule := rule_of(each, self._refusals.full)) is not None]
+        rules = [rule for each in found if (rule := self._refusals.heard(each)) is not None]
         learned = [self._learned(rule) for rule in rules if self._learn(rule)]
         self._rounds.release(site)  # not before the shards can learn the rules
         return learned
@@ -96,5 +92,5 @@ class Reductions:
         return rule in self._refusals.rules
 
     def _learned(self, rule: Rule) -> RefusalReduced:
-        self._rounds.tell(*told(rule))
+        self._rounds.tell(*self._refusals.told(rule))
         return RefusalReduced(WHOLE_RUN, rule.refusal, rule.words(self._refusals.full))

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from fuzz_attn.backends.compiler import CompilerBackend
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.orders import Order
-from fuzz_attn.engine.schedule import SharedRound, play_shared_round
+from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.properties.check import comparison_of
+from fuzz_attn.operations.operation import SharedRound
+from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.properties.exceptions import refusal_by
-from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
@@ -44,36 +42,37 @@ Refused: TypeAlias = tuple[Order, Refusal]
 class Rehearsal:
     """Calls a target on the cases of rounds. Its kernels are noted instead of launched."""
 
-    def __init__(self, target: Target, backend: CompilerBackend, domain: Domain) -> None:
+    def __init__(self, target: Target, backend: CompilerBackend, domain: AnyDomain) -> None:
         self._target, self._backend, self._domain = target, backend, domain
 
     def cases_of(self, shared: SharedRound, count: int = SAMPLE) -> list[Rehearsed]:
         """Return the sample of a round; other cases of it need hardly any other kernels."""
         found: list[Rehearsed] = []
 
-        def attempt(case: AttentionCase, relation: str | None) -> None:
+        def attempt(case: AnyCase, relation: str | None) -> None:
             found.append(self.rehearsed(case, relation))
 
         play_shared_round(self._domain, shared, shared.sample, count, attempt)
         return found
 
-    def rehearsed(self, case: AttentionCase, relation: str | None) -> Rehearsed:
+    def rehearsed(self, case: AnyCase, relation: str | None) -> Rehearsed:
         """Call the target on a case, and on the second one of its relation; a refused case needs no kernel."""
-        experiment, order = Experiment(case, self._target, self._backend, strict=False), Order(case, relation)
+        operation, order = operation_of(case), Order(case, relation)
+        experiment = operation.experiment(case, self._target, self._backend, strict=False)
         try:
             refusal, failed = experiment.refusal, bool(experiment.first.error)
             if not failed and relation:
-                comparison_of(relation, experiment)
+                operation.compare(relation, experiment)
         except FuzzAttnError:
             refusal, failed = None, True
         kernels = tuple(self._backend.wanted())
         return Rehearsed(order, () if failed else kernels, refusal, failed and refusal is None)
 
-    def refusals_of(self, cases: Sequence[AttentionCase]) -> list[Refusal | None]:
+    def refusals_of(self, cases: Sequence[AnyCase]) -> list[Refusal | None]:
         """Return what host code or Triton's front end refuses of each case."""
         return [self._refusal_of(case) for case in cases]
 
-    def _refusal_of(self, case: AttentionCase) -> Refusal | None:
+    def _refusal_of(self, case: AnyCase) -> Refusal | None:
         rehearsed = self.rehearsed(case, None)
         if rehearsed.refusal is not None:
             return rehearsed.refusal
@@ -99,7 +98,7 @@ class Compiled:
     compiled: int = 0
     loaded: int = 0
     failed: int = 0
-    accepted: list[AttentionCase] = field(default_factory=list)
+    accepted: list[AnyCase] = field(default_factory=list)
     refused: Refused | None = None
 
     @property

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.orders import Ready, Setup
+from fuzz_attn.operations.registry import FAMILIES, AnyDomain, operation_of_target
 from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Workers(NamedTuple):
     """The GPU of the workers, the domain that they draw from, and how they call the target."""
 
     gpu: GpuFacts
-    domain: Domain
+    domain: AnyDomain
     binding: Binding | None
 
 
@@ -44,9 +44,7 @@ def ask_workers(setup: Setup) -> Callable[[], Workers | None]:
 
     Others may have to be calibrated on the GPU, and their module may bear to be executed only once.
     """
-    from fuzz_attn.targets.built_in import BUILT_IN_NAMES  # noqa: PLC0415 - imports torch
-
-    if setup.target not in BUILT_IN_NAMES or setup.binding is not None:
+    if setup.target not in FAMILIES or setup.binding is not None:
         return lambda: None
     answer = ask_gpu()
 
@@ -90,11 +88,10 @@ def _tell_gpu(sender: Connection) -> None:
 
 def load_for(setup: Setup, binding: Binding | None, gpu: GpuFacts) -> Target:
     """Return the target of a run, loaded as in a process with a GPU."""
-    from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - imports torch, as below
-    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - imports torch
 
     with gpu_answers(answers_of(gpu)):
-        return load_target(setup.target, setup.family, binding)
+        return operation_of_target(setup.target, setup.family).load_target(setup.target, setup.family, binding)
 
 
 def answers_of(gpu: GpuFacts) -> Gpu:

@@ -18,8 +18,6 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import core
-from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
@@ -52,6 +50,7 @@ from fuzz_attn.engine.failures.triage import (
 from fuzz_attn.engine.failures.waiting import Waiting, WaitingFailures
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
+from fuzz_attn.operations.registry import AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 MOST_FAILURES: Final = 40
@@ -93,8 +92,7 @@ class FailureLives:
         self._elapsed = elapsed
         self._open: list[KnownFailure] = []
         self._resumed: list[KnownFailure] = []
-        self.longest = 0.0
-        """The seconds that following a failure has taken at most, that of a hang aside."""
+        self._longest = 0.0
         self._unmet: tuple[Order, Answer] | None = None
         """A failing case of the search or of a file that nothing has become of yet."""
         self._living: KnownFailure | None = None
@@ -114,6 +112,11 @@ class FailureLives:
     def limit_to(self, seconds: float) -> None:
         """Let failures be followed for so many seconds of the campaign."""
         self._max_time = seconds
+
+    @property
+    def longest(self) -> float:
+        """The seconds that following a failure has taken at most, here or in another shard, that of a hang aside."""
+        return max(self._longest, self.waiting.longest)
 
     @property
     def may_follow(self) -> bool:
@@ -145,7 +148,7 @@ class FailureLives:
         return self._shard.ready.backend
 
     @property
-    def domain(self) -> Domain:
+    def domain(self) -> AnyDomain:
         """What the target promises."""
         return self._shard.ready.domain
 
@@ -469,7 +472,7 @@ class FailureLives:
             if not self._live_there(failure):
                 self._confirm(failure, answer, before)
         if failure.failure_class != HANG:
-            self.longest = max(self.longest, time.monotonic() - started)
+            self._longest = max(self._longest, time.monotonic() - started)
 
     def _live_there(self, failure: KnownFailure) -> bool:
         """Replay a failure on the explaining backend, and follow it there if it fails in the same way.
@@ -486,7 +489,7 @@ class FailureLives:
             return False
         same = shown_in_same_way(failure.found.verdict, answer, order)
         if not same:
-            failure.replayed.append(core(traits_of_both(order)))
+            failure.replayed.append(operation_of(order.case).aspects.core(traits_of_both(order)))
             self._here.say(failure, outcome="passes", reason="")
             self._look_beside(failure, order, answer, "confirm", there=True)
             return False

@@ -12,12 +12,12 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.aspects import needed_by
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signature_of
 from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
 from fuzz_attn.engine.orders import Order
+from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -58,7 +58,8 @@ class Records:
         """Change the counterexample, in its file too, and report it."""
         found: Counterexample = msgspec.structs.replace(failure.found, digest="", **fields)
         if not found.shrunk and found.confirmation == "confirmed":
-            found = msgspec.structs.replace(found, trigger=needed_by(found.case, found.relation))
+            needed = operation_of(found.case).aspects.needed_by(found.case, found.relation)
+            found = msgspec.structs.replace(found, trigger=needed)
         failure.found = msgspec.structs.replace(found, signature=signature_of(found.case, found.verdict))
         self._write(failure)
         self.report(failure)

@@ -24,24 +24,8 @@ from functools import partial
 from typing import Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
-from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case import changes
-from fuzz_attn.case.aspects import (
-    ANY_RELATION,
-    KINDS,
-    LEVELLED,
-    NUANCES,
-    ODDITIES,
-    SIMPLEST_SIZE,
-    TRAITS,
-    Aspect,
-    named,
-    needed_by,
-)
-from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.case.aspects import ANY_RELATION, Aspect, named
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
@@ -58,9 +42,9 @@ from fuzz_attn.engine.failures.triage import (
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
+from fuzz_attn.operations.operation import Lengths
+from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Verdict
-from fuzz_attn.properties.relations import RELATIONS, has_second_case, relations_of, second_case
-from fuzz_attn.strategies.compile_keys import check_key
 
 PART: Final = 0.08
 """The part of a campaign's time that the shrinking of one failure may take."""
@@ -100,24 +84,17 @@ class Share:
             raise ShareSpentInterrupt
 
 
-def simplicity(case: AttentionCase, relation: str | None = None) -> tuple[float, ...]:
+def simplicity(case: AnyCase, relation: str | None = None) -> tuple[float, ...]:
     """Return a key by which simpler cases come first.
 
     Few features and oddities count most, then plain types and heads, then few and short sequences, then small numbers.
     A relation counts as two features, because its case is two launches.
     """
-    heads, pages = case.heads, case.pages
+    operation = operation_of(case)
     return (
-        sum(trait.present(case) for trait in ODDITIES if trait.trait) + 2 * bool(relation),
-        sum(trait.present(case) for trait in KINDS if trait.trait),
-        len(case.sequences),
-        case.total_keys,
-        case.num_tokens,
-        heads.num_query_heads,
-        heads.num_kv_heads,
-        abs(heads.head_size - SIMPLEST_SIZE) + abs(pages.block_size - SIMPLEST_SIZE),
-        case.window + case.launch.num_segments + case.launch.tile_size + abs(case.softcap - 1.0),
-        case.padded_tokens + sum(map(_number, (*_fields_of(case.strides), *_fields_of(case.pages)))),
+        sum(trait.present(case) for trait in operation.aspects.oddities if trait.trait) + 2 * bool(relation),
+        sum(trait.present(case) for trait in operation.aspects.kinds if trait.trait),
+        *operation.simplicity(case),
         len(msgspec.json.encode(case)),
         case.seed,
     )
@@ -128,17 +105,8 @@ def is_simpler(found: Counterexample, other: Counterexample) -> bool:
     return simplicity(found.case, found.relation) < simplicity(other.case, other.relation)
 
 
-def _fields_of(part: msgspec.Struct) -> tuple[object, ...]:
-    return msgspec.structs.astuple(part)
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
 Fails: TypeAlias = Callable[[Order], bool]
-Change: TypeAlias = Callable[[AttentionCase], AttentionCase]
-Resized: TypeAlias = Callable[[int], Tokens]
+Change: TypeAlias = Callable[[AnyCase], AnyCase]
 
 DENSE: Final = 64
 """Lengths up to here are all tried, since a failure may depend on a length modulo a tile or page."""
@@ -146,7 +114,7 @@ STEP, BESIDE = 16, (-2, -1, 0, 1, 2)
 """Beyond, those near multiples of a tile or page are tried."""
 
 
-def simplify(order: Order, fails: Fails, domain: Domain) -> Order:
+def simplify(order: Order, fails: Fails, domain: AnyDomain) -> Order:
     """Return the simplest order of a domain that is found to fail.
 
     ``fails`` is called with each simpler order; what it returns true for is the best so far. It may raise to end the
@@ -158,10 +126,12 @@ def simplify(order: Order, fails: Fails, domain: Domain) -> Order:
 class Simplification:
     """The search for simpler orders; ``best`` is the simplest that failed so far."""
 
-    def __init__(self, order: Order, fails: Fails, domain: Domain) -> None:
+    def __init__(self, order: Order, fails: Fails, domain: AnyDomain) -> None:
         self.best = order
         self._fails = fails
         self._domain = domain
+        self._operation = operation_of(order.case)
+        self._aspects = self._operation.aspects
 
     def run(self) -> Order:
         """Return the best order once nothing simplifies it further."""
@@ -170,7 +140,7 @@ class Simplification:
             before = self.best
             self._drop_relation()
             self._drop_traits()
-            self._drop_sequences()
+            self._drop_parts()
             self._reduce_numbers()
             self._shorten()
         return self.best
@@ -191,38 +161,43 @@ class Simplification:
 
     def _drop_traits(self) -> None:
         """Drop all traits at once, else each half of them, down to single ones."""
-        waiting = [tuple(trait.without for trait in TRAITS if trait.present(self.best.case))]
+        waiting = [tuple(trait.without for trait in self._aspects.traits if trait.present(self.best.case))]
         while waiting:
             changes = waiting.pop()
             if not self._attempt(changed(self.best, *changes)) and len(changes) > 1:
                 middle = len(changes) // 2
                 waiting += [changes[middle:], changes[:middle]]
 
-    def _drop_sequences(self) -> None:
+    def _drop_parts(self) -> None:
         """Keep one sequence, else drop parts of the batch, down to single sequences."""
-        count = len(self.best.case.sequences)
-        if count > 1 and any(self._attempt(with_sequences(self.best, (index,))) for index in range(count)):
+        count = self._parts()
+        if count > 1 and any(self._attempt(with_parts(self.best, (index,))) for index in range(count)):
             return
         size = count // 2
         while size:
             start = 0
-            while start < len(self.best.case.sequences):
-                kept = (*range(start), *range(start + size, len(self.best.case.sequences)))
-                if not (kept and self._attempt(with_sequences(self.best, kept))):
+            while start < self._parts():
+                kept = (*range(start), *range(start + size, self._parts()))
+                if not (kept and self._attempt(with_parts(self.best, kept))):
                     start += size
             size //= 2
 
+    def _parts(self) -> int:
+        return self._operation.parts(self.best.case)
+
     def _reduce_numbers(self) -> None:
         """Replace each number by the simplest that still fails, those of heads and pages first."""
-        for aspect in (*KINDS, *ODDITIES):
+        for aspect in (*self._aspects.kinds, *self._aspects.oddities):
             any(self._attempt(changed(self.best, change)) for change in aspect.smaller)
 
     def _shorten(self) -> None:
         """Search the smallest number of query tokens, and of keys, of each sequence."""
-        for index in range(len(self.best.case.sequences)):
-            for shorten in (_with_queries, _with_context, _with_queries_before):
-                low, high, resized = shorten(self.best.case.sequences[index])
-                self._search(low, high, partial(_with_sequence, self.best, index, resized))
+        for part in range(self._parts()):
+            number, found = 0, self._operation.shorter(self.best.case, part, 0)
+            while found is not None:
+                self._search(found.low, found.high, partial(_resized, self.best, found))
+                number += 1
+                found = self._operation.shorter(self.best.case, part, number)
 
     def _search(self, low: int, high: int, make: Callable[[int], Order | None]) -> None:
         """Search a smaller length that fails: the least one, then between passing and failing, then from below."""
@@ -242,22 +217,17 @@ def _simplicity(order: Order) -> tuple[float, ...]:
     return simplicity(order.case, order.relation)
 
 
-def allowed(order: Order, domain: Domain) -> bool:
+def allowed(order: Order, domain: AnyDomain) -> bool:
     """Return whether a case lies in a domain and its relation holds."""
-    if unpromised(order.case, domain):
-        return False
-    try:
-        check_key(order.case.compile_key, domain=domain)
-    except InvalidArgument:
-        return False
-    return order.relation is None or RELATIONS[order.relation].holds(order.case, domain)
+    return operation_of(order.case).allows(order.case, order.relation, domain)
 
 
 def second_order(order: Order) -> Order | None:
     """Return the second launch of an order's relation as an order without a relation, None where no case is like it."""
-    if order.relation is None or not has_second_case(order.relation):
+    operation = operation_of(order.case)
+    if order.relation is None or not operation.has_second_case(order.relation):
         return None
-    return changed(Order(order.case), partial(second_case, relation=order.relation))
+    return changed(Order(order.case), partial(operation.second_case, relation=order.relation))
 
 
 def changed(order: Order, *changes: Change) -> Order | None:
@@ -271,36 +241,13 @@ def changed(order: Order, *changes: Change) -> Order | None:
     return None if case == order.case else msgspec.structs.replace(order, case=case)
 
 
-def with_sequences(order: Order, kept: Sequence[int]) -> Order | None:
-    """Return an order with some of its sequences; overrides move with theirs."""
-    places = {old: new for new, old in enumerate(kept)}
-    overrides = tuple(
-        msgspec.structs.replace(override, sequence=places[override.sequence])
-        for override in order.case.overrides
-        if override.sequence in places
-    )
-    sequences = tuple(order.case.sequences[index] for index in kept)
-    return changed(order, partial(replace, sequences=sequences, overrides=overrides))
+def with_parts(order: Order, kept: Sequence[int]) -> Order | None:
+    """Return an order with some of the parts of its batch, None where that is no other case."""
+    return changed(order, partial(operation_of(order.case).with_parts, kept=kept))
 
 
-def _with_queries(sequence: Tokens) -> tuple[int, int, Resized]:
-    """Fewer query tokens of as many keys: the others become context."""
-    return 1, sequence.query_len, lambda length: Tokens(length, sequence.seq_len - length)
-
-
-def _with_context(sequence: Tokens) -> tuple[int, int, Resized]:
-    return 0, sequence.context_len, lambda length: Tokens(sequence.query_len, length)
-
-
-def _with_queries_before(sequence: Tokens) -> tuple[int, int, Resized]:
-    """Fewer query tokens after as long a context."""
-    return 1, sequence.query_len, lambda length: Tokens(length, sequence.context_len)
-
-
-def _with_sequence(order: Order, index: int, resized: Resized, length: int) -> Order | None:
-    sequences = list(order.case.sequences)
-    sequences[index] = resized(length)
-    return changed(order, partial(replace, sequences=tuple(sequences)))
+def _resized(order: Order, lengths: Lengths, length: int) -> Order | None:
+    return changed(order, lambda case: lengths.resized(length))
 
 
 def _lengths(low: int, high: int) -> Iterator[int]:
@@ -314,11 +261,10 @@ Shown: TypeAlias = Literal["passes", "fails", "other"]
 """An order passes, shows the failure, or shows one that another known failure may have caused."""
 Judge: TypeAlias = Callable[[Order], Shown]
 
-SMALL_PAGES: Final = (2, 1, 4)
 OTHER_RELATIONS: Final = 3
 
 
-def trigger_of(order: Order, judge: Judge, domain: Domain) -> tuple[str, ...]:
+def trigger_of(order: Order, judge: Judge, domain: AnyDomain) -> tuple[str, ...]:
     """Return the traits that a shrunk order of a domain needs to fail.
 
     Traits of the simplest case too, such as a partly filled page, count if the order passes without them. The number of
@@ -328,17 +274,18 @@ def trigger_of(order: Order, judge: Judge, domain: Domain) -> tuple[str, ...]:
 
 
 class _Trigger:
-    def __init__(self, order: Order, judge: Judge, domain: Domain) -> None:
+    def __init__(self, order: Order, judge: Judge, domain: AnyDomain) -> None:
         self._order = order
         self._judge = judge
         self._domain = domain
 
     def traits(self) -> tuple[str, ...]:
         case = self._order.case
-        own = [trait.words for trait in TRAITS if trait.present(case) and self._needs(trait, unless=True)]
-        nuances = [trait.words for trait in NUANCES if trait.present(case) and self._needs(trait, unless=False)]
-        smaller = self._on_small_pages()
-        sizes = [level for size in LEVELLED for level in self._level(size, smaller or self._order)]
+        table = operation_of(case).aspects
+        own = [trait.words for trait in table.traits if trait.present(case) and self._needs(trait, unless=True)]
+        nuances = [trait.words for trait in table.nuances if trait.present(case) and self._needs(trait, unless=False)]
+        smaller = self._with_smaller_blocks()
+        sizes = [level for size in table.levelled for level in self._level(size, smaller or self._order)]
         return (*own, *nuances, *sizes, *self._relation())
 
     def _needs(self, trait: Aspect, *, unless: bool) -> bool:
@@ -357,14 +304,11 @@ class _Trigger:
                 yield size.above.format(level)
                 return
 
-    def _on_small_pages(self) -> Order | None:
-        """Return the order with as many smaller pages if it fails, None if it has one page only or passes."""
-        pages = self._order.case.pages.block_size
-        if self._order.case.max_seq_len <= pages:
-            return None
-        for size in SMALL_PAGES:
-            smaller = self._allowed(changed(self._order, partial(changes.with_page_size, size=size)))
-            if size < pages and smaller is not None and self._judge(smaller) == "fails":
+    def _with_smaller_blocks(self) -> Order | None:
+        """Return the order with as many smaller blocks of memory if it fails, None if it has one only or passes."""
+        for change in operation_of(self._order.case).with_smaller_blocks(self._order.case):
+            smaller = self._allowed(changed(self._order, change))
+            if smaller is not None and self._judge(smaller) == "fails":
                 return smaller
         return None
 
@@ -373,7 +317,9 @@ class _Trigger:
         order = self._order
         if order.relation is None or self._judge(Order(order.case)) != "passes":
             return
-        others = [name for name in relations_of(order.case, self._domain) if name != order.relation]
+        others = [
+            name for name in operation_of(order.case).relations_of(order.case, self._domain) if name != order.relation
+        ]
         orders = (msgspec.structs.replace(order, relation=name) for name in others[:OTHER_RELATIONS])
         any_shows = any(self._judge(other) == "fails" for other in orders)
         yield ANY_RELATION if any_shows else named(order.relation)
@@ -391,7 +337,7 @@ class Lives(Launches, Protocol):
     records: Records
 
     @property
-    def domain(self) -> Domain:
+    def domain(self) -> AnyDomain:
         """What the target promises."""
 
     def also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
@@ -430,7 +376,8 @@ class Reduction:
     def _shrink(self) -> None:
         """Replace the case by simpler ones that show the same failure, then find what it needs."""
         failure, lives = self.failure, self._lives
-        lives.records.change(failure, trigger=needed_by(failure.found.case, failure.found.relation))
+        needed = operation_of(failure.found.case).aspects.needed_by(failure.found.case, failure.found.relation)
+        lives.records.change(failure, trigger=needed)
         if self._few_kernels:
             self._simplify(compiled=True)
         self._skipped = False
@@ -538,8 +485,7 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
     case = failure.found.case
     if not failure.failure_class.startswith(WRITTEN_OUTSIDE):
         return None
-    form = msgspec.structs.replace(case.form, extra_output_rows=0)
-    order = changed(Order(case), partial(replace, padded_tokens=0, form=form))
+    order = changed(Order(case), operation_of(case).without_padding)
     verdicts = () if order is None else failures_of(launches.judge(order, "shrink"))
     stores = [each for each in verdicts if each.message.startswith(OUT_OF_BOUNDS_STORE)]
     return (order, stores[0]) if order is not None and stores else None

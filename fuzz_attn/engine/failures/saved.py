@@ -9,8 +9,6 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import needed_by
-from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed
@@ -19,6 +17,7 @@ from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.failures.triage import class_of, failures_of, split, trigger_in
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.operations.registry import AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 NOT_PROMISED: Final = "the target does not promise {}"
@@ -77,7 +76,7 @@ class Played:
         return not self.own and not self.others
 
 
-def play_saved(shard: Launches, lives: FailureLives, files: Sequence[Path], domain: Domain) -> None:
+def play_saved(shard: Launches, lives: FailureLives, files: Sequence[Path], domain: AnyDomain) -> None:
     """Play counterexamples and report each; those that fail are known from then on.
 
     One that the target refuses, or that its domain does not promise, is reported as such. What fails in another way
@@ -117,7 +116,7 @@ class _Launches:
         self.shard.renew()
 
 
-def _play(path: Path, launches: _Launches, domain: Domain, uncovered: Uncovered) -> None:
+def _play(path: Path, launches: _Launches, domain: AnyDomain, uncovered: Uncovered) -> None:
     """Play one counterexample and report it; ``uncovered`` gets what it does not cover."""
     lives = launches.lives
     try:
@@ -125,7 +124,7 @@ def _play(path: Path, launches: _Launches, domain: Domain, uncovered: Uncovered)
     except CounterexampleError as error:
         lives.emit(Note(lives.shard, str(error)))
         return
-    lacking = unpromised(found.case, domain)
+    lacking = operation_of(found.case).unpromised(found.case, domain)
     if lacking:
         lives.emit(Note(lives.shard, f"{path} is not played: {NOT_PROMISED.format(lacking)}"))
         return
@@ -202,7 +201,7 @@ def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLi
 
     One that was only seen is confirmed by that: it has failed in a fresh process now.
     """
-    trigger = found.trigger or needed_by(found.case, found.relation)
+    trigger = found.trigger or operation_of(found.case).aspects.needed_by(found.case, found.relation)
     if found.confirmation == "unconfirmed":
         found = msgspec.structs.replace(found, confirmation="confirmed")
     if found.elsewhere is not None and class_of(verdict) in found.elsewhere.found_as:

@@ -29,13 +29,11 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import FP8_OUTPUT, POISONS, core, traits_of
-from fuzz_attn.case.attention_case import replace
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.orders import Answer, Order
+from fuzz_attn.operations.registry import OPERATIONS, operation_of
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.relations import RELATIONS
 
 OUTPUT: Final = "output"
 """The class of every wrong output: one bug may show as a mismatch, as NaN, or as different bits."""
@@ -51,6 +49,7 @@ _SANITIZER_KINDS: Final = frozenset(
     )
 )
 WRITTEN_OUTSIDE: Final = "written_outside"
+_FP8_OUTPUTS: Final = frozenset(operation.fp8_output for operation in OPERATIONS.values() if operation.fp8_output)
 _WITHOUT_EFFECT: Final = ("sanitizer", WRITTEN_OUTSIDE)
 """Classes that leave the output judged; others of the same case follow only if they are in ``also``."""
 
@@ -95,7 +94,7 @@ def has_place(failure_class: str) -> bool:
 def alike(one: str, other: str, traits: frozenset[str]) -> bool:
     """Return whether two classes are the same. An fp8 NaN has the bits of an fp8 element that was never written."""
     same_output = is_of_output(one) and is_of_output(other) and one.partition(" ")[2] == other.partition(" ")[2]
-    return one == other or (FP8_OUTPUT in traits and same_output)
+    return one == other or (same_output and not _FP8_OUTPUTS.isdisjoint(traits))
 
 
 def split(found: Counterexample, answer: Answer) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...]]:
@@ -158,6 +157,11 @@ class KnownFailure:
         return same_place or class_of(verdict) == self.failure_class
 
     @property
+    def core(self) -> frozenset[str]:
+        """Its trigger without nuances and the levels of sizes; nothing where it is unknown."""
+        return operation_of(self.found.case).aspects.core(self.trigger or ())
+
+    @property
     def found_as(self) -> set[str]:
         """The classes that it had on the backend that finds; none where that also explains it."""
         elsewhere = self.found.elsewhere
@@ -173,8 +177,8 @@ class KnownFailure:
         """Need no longer what another case of the same bug does without, and know what that case needs."""
         if same.trigger and same.complete:
             self.other_triggers.append(same.trigger)
-        if self.trigger is not None and same.trigger is not None and core(self.trigger):
-            self.trigger &= traits_of_both(same.found) | core(self.trigger)
+        if self.trigger is not None and same.trigger is not None and self.core:
+            self.trigger &= traits_of_both(same.found) | self.core
 
     def may_hide(self, order: Order) -> bool:
         """Return whether an order that shows it should be replayed on the explaining backend, and note that it is.
@@ -182,7 +186,7 @@ class KnownFailure:
         A failure of the finding backend only may hide a bug of logic of its class that needs what it needs and more. So
         cases that show it are replayed, a few of them, each of which has a trait that those before did not have.
         """
-        traits = core(traits_of_both(order))
+        traits = operation_of(order.case).aspects.core(traits_of_both(order))
         news = traits.difference(*self.replayed)
         if not self.found.only_here or not news or len(self.replayed) >= MOST_REPLAYED:
             return False
@@ -281,12 +285,12 @@ class KnownFailures:
 def _with_harmless(order: Order, triggers: Iterable[frozenset[str]]) -> Order:
     """Return an order with harmless poison where triggers need any, and without a relation that only changes poison."""
     needed = frozenset[str]().union(*triggers)
-    harmless = {field: "zero" for name, field in POISONS.items() if name in needed}
+    operation = operation_of(order.case)
+    harmless = [place for name, place in operation.poisons.items() if name in needed]
     if not harmless:
         return order
-    poison = msgspec.structs.replace(order.case.poison, **harmless)
     relation = None if order.relation == "poison_independence" else order.relation
-    return msgspec.structs.replace(order, case=replace(order.case, poison=poison), relation=relation)
+    return msgspec.structs.replace(order, case=operation.harmless(order.case, harmless), relation=relation)
 
 
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
@@ -304,9 +308,9 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
         return True
     if known.trigger is None or new.trigger is None:
         return known.trigger is new.trigger and _same_without_triggers(known, new)
-    if known.trigger <= traits_of_both(new.found) or core(known.trigger) == core(new.trigger) != frozenset():
+    if known.trigger <= traits_of_both(new.found) or known.core == new.core != frozenset():
         return True
-    needs_less = core(new.trigger) and core(new.trigger) <= core(known.trigger)
+    needs_less = new.core and new.core <= known.core
     return bool(not known.complete or needs_less) and new.trigger <= traits_of_both(known.found)
 
 
@@ -330,14 +334,15 @@ def _same_poison(one: KnownFailure, other: KnownFailure) -> bool:
 
 def _does_without(harmless: KnownFailure, needing: KnownFailure) -> set[str]:
     """Return the memory whose poison one failure needs and another one does without."""
-    needed = {field for trait, field in POISONS.items() if trait in (needing.trigger or ())}
-    return {field for field in needed if getattr(harmless.found.case.poison, field) == "zero"}
+    case = harmless.found.case
+    operation = operation_of(case)
+    needed = {place for trait, place in operation.poisons.items() if trait in (needing.trigger or ())}
+    return {place for place in needed if operation.is_harmless(case, place)}
 
 
 def traits_of_both(shown: Order | Counterexample) -> frozenset[str]:
     """Return the traits of both launches of an order or a counterexample."""
-    relation = RELATIONS.get(shown.relation or "")
-    return frozenset(traits_of(shown.case, shown.relation, relation.adds if relation else None))
+    return operation_of(shown.case).traits_of(shown.case, shown.relation)
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:

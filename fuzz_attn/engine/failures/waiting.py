@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from fuzz_attn.engine.events import FailureChanged, Told, Which
 from fuzz_attn.engine.failures.reduction import share_seconds
-from fuzz_attn.engine.failures.triage import KnownFailure, class_of
+from fuzz_attn.engine.failures.triage import HANG, KnownFailure, class_of
 from fuzz_attn.engine.orders import Answer, Order
 
 MOST_WAITING: Final = 2
@@ -44,15 +44,20 @@ class WaitingFailures:
         self._shard = shard
         self._waiting: list[Waiting] = []
         self._elsewhere: dict[Which, str] = {}
+        self._begun: dict[Which, float] = {}
+        self.longest = 0.0
+        """The seconds that another shard has taken for a failure at most, that of a hang aside."""
 
     def note(self, event: Told) -> None:
         """Note that another shard begins to follow a failure, or has ended."""
         which = event.shard, event.failure
         if isinstance(event, FailureChanged):
-            if event.done:
-                self._elsewhere.pop(which, None)
+            begun = self._begun.pop(which, None) if event.done else None
+            if event.done and self._elsewhere.pop(which, HANG) != HANG and begun is not None and not event.same_as:
+                self.longest = max(self.longest, time.monotonic() - begun)
         elif event.shard != self._shard and event.followed and not event.saved:
             self._elsewhere[which] = class_of(event.counterexample.verdict)
+            self._begun[which] = time.monotonic()
 
     def takes(self, waiting: Waiting, max_time: float, seconds_left: float) -> bool:
         """Return whether a failure waits from now on, as others follow its class.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import (
     CaseExcused,
@@ -19,6 +18,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.failures.triage import OUTPUT, UNWRITTEN, class_of, has_place
 from fuzz_attn.engine.orders import Order
+from fuzz_attn.operations.registry import operation_of
 
 EITHER = "output or unwritten"
 """A wrong fp8 output: a NaN there has the bits of an element that was never written."""
@@ -85,7 +85,7 @@ class Accounts:
 
     def _judged(self, event: CaseJudged) -> None:
         classes = {_without_words(class_of(verdict)) for verdict in event.verdicts if not verdict.passed}
-        if is_fp8(event.order.case.dtypes.out) and classes & {OUTPUT, UNWRITTEN}:
+        if operation_of(event.order.case).has_fp8_output(event.order.case) and classes & {OUTPUT, UNWRITTEN}:
             classes = classes - {OUTPUT, UNWRITTEN} | {EITHER}
         self.failing += bool(classes)
         if event.phase == "saved":

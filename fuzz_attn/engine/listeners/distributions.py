@@ -14,11 +14,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from fuzz_attn.case.aspects import all_features_of
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.plain import Plain, Seconds, Whole
 from fuzz_attn.engine.events import CaseJudged, Event
+from fuzz_attn.operations.registry import AnyCase, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 Bin: TypeAlias = Annotated[int, Meta(ge=-(2**20), le=2**20)]
@@ -80,25 +78,24 @@ class DistributionsTally:
             self._add_sizes(event.order.case)
             self._add_ratio(event.order.case, event.verdicts[0])
 
-    def _add_features(self, case: AttentionCase) -> None:
-        features, path = all_features_of(case), case.launch.path
+    def _add_features(self, case: AnyCase) -> None:
+        features, path = operation_of(case).all_features_of(case), operation_of(case).launch_path(case)
         for feature in features:
             self.together[feature].update(features)
         self.paths[path].update((path, *features))
 
-    def _add_sizes(self, case: AttentionCase) -> None:
-        for sequence in case.sequences:
-            self.lengths["query tokens"][sequence.query_len.bit_length()] += 1
-            self.lengths["tokens in the cache before"][max(0, sequence.context_len).bit_length()] += 1
-        self.lengths["keys of a case"][case.total_keys.bit_length()] += 1
-        for what, size in _sizes_of(case):
+    def _add_sizes(self, case: AnyCase) -> None:
+        operation = operation_of(case)
+        for what, length in operation.lengths_of(case):
+            self.lengths[what][length.bit_length()] += 1
+        for what, size in operation.sizes_of(case):
             self.sizes[what][size] += 1
-        for what in ("q", "kv", "out"):
-            self.types[what][getattr(case.dtypes, what)] += 1
+        for what, dtype in operation.types_of(case):
+            self.types[what][dtype] += 1
 
-    def _add_ratio(self, case: AttentionCase, verdict: Verdict) -> None:
+    def _add_ratio(self, case: AnyCase, verdict: Verdict) -> None:
         if verdict.ratio is not None:
-            dtype = "fp8 output" if is_fp8(case.dtypes.out) else case.dtypes.q
+            dtype = operation_of(case).ratio_type(case)
             self.ratios[dtype][ratio_bin(verdict.ratio)] += 1
 
     def distributions(self) -> Distributions:
@@ -108,18 +105,6 @@ class DistributionsTally:
 
     def _counts(self) -> Iterator[tuple[str, dict[str, Counter[Any]]]]:
         return ((name, value) for name, value in vars(self).items() if name != "seconds")
-
-
-def _sizes_of(case: AttentionCase) -> tuple[tuple[str, int], ...]:
-    return (
-        ("sequences", len(case.sequences)),
-        ("KV heads", case.heads.num_kv_heads),
-        ("query heads of a KV head", case.heads.num_queries_per_kv),
-        ("head size", case.heads.head_size),
-        ("slots of a page", case.pages.block_size),
-        ("keys of a tile (0: the launcher's choice)", case.launch.tile_size),
-        ("segments (0: the launcher's choice)", case.launch.num_segments),
-    )
 
 
 def ratio_bin(ratio: float) -> int:

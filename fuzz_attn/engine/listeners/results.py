@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain, Seconds, Whole
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -26,9 +25,10 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.failures import triage
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally, merged
-from fuzz_attn.engine.refusals.counts import CountedRefusal
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.operations.registry import FAMILIES
 
 FAILED: Final = 1
 BROKEN: Final = 2
@@ -144,7 +144,7 @@ class RunReport(Plain, frozen=True, omit_defaults=False):
         A built-in target must not refuse what its domain promises, and with ``--strict`` a refusal is a failure.
         """
         counts = self.statistics
-        if counts.judged_share >= LEAST_JUDGED or self.target in get_args(Family):
+        if counts.judged_share >= LEAST_JUDGED or self.target in FAMILIES:
             return ""
         every = self.cases + counts.refused + counts.not_judged
         few = f"only {self.cases} of {every} cases were judged, fewer than one in {1 / LEAST_JUDGED:.0f}"

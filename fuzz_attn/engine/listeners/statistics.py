@@ -12,12 +12,8 @@ import msgspec
 
 from fuzz_attn.backends import mask_coverage
 from fuzz_attn.backends.mask_coverage import Mask, TargetCoverage
-from fuzz_attn.case.aspects import features_of
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
-from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -34,9 +30,10 @@ from fuzz_attn.engine.events import (
     WorkerLost,
     WorkerReady,
 )
+from fuzz_attn.engine.listeners import refusal_counts as counts
 from fuzz_attn.engine.listeners.accounts import Accounts
-from fuzz_attn.engine.refusals import counts
-from fuzz_attn.engine.refusals.counts import CountedRefusal, counted
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal, counted
+from fuzz_attn.operations.registry import AnyCase, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 PLAIN = "none of these"
@@ -49,7 +46,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     """Counts of one shard, or of all shards of a target together.
 
     - ``cases`` were launched while searching, ``shrinking`` to shrink a failure.
-    - ``served`` cases look like serving (:func:`fuzz_attn.case.serving.looks_like_serving`).
+    - ``served`` cases look like what people serve.
     - ``not_drawn`` says why no case had a feature of the family.
     - ``refusals`` count the cases that the target or the compiler refused. ``unsupported`` maps what the backend cannot
       run to its number of cases; they are among ``cases`` where another backend judged them.
@@ -237,15 +234,16 @@ class Tally:
         else:
             self._add_drawn(event.order.case, event.order.relation, event.verdicts[0])
 
-    def _add_drawn(self, case: AttentionCase, relation: str | None, verdict: Verdict) -> None:
+    def _add_drawn(self, case: AnyCase, relation: str | None, verdict: Verdict) -> None:
+        operation = operation_of(case)
         self.cases += 1
-        self.served += looks_like_serving(case)
+        self.served += operation.is_served(case)
         self.compile_keys[case.compile_key.number] += 1
-        self.features.update(features_of(case) or (PLAIN,))
+        self.features.update(operation.features_of(case) or (PLAIN,))
         if relation:
             self.relations[relation] += 1
         if verdict.passed and verdict.ratio is not None:
-            dtype = "fp8 output" if is_fp8(case.dtypes.out) else case.dtypes.q
+            dtype = operation.ratio_type(case)
             self.ratios[dtype] = max(self.ratios.get(dtype, 0.0), verdict.ratio)
 
     def _add_failure(self, event: FailureFound | FailureChanged) -> None:

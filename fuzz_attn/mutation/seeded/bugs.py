@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import SeededBugError
 from fuzz_attn.foreign_files import content_of
+from fuzz_attn.operations.registry import FamilyName
 
 
 class Edit(Plain, frozen=True):
@@ -27,7 +27,7 @@ class Edit(Plain, frozen=True):
 class SeededBug(Plain, frozen=True):
     """One bug. ``seen_in`` names projects that shipped it, with issue numbers; ``shown_by`` inputs that reveal it."""
 
-    families: tuple[Family, ...]
+    families: tuple[FamilyName, ...]
     wrong: str
     shown_by: str
     edits: tuple[Edit, ...]

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy, seeded_bug
+from fuzz_attn.operations.registry import FamilyName
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
 
@@ -33,7 +33,7 @@ def kernels_folder() -> Path:
     return Path(next(iter(specification.submodule_search_locations)))
 
 
-def target_with(bug: SeededBug, family: Family, scratch: Path) -> Target:
+def target_with(bug: SeededBug, family: FamilyName, scratch: Path) -> Target:
     """Return this project's own target of a family with a seeded bug, its edited kernels in a new folder of scratch.
 
     The folder must stay, because Triton reads the source of a kernel when it is first launched. Raises
@@ -55,7 +55,7 @@ def _package_in(folder: Path) -> str:
     return package.__name__
 
 
-def target_with_seeded_bug(folder: Path, name: str, family: Family | None = None) -> Target:
+def target_with_seeded_bug(folder: Path, name: str, family: FamilyName | None = None) -> Target:
     """Return the target of one seeded bug of a folder, in the bug's first family where ``family`` is None.
 
     A file of two lines that calls it makes a seeded bug a target of `fuzz-attn run`. The edited kernels stay in the

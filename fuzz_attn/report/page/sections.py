@@ -14,15 +14,12 @@ from typing import Final, TypeAlias
 
 from markupsafe import Markup
 
-from fuzz_attn.case.aspects import FEATURES
-from fuzz_attn.case.description import describe
 from fuzz_attn.engine.listeners.distributions import EXACT, LARGEST, Distributions
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.results import FoundFailure
-from fuzz_attn.engine.refusals.counts import CountedRefusal
+from fuzz_attn.operations.registry import OPERATIONS
 from fuzz_attn.oracle.verdict import Element
-from fuzz_attn.properties.relations import relation_in_words
 from fuzz_attn.report import failure
-from fuzz_attn.report.failure import bias_values
 from fuzz_attn.report.page import charts
 from fuzz_attn.report.page.run_log import Moment, RunLog
 from fuzz_attn.report.printing import count, inline_picture, safe
@@ -165,11 +162,7 @@ def _cut(text: str) -> str:
 
 
 def _case(found: FoundFailure, index: int) -> Table:
-    example = found.counterexample
-    lines = [*describe(example.case), *bias_values(example.case)]
-    if example.relation:
-        lines.append(("relation", relation_in_words(example.relation)))
-    return table(f"Smallest case of failure {index}", ("part", "words"), lines)
+    return table(f"Smallest case of failure {index}", ("part", "words"), failure.lines_of(found.counterexample))
 
 
 def _worst(worst: tuple[Element, ...], index: int) -> Table | None:
@@ -200,7 +193,9 @@ def _picture(found: FoundFailure, name: str) -> Markup:
     return Markup(inline_picture(shown, title=f"fuzz-attn show {found.path}", name=unique))  # noqa: S704 - rich escapes
 
 
-_WORDS: Final[Mapping[str, str]] = {name: aspect.words for name, aspect in FEATURES.items()}
+_WORDS: Final[Mapping[str, str]] = {
+    name: aspect.words for operation in OPERATIONS.values() for name, aspect in operation.features.items()
+}
 _EXCLUSIVE: Final = (frozenset(("fp8_q", "fp8_kv")),)
 """Pairs that no case can have: ``fp8_kv`` is an fp8 cache of wider queries."""
 _WHY: Final[Mapping[str, str]] = {
@@ -217,7 +212,7 @@ REST: Final = "all else: drawing cases, refusals, waiting for workers"
 def features_of(log: RunLog) -> list[str]:
     """Return the features that a target promises and those that its cases had, in the order of signatures."""
     drawn = set(log.distributions.together) if log.distributions else set(log.statistics.features)
-    promised = {name for name in FEATURES if log.ready and log.ready.domain.allows(name)}
+    promised = {name for name in _WORDS if log.ready and log.ready.domain.allows(name)}
     return [name for name in _WORDS if name in drawn | promised]
 
 

@@ -10,7 +10,6 @@ from importlib import resources
 from msgspec.structs import asdict, replace
 
 from fuzz_attn.binding.binding import Binding, binding_of
-from fuzz_attn.case.families import Family
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace
 
 _BY_PARAMETER = ("roles", "constants", "tensors")
@@ -33,7 +32,7 @@ def _known() -> dict[str, Binding]:
     return {pattern: binding for pattern, table in tables.items() if (binding := binding_of(table)) is not None}
 
 
-def with_known(known: Binding | None, stated: Binding | None, family: Family | None) -> Binding | None:
+def with_known(known: Binding | None, stated: Binding | None, family: str | None) -> Binding | None:
     """Return what a user states, completed by what is known; the user's wins, and a whole binding stays as it is."""
     if known is None or (stated is not None and stated.whole):
         return stated

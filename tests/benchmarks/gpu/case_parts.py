@@ -18,11 +18,12 @@ from typing import Any, Final
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.engine.seeds import derived_seed
+from fuzz_attn.operations.operation import RoundSize
+from fuzz_attn.operations.seeds import derived_seed
 
 PARTS: Final = ("draw", "tensors", "launch", "oracle", "judge", "rest", "all")
 SEED: Final = 11
-ROUND: Final = schedule.RoundSize(cases=0, keys=1, layouts=1, compiling=1)
+ROUND: Final = RoundSize(cases=0, keys=1, layouts=1, compiling=1)
 """Few kernels, because each has to be compiled first."""
 
 

@@ -27,11 +27,12 @@ from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePl
 from fuzz_attn.engine.compiling.workers import Workers
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.engine.refusals.reduction import Condition, Rule
-from fuzz_attn.engine.refusals.rules import Refusals
-from fuzz_attn.engine.refusals.telling import rule_of, told
-from fuzz_attn.engine.schedule import SharedRound, play_shared_round, shared_round
+from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.errors import LoweringError, OutOfProbesError
+from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
+from fuzz_attn.operations.attention.refusals.reduction import Condition, Rule
+from fuzz_attn.operations.attention.refusals.rules import Rules
+from fuzz_attn.operations.attention.refusals.telling import rule_of, told
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
 from fuzz_attn.ttir.compiler_compat import WantedKernel
@@ -134,7 +135,7 @@ def test_a_rule_on_what_the_domain_does_not_have_is_left_out() -> None:
 
 
 def test_a_told_rule_that_excludes_a_judged_case_is_not_believed() -> None:
-    refusals, rule = Refusals(Domain()), Rule(HOST, (Condition("head size", frozenset((16,))),))
+    refusals, rule = Rules(Domain()), Rule(HOST, (Condition("head size", frozenset((16,))),))
     refusals.learn([rule, rule])
     assert refusals.excludes(ORDER.case)
     assert 16 not in refusals.domain.head_sizes

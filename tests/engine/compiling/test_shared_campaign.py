@@ -20,8 +20,8 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
-from fuzz_attn.engine.refusals.rules import JUDGED_FOR_ONE
-from fuzz_attn.engine.schedule import shared_round
+from fuzz_attn.operations.attention.drawing import shared_round
+from fuzz_attn.operations.attention.refusals.rules import JUDGED_FOR_ONE
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 
@@ -71,7 +71,7 @@ def stage(tmp_path: Path) -> Rounds:
 
 
 def key(number: int) -> int:
-    return shared_round(DOMAIN, SEED, number).key.number
+    return int(shared_round(DOMAIN, SEED, number).key.number)
 
 
 def ready(number: int, *, complete: bool = True) -> ReadyRound:

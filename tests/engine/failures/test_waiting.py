@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,14 @@ def test_what_waits_is_followed_after_a_search_that_ends_early(
     _, failure = run.failures
     assert failure.shrunk
     assert failure.confirmation == "confirmed"
+
+
+def test_how_long_other_shards_took_is_known_here(ended: FailureChanged, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    waits = waiting.WaitingFailures(0)
+    for number, (seconds, same_as) in enumerate([(7.0, ""), (9.0, "earlier.json"), (5.0, "")]):
+        waits.note(FailureFound(5, number, ended.counterexample, "elsewhere.json", 0.5))
+        now += seconds
+        waits.note(msgspec.structs.replace(ended, shard=5, failure=number, same_as=same_as))
+    assert waits.longest == 7.0

@@ -33,7 +33,8 @@ from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
 from fuzz_attn.engine.run.run_plan import RunPlan, stage_plan
-from fuzz_attn.engine.schedule import ON_GPU, play_round, shared_round
+from fuzz_attn.engine.schedule import ON_GPU, play_round
+from fuzz_attn.operations.attention.drawing import shared_round
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or shutil.which(PROGRAM) is None, reason="needs a GPU and nvidia-cuda-mps-control"

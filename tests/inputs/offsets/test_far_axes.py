@@ -150,7 +150,7 @@ def test_a_failing_case_shrinks_to_three_rows() -> None:
 
     def overflows(order: Order) -> bool:
         query = materialise(order.case).query
-        return query.stride(0) < 2**31 <= query.stride(0) * (order.case.num_tokens - 1)
+        return bool(query.stride(0) < 2**31 <= query.stride(0) * (order.case.num_tokens - 1))
 
     assert many.num_tokens == 41
     assert overflows(Order(many))

@@ -9,8 +9,8 @@ import msgspec
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.refusals.attributes import BY_NAME, values_within
-from fuzz_attn.engine.refusals.reduction import Condition, Rule
+from fuzz_attn.operations.attention.refusals.attributes import BY_NAME, values_within
+from fuzz_attn.operations.attention.refusals.reduction import Condition, Rule
 from fuzz_attn.properties.refusal import Refusal
 
 

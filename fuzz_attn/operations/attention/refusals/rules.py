@@ -15,22 +15,17 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.parts import DTypes
-from fuzz_attn.engine.refusals.attributes import ATTRIBUTES, BY_NAME, Value, values_of, values_within
-from fuzz_attn.engine.refusals.reduction import Condition, Probe, Reduction, Rule
-from fuzz_attn.engine.schedule import ExcludesKey
 from fuzz_attn.errors import DomainError, OutOfProbesError
+from fuzz_attn.operations.attention.refusals.attributes import ATTRIBUTES, BY_NAME, Value, values_of, values_within
+from fuzz_attn.operations.attention.refusals.reduction import Condition, Reduction, Rule
+from fuzz_attn.operations.attention.refusals.telling import rule_of, told
+from fuzz_attn.operations.operation import MOST_REDUCTIONS, Probe, Refusals
 from fuzz_attn.properties.refusal import Refusal, Stage
 
 JUDGED_FOR_ONE: Final = 25
 """One excluded case is drawn for so many judged ones, so that a rule that excludes too much is found out."""
 MOST_JUDGED: Final = 2000
 """The newest judged cases that are kept."""
-MOST_REDUCTIONS: Final = 12
-"""Reductions of the refusals of one place; after that they are only counted."""
-FULL_ROUND: Final = 6
-"""Every so many rounds, cases are drawn from the whole domain."""
-FRUITLESS_ROUNDS: Final = 3
-"""After so many rounds in which everything was refused, a campaign ends."""
 MOST_TIME, LEAST_SECONDS = 0.2, 5.0
 """No reduction begins while earlier ones have taken more than this part of the time, and more than these seconds."""
 PROBE_SECONDS: Final = 5.0
@@ -42,15 +37,11 @@ PROBES_TOGETHER: Final = 16
 T = TypeVar("T")
 
 
-class Refusals:
-    """What a target refuses, as far as a campaign has found out."""
+class Rules(Refusals):
+    """What a target refuses, as far as a campaign has found out, as rules that each exclude a combination."""
 
     def __init__(self, domain: Domain) -> None:
-        self.full = domain
-        self.domain = domain
-        """The domain without what single rules exclude."""
-        self.rules: list[Rule] = []
-        self.judged_cases = 0
+        super().__init__(domain)
         self._judged: deque[AttentionCase] = deque(maxlen=MOST_JUDGED)
         self._reductions: Counter[tuple[str, str, str]] = Counter()
         self._let_through = 0
@@ -60,7 +51,7 @@ class Refusals:
 
     def judged(self, case: AttentionCase) -> None:
         """Keep a case that the target does not refuse; a rule that excludes it is dropped."""
-        self.judged_cases += 1
+        super().judged(case)
         self._judged.append(case)
         wrong = [rule for rule in self.rules if rule.matches(case)]
         if wrong:
@@ -128,19 +119,17 @@ class Refusals:
         """Return whether a rule says that every case of a compile key is refused."""
         return any(rule.matches_key(key) for rule in self.rules)
 
-    def drawing(self, number: int) -> tuple[Domain, ExcludesKey | None]:
-        """Return the domain of a round and what it leaves out; now and then everything, to check the rules."""
-        if number % FULL_ROUND == FULL_ROUND - 1:
-            return self.full, None
-        return self.domain, self.excludes_key
+    def told(self, rule: Rule) -> tuple[str, bytes]:
+        """Return a name that follows from a rule, and the rule as bytes."""
+        return told(rule)
 
-    def hopeless(self, rounds: int) -> bool:
-        """Return whether no case was judged in some rounds, so that more of them would be a waste."""
-        return rounds >= FRUITLESS_ROUNDS and not self.judged_cases
+    def heard(self, found: bytes) -> Rule | None:
+        """Return a rule that another shard has told; None where it names a value that no attribute has here."""
+        return rule_of(found, self.full)
 
     def _narrowed(self) -> Domain:
         """Return the full domain without what rules of one condition exclude, as far as a domain can say it."""
-        full = self.full
+        full: Domain = self.full
         single = [rule.conditions[0] for rule in self.rules if len(rule.conditions) == 1]
         features = full.features - {_feature_of(each.name) for each in single if False not in each.values}
         sizes = {

@@ -7,8 +7,8 @@ may be one of those refused: a target that takes heads of 64 and 128 only refuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -19,7 +19,8 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import WIDE_DTYPES
 from fuzz_attn.case.parts import DTypes
-from fuzz_attn.engine.refusals.attributes import (
+from fuzz_attn.errors import CaseError, OutOfProbesError
+from fuzz_attn.operations.attention.refusals.attributes import (
     ATTRIBUTES,
     BY_NAME,
     Value,
@@ -28,11 +29,8 @@ from fuzz_attn.engine.refusals.attributes import (
     value_of_key,
     values_within,
 )
-from fuzz_attn.errors import CaseError, OutOfProbesError
-from fuzz_attn.properties.refusal import Refusal
-
-Probe: TypeAlias = Callable[[Sequence[AttentionCase]], Sequence[Refusal | None]]
-"""Returns the refusals of cases, None for one that runs or fails; raises :class:`OutOfProbesError` at its limit."""
+from fuzz_attn.operations.operation import Probe
+from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal
 
 TRIED_ELSEWHERE: Final = 5
 """How many values of an attribute are tried to find out whether it matters."""
@@ -40,8 +38,6 @@ _WIDE: Final = tuple(DTypes(q=name, kv=name, out=name) for name in WIDE_DTYPES)
 COMMON: Final = (64, 128, 32)
 """Sizes that nearly every kernel takes."""
 
-NOT_REDUCED: Final = "not reduced fully"
-"""Stands at the end of a combination for everything else of the case that it was found in."""
 
 _DATA: Final = ("scores", "values", "near_uniform", "equal_heads", "key_marks", "overrides", "poison")
 

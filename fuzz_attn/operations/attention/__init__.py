@@ -1,0 +1,1 @@
+"""Attention: the operation that this project began with."""

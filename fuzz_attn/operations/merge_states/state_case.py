@@ -1,0 +1,244 @@
+"""State case: the input of one merge of attention states as plain data, the domain of a target, and all aspects.
+
+A *row* is one (token, head). A *state* is what attention over a part of the keys gave a row: the output, and the
+natural logarithm of the sum of the exponentials of its logits (LSE). A state that saw no key has an LSE of -inf, and
+whatever its output holds is not read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
+
+from fuzz_attn.case.aspects import SIMPLEST_SIZE, Aspect, AspectTable
+from fuzz_attn.case.case_fields import Seed
+from fuzz_attn.case.domain import sizes_of, within
+from fuzz_attn.case.plain import Count, Plain, counted, shortest
+from fuzz_attn.case.recipes import SlotPoison
+from fuzz_attn.errors import CaseError, DomainError
+
+NAME: Final = "merge_states"
+"""The operation, and its only family."""
+
+ROLES: Final = {
+    "partial_outputs": "outputs of the states, [num_states, num_tokens, num_heads, head_size]",
+    "partial_lses": "their LSEs, float32 [num_states, num_tokens, num_heads], -inf without keys",
+    "out": "merged output, written, [num_tokens or more, num_heads, head_size]",
+    "lse": "merged LSE, written, float32 [num_tokens or more, num_heads]",
+}
+"""The parameters of a target, all of which it needs, in words."""
+
+StateType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+LARGEST: Final = {"num_states": 64, "num_tokens": 4096, "num_heads": 256, "head_size": 256}
+MOST_ELEMENTS: Final = 2**22
+"""Elements of all states' outputs together."""
+
+
+class StateKey(Plain, frozen=True):
+    """What a kernel is compiled for."""
+
+    dtype: StateType = "float32"
+    head_size: Size = SIMPLEST_SIZE
+
+    @property
+    def number(self) -> int:
+        """A number for the key, the same in every process."""
+        return zlib.crc32(msgspec.json.encode((NAME, self.dtype, self.head_size)))
+
+
+class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
+    """The input of one merge; raises ``CaseError`` for sizes that are too large.
+
+    LSEs are ``lse_offset`` and normal numbers times ``lse_spread``. With ``empty_states`` a quarter of the states of
+    all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such states, the first among
+    them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of poison lie between
+    heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong to no token.
+    """
+
+    num_states: Size = 1
+    num_tokens: Size = 1
+    num_heads: Size = 1
+    head_size: Size = SIMPLEST_SIZE
+    dtype: StateType = "float32"
+    lse_offset: float = 0.0
+    lse_spread: float = 1.0
+    empty_states: bool = False
+    empty_rows: bool = False
+    poison: SlotPoison = "zero"
+    gap: Count = 0
+    padded_tokens: Count = 0
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        """Check the sizes; msgspec turns the error into one that names the place in the file."""
+        if not (self.empty_states or self.empty_rows):
+            force_setattr(self, "poison", "zero")
+        super().__post_init__()
+        for name, largest in LARGEST.items():
+            if getattr(self, name) > largest:
+                raise CaseError(f"{name}={getattr(self, name)} must be at most {largest}")
+        if self.num_elements > MOST_ELEMENTS:
+            raise CaseError(f"the outputs of all states have {self.num_elements} elements, must be {MOST_ELEMENTS}")
+        if not abs(self.lse_offset) <= 1e4 or not 0.0 <= self.lse_spread <= 1e3:
+            raise CaseError(f"lse_offset={self.lse_offset} must be within 1e4, {self.lse_spread=} from 0 to 1e3")
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all states' outputs."""
+        return self.num_states * self.num_tokens * self.num_heads * (self.head_size + self.gap)
+
+    @property
+    def compile_key(self) -> StateKey:
+        """The part of the case that decides whether a kernel is compiled anew."""
+        return StateKey(self.dtype, self.head_size)
+
+
+class StateDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
+    """The cases that a target promises to merge; sizes are inclusive ranges, as in attention's domain."""
+
+    dtypes: tuple[StateType, ...] = ("float32", "float16", "bfloat16")
+    head_sizes: tuple[int, ...] = (1, 256)
+    num_states: tuple[int, ...] = (1, 64)
+    features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens"))
+
+    def __post_init__(self) -> None:
+        """Raise :class:`DomainError` for a domain without cases or with an unknown feature."""
+        unknown = sorted(self.features - FEATURES.keys())
+        if unknown or not (self.dtypes and self.head_sizes and self.num_states):
+            raise DomainError(f"domain={self!r} has unknown features {unknown}, or lacks types or sizes")
+
+    @property
+    def family(self) -> str:
+        """The family of its targets."""
+        return NAME
+
+    @property
+    def excluded(self) -> tuple[frozenset[str], ...]:
+        """The combinations of features that are not supported together: none."""
+        return ()
+
+    def allows(self, feature: str) -> bool:
+        """Return whether cases may have the feature."""
+        return feature in self.features
+
+    def in_memory(self) -> StateDomain:
+        """Return the domain without tensors whose addresses mostly take no memory: itself."""
+        return self
+
+    def on_gpu(self) -> StateDomain:
+        """Return the domain as a GPU has it: itself."""
+        return self
+
+
+def key_pool(domain: StateDomain) -> tuple[StateKey, ...]:
+    """Return the compile keys that cases are drawn from, the simplest first."""
+    known = (16, 64, 128, 80, 96, 32, 256, 1, 24, 8, 72, 2, 40, 192, 33, 112)
+    sizes = [size for size in known if within(size, domain.head_sizes)] or list(sizes_of(domain.head_sizes))[:1]
+    return tuple(StateKey(dtype, size) for size in sizes for dtype in domain.dtypes)
+
+
+def unpromised(case: StateCase, domain: StateDomain) -> str:
+    """Return what of a case a target does not promise, in words; an empty string where it promises all."""
+    given: Any = case
+    lacking = (each.words for name, each in FEATURES.items() if each.value(given) and not domain.allows(name))
+    if words := next(lacking, ""):
+        return words
+    if case.dtype not in domain.dtypes:
+        return f"states of {case.dtype}"
+    if not within(case.head_size, domain.head_sizes):
+        return f"heads of {case.head_size}"
+    return "" if within(case.num_states, domain.num_states) else f"{case.num_states} states"
+
+
+def described(case: StateCase) -> list[tuple[str, str]]:
+    """Return (what, words) pairs; two different cases have different ones."""
+    empty = [words for words, has in (("some states", case.empty_states), ("some rows", case.empty_rows)) if has]
+    lines = [
+        ("operation", "merging of attention states"),
+        ("states", f"{case.num_states} of each row, {case.dtype}"),
+        ("rows", f"{counted(case.num_tokens, 'token')}, {counted(case.num_heads, 'head')} of {case.head_size}"),
+        ("LSEs", f"around {shortest(case.lse_offset)}, spread {shortest(case.lse_spread)}, seed {case.seed}"),
+    ]
+    if empty:
+        lines.append(("without a key", f"all states of {empty[-1]}" if empty == ["some rows"] else " and ".join(empty)))
+    if case.poison != "zero":
+        lines.append(("outputs of empty states", case.poison.replace("_", " ")))
+    if case.gap or case.padded_tokens:
+        lines.append(("memory", f"{case.gap} elements between heads, {counted(case.padded_tokens, 'padded row')}"))
+    return lines
+
+
+def _field(words: str, name: str, **more: Any) -> Aspect:
+    """Return an aspect whose value is that of a field."""
+    default = getattr(PLAIN, name)
+
+    def value(case: Any) -> Any:
+        return getattr(case, name)
+
+    def changed(case: Any, new: Any) -> Any:
+        return replace(case, **{name: new})
+
+    tried = more.pop("tried", ())
+    smaller = tuple(partial(_with, name=name, value=each) for each in tried)
+    return Aspect(words, value, changed, default, smaller=smaller, **more)
+
+
+def _with(case: Any, *, name: str, value: Any) -> Any:
+    return replace(case, **{name: value})
+
+
+def _flag(words: str, name: str, form: Any = True) -> Aspect:
+    """Return a feature that a case has where a field differs from its default."""
+
+    def changed(case: Any, on: Any) -> Any:
+        return replace(case, **{name: form if on else getattr(PLAIN, name)})
+
+    return Aspect(words, lambda case: bool(getattr(case, name) != getattr(PLAIN, name)), changed, has_form=True)
+
+
+def _when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
+    """Return a trait that a case loses with some fields."""
+    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
+
+
+PLAIN: Final = StateCase()
+
+FEATURES: Final = {
+    "empty_states": _flag("states without a key", "empty_states"),
+    "empty_rows": _flag("rows without a key", "empty_rows"),
+    "strides": _flag("padding between heads", "gap", 1),
+    "padded_tokens": _flag("padded rows", "padded_tokens", 1),
+}
+"""Every feature by its name, in the order in which signatures name them."""
+
+POISONED: Final = "NaN or Inf in empty states"
+_SPREADING: Final = ("nan", "inf", "negative_inf")
+
+ODDITIES: Final = (
+    *FEATURES.values(),
+    _when("another poison of empty states", lambda case: case.poison not in ("zero", "nan"), poison="nan"),
+    _field("LSEs around another number", "lse_offset", tried=(100.0, -100.0, 10.0)),
+    _field("LSEs of another spread", "lse_spread", tried=(0.0, 10.0)),
+    _field("seed", "seed", tried=(0, 1, 2, 3), trait=False),
+)
+KINDS: Final = (
+    _when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),
+    _when("16-bit types", lambda case: case.dtype != "float32", dtype="float32"),
+    _field("states", "num_states", above="more than {} states", levels=(1, 2, 4, 16), trait=False,
+           tried=(1, 2, 3, 4, 5, 8)),
+    _field("tokens", "num_tokens", above="more than {} tokens", levels=(1, 16), trait=False, tried=(1, 2, 3, 4, 8)),
+    _field("several heads", "num_heads", tried=(1, 2, 3, 4)),
+    _field("head size", "head_size", above="heads larger than {}", levels=(64, 128), trait=False,
+           tried=(16, 8, 32, 24, 4, 17, 2, 1, 64, 80, 96, 128)),
+    _when("head size no power of two", lambda case: case.head_size & (case.head_size - 1) != 0, head_size=16),
+)  # fmt: skip
+NUANCES: Final = (_when(POISONED, lambda case: case.poison in _SPREADING, poison="zero"),)
+TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
+"""All aspects."""

@@ -1,0 +1,133 @@
+"""State explain: what a kernel did wrong in a failing merge, found by computing what typical mistakes would give.
+
+A mistake explains a launch if its own merge gives all elements of the wrong outputs, each within the error bound. The
+explanation takes no launch beside the case's own, and one more to see whether empty states are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from fuzz_attn.forensics.explanation import Explanation, Finding, Reason
+from fuzz_attn.operations.merge_states.state_experiment import StateExperiment
+from fuzz_attn.operations.merge_states.state_reference import merge
+from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import Expected, Reference
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment
+
+Changed = Callable[[StateTensors], StateTensors]
+
+
+class Mistake(NamedTuple):
+    """A mistake in words, and what the outputs are with it."""
+
+    reason: Reason
+    words: str
+    reference: Reference
+
+
+def explain(experiment: Experiment) -> Explanation:
+    """Return which mistake gives the outputs of the first launch, else that none is known."""
+    assert isinstance(experiment, StateExperiment)
+    if experiment.first.error:
+        return _unknown("the target raised")
+    right = experiment.reference
+    tensors: StateTensors = experiment.left
+    wrong = {name for name in right if not judge(experiment.first.tensors, {name: right[name]}).passed}
+    if not wrong:
+        return _unknown("the outputs of this launch are right")
+    for mistake in _mistakes(tensors, right):
+        given = {name: mistake.reference[name] for name in wrong}
+        if judge(experiment.first.tensors, given).passed:
+            return Explanation(
+                (Finding(mistake.reason, f"{' and '.join(sorted(wrong))}: {mistake.words}"),), launches=1
+            )
+    if reads_empty_states(experiment):
+        words = f"{' and '.join(sorted(wrong))}: outputs of states without a key are read"
+        return Explanation((Finding("address", words),), launches=2)
+    return _unknown("no typical mistake gives these outputs")
+
+
+def with_causes(verdict: Verdict, experiment: Experiment) -> Verdict:
+    """Return a failed verdict that names the poison of empty states where the case passes without it."""
+    assert isinstance(experiment, StateExperiment)
+    return replace(verdict, poison=("states",)) if reads_empty_states(experiment) else verdict
+
+
+def reads_empty_states(experiment: StateExperiment) -> bool:
+    """Return whether a failing case passes with zeros in the outputs of states without a key."""
+    case = experiment.case
+    if case.poison == "zero":
+        return False
+    other = StateExperiment(replace(case, poison="zero"), experiment.target, experiment.backend)
+    return not other.first.error and judge(other.first.tensors, other.reference).passed
+
+
+def _unknown(words: str) -> Explanation:
+    return Explanation((Finding("unknown", words),), launches=1)
+
+
+def _mistakes(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
+    """Yield typical mistakes, those of single states first."""
+    count, _, heads, _ = tensors.partial_outputs.shape
+    for state in range(count if count > 1 else 0):
+        kept = [each for each in range(count) if each != state]
+        yield Mistake("segment", f"state {state} of {count} is left out", merge(_chosen(tensors, kept)))
+        if count > 2:
+            yield Mistake("segment", f"only state {state} of {count} counts", merge(_chosen(tensors, [state])))
+    if heads > 1:
+        for head in range(heads):
+            lses = tensors.partial_lses[:, :, head : head + 1].expand_as(tensors.partial_lses)
+            other = dataclasses.replace(tensors, partial_lses=lses)
+            yield Mistake("head mapping", f"the LSEs of head {head} weigh all heads", merge(other))
+    equal = torch.where(tensors.partial_lses == EMPTY, EMPTY, 0.0)
+    yield Mistake(
+        "denominator", "all states have equal weights", merge(dataclasses.replace(tensors, partial_lses=equal))
+    )
+    yield from _of_weights(tensors, right)
+
+
+def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
+    """Yield mistakes of the sum of the weights and of the LSE that follows from it."""
+    lse = right["lse"].value
+    top = tensors.partial_lses.double().amax(0)
+    logarithm = (lse - top).nan_to_num(0.0)
+    total = logarithm.exp()
+    yield Mistake("denominator", "it is not divided by the sum of the weights", _with(right, out=_scaled(right, total)))
+    yield Mistake("denominator", "it is the largest LSE, without the sum of the weights", _with(right, lse=top))
+    base_2 = top + logarithm / _LN2
+    yield Mistake("scale", "its logarithm has base 2", _with(right, lse=base_2))
+    yield Mistake("scale", "it is the logarithm of base 2", _with(right, lse=lse / _LN2))
+    never_empty = lse.masked_fill(lse == EMPTY, 0.0)
+    yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
+
+
+_LN2: Final = math.log(2.0)
+
+
+def _scaled(right: Reference, factor: torch.Tensor) -> torch.Tensor:
+    return right["out"].value * factor[..., None]
+
+
+def _with(right: Reference, **values: torch.Tensor) -> Reference:
+    """Return the reference with other values, each with a bound that has grown as the value has."""
+    changed = {}
+    for name, value in values.items():
+        known = right[name]
+        grown = (value.abs() / known.value.abs()).nan_to_num(1.0, 1.0).clamp_min(1.0)
+        changed[name] = Expected(value, known.bound * 2.0 * grown, known.judged, known.exact_infinities)
+    return right | changed
+
+
+def _chosen(tensors: StateTensors, states: list[int]) -> StateTensors:
+    return dataclasses.replace(
+        tensors, partial_outputs=tensors.partial_outputs[states], partial_lses=tensors.partial_lses[states]
+    )

@@ -1,0 +1,96 @@
+"""The registry of operations, and how data that holds cases of any of them is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.errors import CaseError
+from fuzz_attn.operations.attention.attention import Attention
+from fuzz_attn.operations.merge_states.merging_states import MergeStates
+from fuzz_attn.operations.operation import Operation
+
+OPERATIONS: Final[dict[str, Operation]] = {operation.name: operation for operation in (Attention(), MergeStates())}
+"""Every operation by its name. Attention comes first: a file that names none is of it."""
+
+FAMILIES: Final = {family: words for operation in OPERATIONS.values() for family, words in operation.families.items()}
+"""The families of all operations, with their words."""
+
+if TYPE_CHECKING:
+    FamilyName: TypeAlias = str
+else:
+    FamilyName = Literal[tuple(FAMILIES)]
+    """The name of a family of any operation."""
+
+UNNAMED: Final = next(iter(OPERATIONS))
+"""The operation of a case in a file that names none."""
+NAME: Final = "operation"
+"""The field that names the operation in a case's JSON."""
+
+DEFAULT_DOMAIN: Final = OPERATIONS[UNNAMED].domain_type()
+"""The domain of a message that holds none."""
+
+AnyCase: TypeAlias = Any
+"""A case of any operation, as a field of :class:`HoldsCases`."""
+AnyDomain: TypeAlias = Any
+"""A domain of any operation, likewise."""
+
+
+_OF_TYPE: Final[dict[type, Operation]] = {
+    kind: operation for operation in OPERATIONS.values() for kind in (operation.case_type, operation.domain_type)
+}
+
+
+def operation_of(data: Any) -> Operation:
+    """Return the operation of a case or a domain."""
+    return _OF_TYPE[type(data)]
+
+
+def operation_of_family(family: str) -> Operation:
+    """Return the operation that targets of a family do."""
+    return next(each for each in OPERATIONS.values() if family in each.families)
+
+
+def operation_of_target(name: str, family: str | None) -> Operation:
+    """Return the operation that a target does: that of its family, which built-in targets have as their names."""
+    family = family or name
+    return operation_of_family(family) if family in FAMILIES else OPERATIONS[UNNAMED]
+
+
+class HoldsCases(Plain, frozen=True):
+    """Data with cases or a domain in the fields that ``of_operations`` names, or in tuples there.
+
+    JSON holds a case as its fields; that of another operation than attention also names the operation. Raises
+    :class:`CaseError` for cases that cannot be, with the place in the file.
+    """
+
+    of_operations: ClassVar[tuple[str, ...]] = ("case",)
+
+    def __post_init__(self) -> None:
+        """Make cases of what was read."""
+        for name in self.of_operations:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                if any(type(each) is dict for each in value):
+                    force_setattr(self, name, tuple(_read(each, name) for each in value))
+            elif not isinstance(value, msgspec.Struct):
+                force_setattr(self, name, _read(value, name))
+        super().__post_init__()
+
+
+def _read(value: Any, field: str) -> Any:
+    """Return a case or a domain that was read as plain data."""
+    if isinstance(value, msgspec.Struct):
+        return value
+    named = value.get(NAME, UNNAMED) if isinstance(value, dict) else UNNAMED
+    if named not in OPERATIONS:
+        raise CaseError(f"operation={named!r} must be one of {', '.join(OPERATIONS)}")
+    operation = OPERATIONS[named]
+    try:
+        return msgspec.convert(value, operation.domain_type if field == "domain" else operation.case_type)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        raise CaseError(f"{what} - at `$.{field}{place or '`'}") from error

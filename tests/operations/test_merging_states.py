@@ -1,0 +1,153 @@
+"""Merging of states, end to end: the healthy kernel passes, seeded bugs are found, shrunk and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import fuzz_attn.kernels.merge_states as healthy
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.failures.reduction import simplify
+from fuzz_attn.engine.orders import Order
+from fuzz_attn.engine.schedule import play_round
+from fuzz_attn.errors import CounterexampleError, TargetError
+from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, described
+from fuzz_attn.operations.registry import OPERATIONS, operation_of, operation_of_family
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.targets.target import Target
+
+OPERATION: Final = OPERATIONS["merge_states"]
+DOMAIN: Final = StateDomain()
+SOURCE: Final = Path(healthy.__file__).read_text(encoding="utf-8")
+BUGS: Final = {
+    "an empty state's output is read": ("mask=(columns < HEAD_SIZE) & has_keys,", "mask=columns < HEAD_SIZE,"),
+    "no maximum is subtracted": ("tl.where(has_keys, largest, 0.0)), 0.0)", "0.0), 0.0)"),
+    "the maximum of the first states only": ("for state in range(num_states):\n        largest",
+                                             "for state in range(num_states - 1):\n        largest"),
+    "an empty row gives NaN": ("merged = tl.where(has_any, total / tl.where(has_any, weights, 1.0), 0.0)",
+                               "merged = total / weights"),
+    "an empty row has the LSE 0": ('weights, 1.0)), float("-inf"))', "weights, 1.0)), 0.0)"),
+    "the LSE lacks the sum of weights": ("largest + tl.log(tl.where(has_any, weights, 1.0))", "largest"),
+    "the LSE has base 2": ("largest + tl.log(", "largest + tl.log2("),
+    "the last state is left out": ("tl.float32)  # [HEAD_BLOCK]\n    for state in range(num_states):",
+                                   "tl.float32)\n    for state in range(tl.maximum(num_states - 1, 1)):"),
+    "weights of the next head": ("head * partial_lses_stride_head\n", "0 * partial_lses_stride_head\n"),
+    "weights in half precision": ("weights += weight\n", "weights += weight.to(tl.float16).to(tl.float32)\n"),
+    "padding between heads is ignored": ("head * out_stride_head", "head * HEAD_SIZE"),
+    "the output is not divided": ("total / tl.where(has_any, weights, 1.0)", "total"),
+}  # fmt: skip
+"""Each bug as an edit of the kernel."""
+
+
+@cache
+def backend() -> SimulatorBackend:
+    return SimulatorBackend()
+
+
+def target_with(old: str, new: str, folder: Path) -> Target:
+    assert SOURCE.count(old) == 1
+    file = folder / "merging.py"
+    file.write_text(SOURCE.replace(old, new).replace("from .common", "from fuzz_attn.kernels.common"))
+    return OPERATION.load_target(f"{file}:merge_states", "merge_states", None)
+
+
+def judged(target: Target, case: StateCase, relation: str | None = None) -> tuple[Verdict, ...]:
+    verdicts = OPERATION.failures(OPERATION.experiment(case, target, backend()), relation)
+    return tuple(verdict for verdict in verdicts if not verdict.passed)
+
+
+@cache
+def drawn(seed: int, count: int) -> tuple[tuple[StateCase, str | None], ...]:
+    found: list[tuple[StateCase, str | None]] = []
+    play_round(DOMAIN, seed, count, lambda case, relation: found.append((case, relation)))
+    return tuple(found)
+
+
+def test_the_healthy_kernel_passes() -> None:
+    target = OPERATION.load_target("merge_states", None, None)
+    cases = drawn(1, 100)
+    assert not [(case, failed) for case, relation in cases if (failed := judged(target, case, relation))]
+    assert {relation for _, relation in cases} == {None, *OPERATION.relations}
+    assert {case.dtype for case, _ in cases} == set(DOMAIN.dtypes)
+    assert {name for case, _ in cases for name in OPERATION.all_features_of(case)} == set(OPERATION.features)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
+    target = target_with(*BUGS[name], tmp_path)
+    assert any(judged(target, case, relation) for case, relation in drawn(2, 120))
+
+
+def test_a_bug_shrinks_to_one_row_and_two_states(tmp_path: Path) -> None:
+    target = target_with(*BUGS["the LSE lacks the sum of weights"], tmp_path)
+    case = StateCase(9, 5, 3, 80, "bfloat16", 100.0, 5.0, True, True, "nan", 3, 16, 99)
+    fails: Callable[[Order], bool] = lambda order: bool(judged(target, order.case, order.relation))  # noqa: E731
+    assert fails(Order(case))
+    assert simplify(Order(case, "determinism"), fails, DOMAIN) == Order(StateCase(num_states=2))
+
+
+def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
+    case = StateCase(num_states=3, empty_states=True, poison="nan")
+    found = counterexample.signed("kernel.py:merge", "merge_states", "state_order", case, Verdict("oracle", "nan"))
+    path = counterexample.save(found, tmp_path)
+    assert path.name == "oracle-nan-empty_states.json"
+    assert '"operation": "merge_states"' in path.read_text(encoding="utf-8")
+    assert counterexample.load(path) == found
+    path.write_text(path.read_text(encoding="utf-8").replace('"operation": "merge_states"', '"operation": "else"'))
+    with pytest.raises(CounterexampleError, match="operation='else' must be one of attention, merge_states"):
+        counterexample.load(path)
+
+
+def test_the_operation_follows_from_case_domain_and_family() -> None:
+    assert operation_of(StateCase()) is operation_of(DOMAIN) is operation_of_family("merge_states") is OPERATION
+
+
+def test_two_different_cases_have_different_descriptions() -> None:
+    cases = {case for case, _ in drawn(1, 100)}
+    assert len({str(described(case)) for case in cases}) == len(cases)
+
+
+def test_a_case_loses_each_of_its_traits() -> None:
+    for case, _ in drawn(1, 100):
+        for trait in OPERATION.aspects.traits:
+            given: Any = case
+            without = trait.without(given)
+            assert not trait.present(without), trait.words
+
+
+def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text("def merge(partial_outputs, partial_lses, out, lse, stream): ...\ndef less(out, lse): ...\n")
+    with pytest.raises(TargetError, match="needs parameters that no merge has: stream"):
+        OPERATION.load_target(f"{file}:merge", "merge_states", None)
+    with pytest.raises(TargetError, match="lacks the parameters partial_outputs, partial_lses"):
+        OPERATION.load_target(f"{file}:less", "merge_states", None)
+
+
+EXPLAINED: Final = {
+    "an empty state's output is read": "address: out: outputs of states without a key are read",
+    "an empty row has the LSE 0": "denominator: lse: it is 0 and not -inf without any key",
+    "the LSE lacks the sum of weights": "denominator: lse: it is the largest LSE, without the sum of the weights",
+    "the LSE has base 2": "scale: lse: its logarithm has base 2",
+    "the last state is left out": "segment: lse and out: state 2 of 3 is left out",
+    "weights of the next head": "head mapping: lse and out: the LSEs of head 0 weigh all heads",
+    "the output is not divided": "denominator: out: it is not divided by the sum of the weights",
+    "weights in half precision": "unknown: no typical mistake gives these outputs",
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_mistake_is_explained(name: str, tmp_path: Path) -> None:
+    target = target_with(*BUGS[name], tmp_path)
+    case = StateCase(3, 4, 2, empty_states=name.startswith("an empty"), empty_rows="row" in name, poison="nan", seed=3)
+    experiment = OPERATION.experiment(case, target, backend())
+    (verdict, *_) = OPERATION.failures(experiment, None)
+    assert not verdict.passed
+    assert OPERATION.explain(experiment, None).sentence == EXPLAINED[name]
+    reads_empty = name == "an empty state's output is read"
+    assert OPERATION.with_causes(verdict, experiment).poison == (("states",) if reads_empty else ())
