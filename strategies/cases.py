@@ -15,6 +15,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, ScoreRecipe, SinkRecipe, UniformScores
 from fuzz_attn.strategies.batches import batches
@@ -24,6 +25,7 @@ from fuzz_attn.strategies.dtypes import one_byte_operands
 from fuzz_attn.strategies.features import scales, softmax_scales, terms, windows
 from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
+from fuzz_attn.strategies.masks import masks
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts, with_row_length
 from fuzz_attn.strategies.poisons import poisons
@@ -162,6 +164,9 @@ def _cases(
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
         window=window if key.has("window") else 0,
+        mask=CAUSAL
+        if key.mask == CAUSAL.kind
+        else draw(masks(kind=key.mask, sequences=sequences, tile_sizes=tiles, domain=left.domain)),
         softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),

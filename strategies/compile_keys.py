@@ -13,9 +13,10 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, Feature, fp8_features
+from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, MASK_FEATURES, Feature, fp8_features
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
+from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import (
@@ -29,6 +30,7 @@ from fuzz_attn.strategies.heads import (
     value_sizes,
 )
 from fuzz_attn.strategies.launches import launch_paths, stage_counts, tile_allowed, tile_sizes, warp_counts
+from fuzz_attn.strategies.masks import mask_kinds
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
 from fuzz_attn.strategies.sampling.draws import composite
@@ -38,7 +40,7 @@ from fuzz_attn.strategies.serving import serving_keys
 Values: TypeAlias = dict[str, Any]
 ValueOfField: TypeAlias = tuple[str, Any]
 
-_NO_FIELDS = ("compiled", "launch", "value_size")
+_NO_FIELDS = ("compiled", "launch", "value_size", "mask")
 """Fields of a key that are several values, or a value only where they are not 0."""
 
 _DTYPES, _HEAD_SIZE = 0, 1
@@ -123,6 +125,9 @@ def _without(key: CompileKey, feature: Feature, domain: Domain) -> Iterator[Comp
     if key.has(feature):
         yield msgspec.structs.replace(key, compiled=tuple(each for each in key.compiled if each != feature))
         return
+    if feature in MASK_FEATURES[key.mask]:
+        yield msgspec.structs.replace(key, mask=CAUSAL.kind)
+        return
     fewer = fp8_features(key.dtypes) - {feature}
     found = [each for each in (*plain_dtypes(domain), *fp8_dtypes(domain)) if fp8_features(each) <= fewer]
     if found:
@@ -172,6 +177,7 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and key.launch.num_stages in stage_counts(domain=domain)
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
+    known["mask"] = key.mask in mask_kinds(domain=domain)
     known["compiled"] = all(map(domain.allows, key.compiled))
     known["features"] = domain.excludes(key.features) is None
     for name, allowed in known.items():
@@ -193,7 +199,7 @@ def _compile_keys(draw: st.DrawFn, domain: Domain, keys: tuple[CompileKey, ...] 
 
 def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> CompileKey:
     values = values_of_key(key)
-    simpler = axis.simpler(values.get(axis.name, 0))
+    simpler = axis.simpler(values.get(axis.name, axis.values[0]))
     if choice >= len(simpler):
         return key
     values |= {axis.name: simpler[choice]}
@@ -217,6 +223,7 @@ def values_in(domain: Domain) -> Mapping[str, tuple[Any, ...]]:
         "num_queries_per_kv": group_sizes(domain=domain),
         "value_size": value_sizes(domain=domain),
         **flags,
+        "mask": mask_kinds(domain=domain),
         "launch": launch_paths(domain=domain),
         "num_warps": warp_counts(domain=domain),
         "num_stages": stage_counts(domain=domain),
@@ -232,17 +239,16 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
     def axis(name: str, preferred: int | tuple[Any, ...], weight: Callable[[Any], int] = _evenly) -> Axis:
         return _axis(name, values[name], values[name][:preferred] if isinstance(preferred, int) else preferred, weight)
 
-    sizes, options = (
-        [axis("value_size", SIMPLER_VALUE_SIZES)],
-        [axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight)],
-    )
+    masks, sizes = axis("mask", MAX_SIMPLER), axis("value_size", SIMPLER_VALUE_SIZES)
+    options = (axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight))
     return (
         Axis("dtypes", (*values["dtypes"], *mixed_dtypes(domain)), _evenly, partial(simpler_dtypes, domain=domain)),
         axis("head_size", SIMPLER_HEAD_SIZES),
         axis("block_size", SIMPLER_BLOCK_SIZES),
         axis("num_queries_per_kv", SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
-        *(each for each in sizes if len(each.values) > 1),
+        *([sizes] if len(sizes.values) > 1 else ()),
         *(axis(flag, (), lambda on: 1 if on else 2) for flag in _flags(domain)),
+        *([masks] if len(masks.values) > 1 else ()),
         axis("launch", MAX_SIMPLER, _launch_weight),
         *(each for each in options if len(each.values) > 1),
         axis("tile_size", 1, lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
@@ -355,12 +361,13 @@ def value_pairs(key: CompileKey) -> frozenset[tuple[ValueOfField, ValueOfField]]
 
 
 def values_of_key(key: CompileKey) -> Values:
-    """Return the values of a key's fields; an option of the compiler is one only where the launcher does not choose."""
+    """Return the values of a key's fields; of mask and options of the compiler only those other than the usual."""
     hints = key.launch
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
     chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
     options = {name: number for name, number in {**chosen, "value_size": key.value_size}.items() if number}
     flags: Values = _USUAL_FLAGS | dict.fromkeys(key.compiled, True)
+    flags |= {"mask": key.mask} if key.mask != CAUSAL.kind else {}
     fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in _NO_FIELDS}
     return {**fields, **flags, "launch": launch, "tile_size": hints.tile_size, **options}
 
@@ -376,6 +383,6 @@ def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
 
 def _complexity(key: CompileKey, axes: tuple[Axis, ...]) -> tuple[int, ...]:
     values = values_of_key(key)
-    found = [(axis.values, values.get(axis.name, 0)) for axis in axes]
+    found = [(axis.values, values.get(axis.name, axis.values[0])) for axis in axes]
     ranks = [known.index(value) if value in known else 99 for known, value in found]
     return (sum(rank > 0 for rank in ranks), *ranks)

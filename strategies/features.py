@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from fuzz_attn.case.recipes import AlibiKind, AlibiRecipe, QQBiasRecipe, SinkRec
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import around
 
-HUGE_WINDOW = 2**20
+HUGE_WINDOW, LARGEST_WINDOW = 2**20, 2**31 - 2
 TINY_WINDOWS = (1, 2, 3)
 LONG_SEQUENCE = 1024
 """In longer sequences, windows end beside powers of two from here on too."""
@@ -32,9 +32,9 @@ def windows(
 ) -> st.SearchStrategy[int]:
     """Return a strategy of windows of at least 1 key; shrinks towards 1, the row's own key.
 
-    The windows end at and beside the edges of pages, tiles, contexts and whole sequences; one is too long to matter.
-    Where a sequence has several query tokens, many windows hide a tile from a later token that an earlier token of the
-    same block still sees, so that one row's softmax starts later than the others'.
+    The windows end at and beside the edges of pages, tiles, contexts and whole sequences; some are too long to matter,
+    one as long as an int32 can say. Where a sequence has several query tokens, many windows hide a tile from a later
+    token that an earlier token of the same block still sees, so that one row's softmax starts later than the others'.
     """
     if block_size < 1 or min(tile_sizes, default=1) < 1:
         raise InvalidArgument(f"{block_size=} and {tile_sizes=} must be at least 1")
@@ -59,7 +59,7 @@ def _windows(ends: Iterable[Sequence], block_size: int, tile_sizes: tuple[int, .
     long = [edge for edge in inside if edge >= LONG_SEQUENCE]
     inside += [*long, *(edge for edge in long if 2 * edge > longest)] * 6
     crossing = sorted({window for end in ends for tile in tile_sizes for window in _crossing(end, tile)})
-    outside = (longest, longest + 1, HUGE_WINDOW) if longest else TINY_WINDOWS
+    outside = (longest, longest + 1, HUGE_WINDOW, LARGEST_WINDOW) if longest else TINY_WINDOWS
     repeated = crossing * (2 * len(inside) // max(1, len(crossing)) + 1)
     return sampled_from(sorted((*TINY_WINDOWS, *inside, *inside, *repeated, *outside)))
 
@@ -201,7 +201,17 @@ FP8_SCALES = (1.0, 2.0, 0.5, 0.3, 1.7, 3.0, 0.125, 11.0, 2.0**5, 2.0**-8)
 OTHER_SIGNS = (-1.0, -0.3, -2.0, 0.0)
 """Scales of other signs than those in serving. The output is divided by its scale, which is never 0."""
 
+FAR_SCALES: Final[dict[DTypeName, tuple[float, ...]]] = {
+    "float16": (2.0**-15, 2.0**-15, 2.0**6),
+    "bfloat16": (2.0**-30, 2.0**-30, 2.0**20),
+    "float32": (2.0**-30, 2.0**-30, 2.0**20),
+}
+"""Scales of V by the type of the queries, in which a kernel may hold the scaled values. The output's scale is the same
+then, so that its quotient is none of the extremes."""
+
 _FP8_SCALES = sampled_from(FP8_SCALES)
+_FAR_SCALES = {name: sampled_from(found) for name, found in FAR_SCALES.items()}
+_FAR = sampled_from((False,) * 11 + (True,))
 _OTHER_SIGNS = sampled_from(OTHER_SIGNS)
 _NEGATIVE = sampled_from(tuple(scale for scale in OTHER_SIGNS if scale))
 _RARELY = sampled_from((False,) * 15 + (True,))
@@ -254,9 +264,13 @@ def _scales(draw: st.DrawFn, dtypes: DTypes, other_signs: bool) -> Scales:
         return other if rare and other_signs else usual
 
     kv = dtypes.kv
-    return Scales(
+    found = Scales(
         q=scale(dtypes.q, _OTHER_SIGNS),
         k=scale(kv, _OTHER_SIGNS),
         v=scale(kv, _OTHER_SIGNS),
         out=scale(dtypes.out, _NEGATIVE),
     )
+    if not is_fp8(kv) or dtypes.q not in _FAR_SCALES or not draw(_FAR):
+        return found
+    far = draw(_FAR_SCALES[dtypes.q])
+    return msgspec.structs.replace(found, v=far, out=far if is_fp8(dtypes.out) else found.out)

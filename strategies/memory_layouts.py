@@ -131,6 +131,8 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
     split = FAMILIES[family].cache.is_split
     caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
     groups: list[tuple[FarAxis, ...]] = [("q_token", "q_head"), ("out_token", "out_head"), ("block_table",)]
+    if FAMILIES[family].cache.in_one_row:  # a list of slots is made for each call
+        groups, caches = groups[:2], ("cache_head",)
     biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)

@@ -66,12 +66,14 @@ LONG, MEDIUM = 256, 96
 """Keys above which nearly all cases, and three in four, have heads of equal weights."""
 
 LOW: tuple[ScoreRecipe, ...] = (
-    *(LevelScores(level=-20000.0),) * 3,
+    *(LevelScores(level=-20000.0),) * 2,
+    LevelScores(level=-70000.0),
     LevelScores(),
     *(LevelScores(level=-110.0),) * 4,
 )
-"""All logits so far below 0 that they have no weight in float32, or at least in float16, beside a wrong maximum of 0 or
-a finite stand-in for -inf. Beside a sink of another level they would have no weight in a correct kernel either."""
+"""All logits so far below 0, some below all numbers of float16, that they have no weight in float32, or at least in
+float16, beside a wrong maximum of 0 or a finite stand-in for -inf. Beside a sink of another level they would have no
+weight in a correct kernel either."""
 
 HIDDEN: tuple[ScoreRecipe, ...] = tuple(recipe for recipe in reversed(LOW) for _ in range(2))
 """More of them where some rows see nothing of a tile or segment. In reverse order, so that equal recipes are neighbours
@@ -80,6 +82,7 @@ and a recipe drawn from here can shrink into ``LOW``."""
 EXTREME: tuple[ScoreRecipe, ...] = (
     LevelScores(level=80.0),
     LevelScores(level=110.0),
+    LevelScores(level=20000.0),
     NeedleScores(place="boundary", strength=30.0),
     DenormalScores(),
 )

@@ -209,11 +209,58 @@ MLA_DECODE: Final = Published(
 )
 """`mla_decode`: one query token of each sequence over a latent cache."""
 
+_EXTEND: Final = {
+    "q": "query",
+    "k": "new_keys",
+    "v": "new_values",
+    "out": "output",
+    "k_buffer": "key_cache",
+    "v_buffer": "value_cache",
+    "qo_indptr": "query_start_loc",
+    "kv_indptr": "kv_indptr",
+    "kv_indices": "kv_indices",
+}
+
+EXTEND: Final = Published(
+    binding=Binding(
+        family="extend",
+        roles={
+            **_EXTEND,
+            "max_len_extend": "max_query_len",
+            "sm_scale": "softmax_scale",
+            "is_causal": "causal",
+            "top_left": "top_left",
+            "window_size": "window",
+            "chunk_size": "chunk_size",
+            "custom_mask": "custom_mask",
+            "mask_indptr": "mask_indptr",
+            "logit_cap": "softcap",
+            "sinks": "sinks",
+            "k_scale": "k_scale",
+            "v_scale": "v_scale",
+            "output_scale": "out_scale",
+            "tile_size": "tile_size",
+        },
+        layout="slots",
+        output="in_place",
+        window="pair",
+        scales="tensor",
+        scale_direction="multiply",
+        fp8="typed",
+        off={"window": (-1, -1)},
+        implied=("softmax_scale",),
+    ),
+    required=frozenset(_EXTEND),
+    opt_in=frozenset(("tile_size",)),
+)
+"""`extend_attention`: new tokens packed, the slots of each context in a list, and masks other than the causal one."""
+
 PUBLISHED: Final = {
     "unified": UNIFIED,
     "chunked": CHUNKED,
     "context": CONTEXT,
     "paged": PAGED,
+    "extend": EXTEND,
     "mla_decode": MLA_DECODE,
 }
 """Every family's interface. A signature that fits several belongs to the first of them."""

@@ -176,7 +176,13 @@ ROLES: Final[dict[str, Role]] = {
     "softmax_scale": Role(
         "factor of the scores", ("softmax_scale", "sm_scale", "attn_scale", "scale"), _input("softmax_scale")
     ),
-    "causal": Role("whether later keys are masked; always True", ("causal", "is_causal"), lambda _: True),
+    "causal": Role("whether later keys are masked", ("causal", "is_causal"), values.causal),
+    "top_left": Role("whether token i sees the first i + 1 keys", ("top_left", "top_left_causal"), values.top_left),
+    "chunk_size": Role("keys of a chunk, 0 for none", ("chunk_size", "attention_chunk_size"), values.chunk_size),
+    "custom_mask": Role(
+        "bits of each sequence [query_len, seq_len], one after the other", ("custom_mask",), _optional("custom_mask")
+    ),
+    "mask_indptr": Role("prefix sums of the bits in custom_mask [num_seqs + 1]", ("mask_indptr",), values.mask_indptr),
     "window": Role(
         "sliding window", ("window_size", "sliding_window", "sliding_window_size", "local_window"), values.window
     ),

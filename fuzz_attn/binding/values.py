@@ -12,6 +12,7 @@ import torch
 
 from fuzz_attn.binding.problem import Problem
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.mask_recipes import Chunks, Lookahead, TopLeft
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -110,10 +111,35 @@ def block_size(problem: Problem) -> int:
     return problem.tensors.block_size if layout is None or layout.pages else 1
 
 
+def causal(problem: Problem) -> bool:
+    """Return whether keys behind a row's own are masked, beside what a custom mask hides."""
+    mask = problem.tensors.mask
+    return not (problem.tensors.visibility.sees_all_behind or isinstance(mask, Lookahead))
+
+
+def top_left(problem: Problem) -> bool:
+    """Return whether the causal mask is aligned to the top left."""
+    return isinstance(problem.tensors.mask, TopLeft)
+
+
+def chunk_size(problem: Problem) -> int:
+    """Return the keys of a chunk, 0 for none."""
+    return problem.tensors.mask.size if isinstance(problem.tensors.mask, Chunks) else 0
+
+
+def mask_indptr(problem: Problem) -> object:
+    """Return prefix sums of the bits that each sequence has in a custom mask."""
+    if problem.tensors.custom_mask is None:
+        return problem.off("mask_indptr")
+    return problem.integers("mask_indptr", np.cumsum([0, *problem.tensors.mask_sizes], dtype=np.int64))
+
+
 def window(problem: Problem) -> object:
     """Return the window in the target's spelling."""
     tensors, pair = problem.tensors, problem.binding.window == "pair"
     size = tensors.window
+    if pair and not causal(problem):
+        return size - 1, tensors.mask.keys if isinstance(tensors.mask, Lookahead) else -1
     if tensors.form.window and (pair or not size):
         return window_size(tensors) if pair else no_window(tensors)
     if not size:

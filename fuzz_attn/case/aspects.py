@@ -22,6 +22,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import CAUSAL, SIMPLEST, Chunks, Custom, Full, Lookahead, Mask, MaskKind, TopLeft
 from fuzz_attn.case.parts import (
     FAR_AXES,
     INNER_STRIDES,
@@ -59,6 +60,13 @@ Feature: TypeAlias = Literal[
     "bias_dtypes",
     "inner_strides",
     "call_forms",
+    "full_mask",
+    "top_left",
+    "lookahead",
+    "chunks",
+    "custom_mask",
+    "empty_rows",
+    "hidden_poison",
 ]
 """What a case may have beyond plain paged attention, as domains, bindings and signatures of failures name it."""
 
@@ -277,6 +285,52 @@ def _nearer(case: CaseFields, place: int) -> CaseFields:
     return replace(case, strides=without_far(case.strides, *case.strides.far[place : place + 1]))
 
 
+def _masked(recipe: Mask, words: str, **more: Any) -> Aspect:
+    """Return the feature of a mask of the type of ``recipe``, its simplest form."""
+    kind = type(recipe)
+    without = partial(with_fields, changes={"mask": CAUSAL})
+    return _when(words, lambda case: isinstance(case.mask, kind), without, {"mask": recipe}, **_MASKED, **more)
+
+
+def _custom(case: CaseFields, field: str, value: bool) -> CaseFields:
+    """Return the case with a field of its custom mask changed; one with any other mask gets a custom one."""
+    mask = case.mask if isinstance(case.mask, Custom) else Custom()
+    return replace(case, mask=msgspec.structs.replace(mask, **{field: value}))
+
+
+def _of_custom(field: str, words: str, **more: Any) -> Aspect:
+    """Return the feature of a field of custom masks that is false in the simplest one."""
+    return _when(
+        words,
+        lambda case: getattr(case.mask, field, False),
+        partial(_custom, field=field, value=False),
+        partial(_custom, field=field, value=True),
+        roles=("custom_mask",),
+        published=False,
+        **_MASKED,
+        **more,
+    )
+
+
+def _masks(recipe: Any, values: Iterable[Any]) -> tuple[Change, ...]:
+    """Return changes that set the first field of a mask of this type; cases with other masks stay as they are."""
+
+    def changed(case: CaseFields, value: Any) -> CaseFields:
+        field = recipe.__struct_fields__[0]
+        own = isinstance(case.mask, recipe)
+        return replace(case, mask=msgspec.structs.replace(case.mask, **{field: value})) if own else case
+
+    return tuple(partial(changed, value=value) for value in values)
+
+
+def _with_kind(case: CaseFields, kind: MaskKind) -> CaseFields:
+    return replace(case, mask=SIMPLEST[kind])
+
+
+def _without_full_mask(case: CaseFields) -> CaseFields:
+    return _custom(case, "causal", value=True) if isinstance(case.mask, Custom) else replace(case, mask=CAUSAL)
+
+
 def _launch_of(case: CaseFields) -> LaunchHints:
     return LaunchHints(path=case.launch.path, num_segments=case.launch.num_segments)
 
@@ -290,18 +344,22 @@ _GROUPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)
 _SIZES: Final = (16, 8, 32, 24, 4, 17, 15, 2, 1, 3, 33, 40, 48, 64, 63, 65, 72, 80, 96, 112, 120, 128, 160, 192)
 _VALUE_SIZES: Final = (16, 8, 4, 2, 1, 3, 15, 17, 32, 64)
 _UNIFIED: Final[tuple[Family, ...]] = ("unified",)
-_OWN_VALUES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
+_OWN_VALUES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked", "extend")
 _DECODES: Final[tuple[Family, ...]] = ("paged", "mla_decode")
 _FILTERED: Final[tuple[Family, ...]] = ("paged", "context")
 _SPLIT: Final[tuple[Family, ...]] = ("paged", "context", "chunked")
-_PACKED: Final[tuple[Family, ...]] = ("context", "chunked")
+_PACKED: Final[tuple[Family, ...]] = ("context", "chunked", "extend")
+_BLOCKS: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
+"""The families that read a block table."""
+_MASKED: Final[dict[str, Any]] = {"families": ("extend",), "refused": True}
 _DECLARED: Final[dict[str, Any]] = {"published": False, "identifies": False}
 
 ODDITIES: Final = (
     _feature("window", "sliding window", form=8, tried=_WINDOWS, compiled=True,
              families=_OWN_VALUES, roles=("window", "window_left window_right")),
-    _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True, families=_UNIFIED, roles=("softcap",)),
-    _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=_OWN_VALUES,
+    _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True, families=("unified", "extend"),
+             roles=("softcap",)),
+    _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=_BLOCKS,
              roles=("alibi_slopes",), line="ALiBi"),
     _when("unusual slopes", lambda case: case.alibi not in (None, AlibiRecipe()), {"alibi": AlibiRecipe()}),
     _feature("qq_bias", "bias between new tokens", form=QQBiasRecipe(), compiled=True, families=_UNIFIED,
@@ -328,7 +386,7 @@ ODDITIES: Final = (
           refused="value size", key="value_size", bounds="value_sizes", feature="head_size_v", published=False),
     # Caches of many gigabytes, of which only the pages of the case have memory: not for a target that copies them.
     _fields("pages far into the caches", "pages.first_block",
-            feature="large_offsets", virtual=True, refused="large offsets"),
+            feature="large_offsets", families=(*_BLOCKS, "mla_decode"), virtual=True, refused="large offsets"),
     # Tokens, heads, slots or dimensions of a tensor lie 2^31 elements from the first one.
     _fields("elements far apart", "strides.far",
             smaller=tuple(partial(_nearer, place=place) for place in range(len(FAR_AXES))),
@@ -363,6 +421,18 @@ ODDITIES: Final = (
           feature="inner_strides", families=_OWN_VALUES, **_DECLARED),
     _fields("arguments in other forms", "form", form=CallForm(extra_table_rows=1, extra_output_rows=1),
             feature="call_forms", **_DECLARED),
+    _when("keys behind a row's own seen", lambda case: case.visibility.sees_all_behind, _without_full_mask,
+          {"mask": Full()}, feature="full_mask", roles=("causal",), **_MASKED),
+    _masked(TopLeft(), "causal from the top left", feature="top_left", roles=("top_left",), published=False),
+    _masked(Lookahead(), "a window of two sides", feature="lookahead", roles=("causal window",),
+            smaller=_masks(Lookahead, (0, 1, 2, 4))),
+    _masked(Chunks(), "chunks of keys", feature="chunks", roles=("chunk_size",), smaller=_masks(Chunks, (16, 4, 1, 2))),
+    _masked(Custom(), "custom mask", feature="custom_mask", roles=("custom_mask mask_indptr",),
+            smaller=_masks(Custom, ("bottom_right", "tree", "blocks"))),
+    _of_custom("empty_rows", "rows that see nothing", feature="empty_rows"),
+    _of_custom("poisoned", "poison in keys that a custom mask hides", feature="hidden_poison"),
+    Aspect("mask", lambda case: case.mask.kind, _with_kind, CAUSAL.kind, refused="masks of the kind", trait=False,
+           key="mask"),
     Aspect("path", _launch_of, _with_launch, LaunchHints(), refused=True, trait=False, key="launch"),
     _when("2D path", lambda case: case.launch.path == "2d", {"launch.path": "auto"}),
     _when("3D path", lambda case: case.launch.path == "3d", {"launch.path": "auto", "launch.num_segments": 0},
@@ -470,6 +540,17 @@ UNPUBLISHED_FEATURES: Final = frozenset(name for name, aspect in FEATURES.items(
 
 VIRTUAL_FEATURES: Final = frozenset(name for name, aspect in FEATURES.items() if aspect.virtual)
 """Features of addresses that mostly have no memory, which only the simulator can reach."""
+
+MASK_FEATURES: Final[dict[MaskKind, frozenset[Feature]]] = {
+    "causal": frozenset(),
+    "top_left": frozenset(("top_left",)),
+    "full": frozenset(("full_mask",)),
+    "lookahead": frozenset(("lookahead",)),
+    "chunks": frozenset(("chunks",)),
+    "custom": frozenset(("custom_mask",)),
+    "custom_alone": frozenset(("custom_mask", "full_mask")),
+}
+"""The features that a kind of mask needs."""
 
 FEATURES_OF: Final = {
     family: frozenset(name for name, aspect in FEATURES.items() if family in aspect.families) for family in FAMILIES

@@ -6,8 +6,9 @@ from msgspec import Meta
 
 from fuzz_attn.case.cache_layout import CacheLayout
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import CAUSAL, Mask
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
-from fuzz_attn.case.plain import Count, Plain
+from fuzz_attn.case.plain import Count, Plain, Window
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LogSumExp,
@@ -41,7 +42,8 @@ class CaseFields(Plain, frozen=True):
     dtypes: DTypes = DTypes()
     pages: PageLayout = PageLayout()
     softmax_scale: float = 1.0
-    window: Count = 0
+    window: Window = 0
+    mask: Mask = CAUSAL
     softcap: float = 0.0
     alibi: AlibiRecipe | None = None
     qq_bias: QQBiasRecipe | None = None
@@ -71,8 +73,8 @@ class CaseFields(Plain, frozen=True):
 
     @property
     def visibility(self) -> Visibility:
-        """Which keys the query tokens see, biases of minus infinity apart."""
-        return Visibility(self.window)
+        """Which keys the query tokens see, custom masks and biases of minus infinity apart."""
+        return Visibility(self.window, self.mask)
 
     @property
     def max_query_len(self) -> int:

@@ -195,6 +195,7 @@ def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     if launch.path == "3d":
         padded_head = 1 << (heads.head_size_v - 1).bit_length()
         yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head
+    yield "the mask", case.mask.elements(case.sequences)
     for name in RECIPES:
         recipe = getattr(case, name)
         if recipe is not None:

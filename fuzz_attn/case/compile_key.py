@@ -6,9 +6,10 @@ import zlib
 
 import msgspec
 
-from fuzz_attn.case.aspects import Feature, compiled_features, fp8_features
+from fuzz_attn.case.aspects import MASK_FEATURES, Feature, compiled_features, fp8_features
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.mask_recipes import MaskKind
 from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints, ValueSize
 from fuzz_attn.case.plain import Plain, Positive
 
@@ -26,6 +27,7 @@ class CompileKey(Plain, frozen=True):
     num_queries_per_kv: Positive = 1
     head_size: HeadSize = 16
     block_size: BlockSize = 16
+    mask: MaskKind = "causal"
     compiled: tuple[Feature, ...] = ()
     """Features in the order of ``COMPILED_FEATURES``."""
     launch: LaunchHints = LaunchHints()
@@ -46,7 +48,7 @@ class CompileKey(Plain, frozen=True):
     @property
     def features(self) -> frozenset[Feature]:
         """The features of its cases that the key decides."""
-        return fp8_features(self.dtypes).union(self.compiled)
+        return fp8_features(self.dtypes).union(self.compiled, MASK_FEATURES[self.mask])
 
 
 def compile_key_of(case: CaseFields) -> CompileKey:
@@ -57,6 +59,7 @@ def compile_key_of(case: CaseFields) -> CompileKey:
         num_queries_per_kv=case.heads.num_queries_per_kv,
         head_size=case.heads.head_size,
         block_size=case.pages.block_size,
+        mask=case.mask.kind,
         compiled=compiled_features(case),
         launch=case.launch,
         value_size=case.heads.value_size,

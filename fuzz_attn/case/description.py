@@ -129,7 +129,8 @@ def _scores(case: AttentionCase) -> Iterator[Line]:
     yield "scale", f"softmax_scale {_softmax_scale(case)}"
     if case.softcap:
         yield "soft cap", shortest(case.softcap)
-    yield "mask", f"causal, window of {counted(case.window, 'key')}" if case.window else "causal, no window"
+    window = f"window of {counted(case.window, 'key')}" if case.window else "no window"
+    yield "mask", f"{case.mask.words()}, {window}"
     for name in RECIPES:
         recipe = getattr(case, name)
         if recipe is not None:

@@ -2,17 +2,18 @@
 
 ``unified`` reads every key from the cache. ``paged`` decodes one query token of each sequence. ``context`` takes the
 keys and values of the new tokens packed, beside a cache of the context. ``chunked`` is ``context`` for sequences with
-more than one query token and ``paged`` for the others. ``mla_decode`` decodes one query token of each sequence over a
-cache whose values are the first elements of its keys (multi-head latent attention).
+more than one query token and ``paged`` for the others. ``extend`` takes new tokens packed as ``context`` does, beside a
+list of the slots of each context, and masks other than the causal one. ``mla_decode`` decodes one query token of each
+sequence over a cache whose values are the first elements of its keys (multi-head latent attention).
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.cache_layout import LATENT, ROWS, SPLIT, CacheFormat
+from fuzz_attn.case.cache_layout import LATENT, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.parts import LaunchPath
 
-Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "mla_decode"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend", "mla_decode"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ FAMILIES: Final[dict[Family, Interface]] = {
         words="context attention, then paged decode",
         cache=SPLIT,
         packed_from=2,
+    ),
+    "extend": Interface(
+        words="attention of new tokens over indexed slots",
+        cache=SLOTS,
+        packed_from=0,
     ),
     "mla_decode": Interface(
         words="decode on a latent cache",

@@ -8,6 +8,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace_layout
 from fuzz_attn.case.checks import inexpressible
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import LaunchHints
 
 
@@ -16,12 +17,12 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
 
     Rows that the case's own family skips have no counterpart, and neither has a log-sum-exp. New tokens are the same
     numbers read packed or from the cache, unless the cache rounds them to fp8. Where several keys share a slot, the key
-    that the slot holds depends on which keys are stored at all. No other
-    family takes values that are parts of keys, and no kernel of one values of another size than keys.
+    that the slot holds depends on which keys are stored at all. Other masks, values that are parts of keys, and values
+    of another size than keys have no counterpart either.
     """
     interface = FAMILIES[family]
     latent = FAMILIES[case.family].cache.is_latent or interface.cache.is_latent
-    if not all(case.answers) or case.heads.value_size or latent:
+    if not all(case.answers) or case.mask != CAUSAL or case.heads.value_size or latent:
         return None
     own_slots = not (case.pages.shared_prefix or case.pages.repeated)
     moved = tuple(interface.reads_packed(s.query_len) for s in case.sequences) != case.reads_packed

@@ -1,12 +1,15 @@
-"""Visibility: which keys of its sequence a query token sees. No other module knows how causality and a window cut.
+"""Visibility: which keys of its sequence a query token sees. No other module knows how masks and a window cut.
 
-Positions count the keys of a sequence from 0. Query ``i`` of a sequence stands at position ``context_len + i``: the
-causal mask is aligned to the bottom right. Positions are integers, or arrays of numpy or torch.
+Positions count the keys of a sequence from 0. Query ``i`` of a sequence stands at position ``context_len + i``, unless
+the causal mask is aligned to the top left. What a token sees is one range of keys; a custom mask hides further keys in
+it (:mod:`fuzz_attn.inputs.custom_masks`). Positions are integers, or arrays of numpy or torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from fuzz_attn.case.mask_recipes import CAUSAL, Chunks, Custom, Full, Lookahead, Mask, TopLeft
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,36 +20,47 @@ Positions = TypeVar("Positions", int, "npt.NDArray[np.int64]", "torch.Tensor")
 
 
 class Visibility(NamedTuple):
-    """Causality and a sliding window. ``window`` counts the keys that a token sees, its own among them; 0 is none."""
+    """A mask and a sliding window. ``window`` counts the keys that a token sees up to its own; 0 is none."""
 
     window: int = 0
+    mask: Mask = CAUSAL
+
+    def position(self, row: Positions, context_len: Any) -> Positions:
+        """Return the position at which a query token stands."""
+        position: Positions = row if isinstance(self.mask, TopLeft) else row + context_len
+        return position
 
     def reach(self, position: Positions) -> Positions:
         """Return how many keys before its own a token sees."""
-        if not self.window:
-            return position
-        limit = self.window - 1
-        reach: Any = min(position, limit) if isinstance(position, int) else position.clip(max=limit)
-        return reach  # type: ignore[no-any-return] # numpy's and torch's clip differ in their annotations
+        reach: Positions = position % self.mask.size if isinstance(self.mask, Chunks) else position
+        return _at_most(reach, self.window - 1) if self.window else reach
 
     def first(self, position: Positions) -> Positions:
         """Return the position of the first key that a token sees."""
         return position - self.reach(position)
 
-    def keys_of(self, position: int) -> range:
-        """Return the keys that a token sees."""
-        return range(self.first(position), position + 1)
+    def last(self, position: Positions, seq_len: Any) -> Positions:
+        """Return the position of the last key that a token sees."""
+        if self.sees_all_behind:
+            last: Positions = position * 0 + (seq_len - 1)
+            return last
+        return _at_most(position + self.mask.keys, seq_len - 1) if isinstance(self.mask, Lookahead) else position
+
+    @property
+    def sees_all_behind(self) -> bool:
+        """Whether a token sees every key behind its own."""
+        return isinstance(self.mask, Full) or (isinstance(self.mask, Custom) and not self.mask.causal)
+
+    def keys_of(self, position: int, seq_len: int) -> range:
+        """Return the range of keys that a token sees."""
+        return range(self.first(position), self.last(position, seq_len) + 1)
 
     def hides(self, position: Positions, key: Positions) -> Any:
-        """Return whether a key lies before a token's window."""
+        """Return whether a key lies before a token's window, or before its chunk."""
         return key < self.first(position)
 
-    def sees(self, position: int, key: int) -> bool:
-        """Return whether a token sees a key."""
-        return key in self.keys_of(position)
-
     def cuts(self, position: Positions) -> Any:
-        """Return whether the window hides a key from a token."""
+        """Return whether the window, or a chunk, hides a key before its own from a token."""
         return self.first(position) > 0
 
     def is_filled(self, position: int) -> bool:
@@ -55,4 +69,10 @@ class Visibility(NamedTuple):
 
     def most_keys(self, query_len: int, seq_len: int) -> int:
         """Return how many keys the new tokens of a sequence see together, or one more."""
-        return min(seq_len, self.window + query_len) if self.window else seq_len
+        behind = self.mask.keys if isinstance(self.mask, Lookahead) else 0
+        return min(seq_len, self.window + query_len + behind) if self.window and not self.sees_all_behind else seq_len
+
+
+def _at_most(numbers: Positions, limit: Any) -> Positions:
+    found: Any = min(numbers, limit) if isinstance(numbers, int) else numbers.clip(max=limit)
+    return found  # type: ignore[no-any-return] # numpy's and torch's clip differ in their annotations

@@ -59,7 +59,7 @@ def _moved_columns(lab: Lab) -> Iterator[Finding]:
 
 def _from_key(lab: Lab, row: Row, columns: str, what: str) -> Finding:
     """Return the finding of wrong columns, with the first key whose value is wrong where it is not the first of all."""
-    own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     first, size = _first_wrong_key(lab, row, own), lab.case.pages.block_size
     base = f"{row.words}, head {row.head}: {columns} come from wrong addresses of V"
     if not first:
@@ -118,13 +118,13 @@ def key_findings(lab: Lab) -> Iterator[Finding]:
 
 def _misread(found: Recovered, row: Row) -> bool:
     """Return whether a row's weights are those of other keys; NaN says nothing of keys."""
-    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     finite = np.isfinite(found.actual[row.token, row.head, own]).all()
     return bool(finite and found.far[row.token, row.head].any())
 
 
 def _misread_key(lab: Lab, found: Recovered, row: Row) -> Finding:
-    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
     ratio = np.where((actual > 0) & (expected > 0), actual / np.where(expected > 0, expected, 1.0), 1.0)
     usual = float(np.median(ratio[expected > 0])) if (expected > 0).any() else 1.0
@@ -235,7 +235,7 @@ def dimension_findings(lab: Lab) -> Iterator[Finding]:
         keys[:, column] = (lab.cells.slot + lab.cells.block) % 2
         lab.set_all_keys(tensors, keys)
         row = rows_of_case(lab.case)[-1]
-        own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+        own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.end]
         cells = np.unique(own[-size:])
         found = recovered(lab, tensors, cells)
         if found is not None and found.far.any():

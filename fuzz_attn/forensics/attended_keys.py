@@ -13,8 +13,10 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.mask_recipes import Custom, Lookahead
 from fuzz_attn.forensics.explanation import Finding, Heatmap, Reason, Row, count, factor, keys, ranges, rows_of_case
 from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row
+from fuzz_attn.inputs.custom_masks import sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0
@@ -121,14 +123,15 @@ def _weights(weights: Array, rows: list[Row], cells: Array) -> tuple[tuple[float
     return tuple(tuple(round(float(weight), 6) if np.isfinite(weight) else -1.0 for weight in row) for row in picked)
 
 
-Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "bias", "own", "foreign", "unowned"]
+Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "mask", "bias", "own", "foreign", "unowned"]
 """Where a cell lies that a row must not attend: in another KV head, a cache slot of a new token, behind the sequence's
-end, behind the row, before its window, hidden by the bias, in another page of its sequence, in another sequence, in a
-page of no sequence."""
+end, behind the row, before its window or chunk, hidden by a custom mask or by the bias, in another page of its
+sequence, in another sequence, in a page of no sequence."""
 
 _REASONS: Final[dict[Kind, Reason]] = {
     "causal": "causal",
     "window": "window",
+    "mask": "mask",
     "bias": "bias",
     "tail": "tail",
     "stale": "foreign sequence",
@@ -228,15 +231,13 @@ def kind_of_cell(cells: Cells, case: AttentionCase, row: Row, cell: int) -> Kind
         ("tail", position >= case.sequences[row.sequence].seq_len),
         ("head", bool(cells.head[cell] != row.kv_head)),
         ("stale", not own[0].held),
-        ("causal", position > row.position),
+        ("window", position >= row.end and isinstance(case.mask, Lookahead)),
+        ("causal", position >= row.end),
         ("window", case.visibility.hides(row.position, position)),
-        ("own", position in _seen(case, row) and not _biased(case)),
+        ("mask", not sees(case, row.sequence, row.query, position)),
+        ("own", not _biased(case)),
     )
     return next((kind for kind, holds in kinds if holds), "bias")
-
-
-def _seen(case: AttentionCase, row: Row) -> range:
-    return case.visibility.keys_of(row.position)
 
 
 def _biased(case: AttentionCase) -> bool:
@@ -371,7 +372,8 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     sequence = owners[0][0].sequence if owners[0] else 0
     words: dict[Kind, str] = {
         "causal": f"{what}: hidden by causality ({behind})",
-        "window": f"{what}: hidden by the window of {case.window} ({window})",
+        "window": _outside_window(what, row, positions, window, case) if positions else what,
+        "mask": f"{what}: hidden by the custom mask, whose bit is 0 there",
         "bias": f"{what}: hidden by the query-query bias, which is -inf there",
         "tail": f"{what}: behind the sequence's end ({count(case.sequences[row.sequence].seq_len, 'key')}), in {where}",
         "stale": f"{what} from the cache, in {where}, which is stale there",
@@ -381,6 +383,15 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
         "unowned": f"{subject} attends {where}, which belongs to no sequence",
     }
     return Finding(reason_of(kind), words[kind], vague=kind == "window" and without_it and len(positions) == 1)
+
+
+def _outside_window(what: str, row: Row, positions: list[int], window: str, case: AttentionCase) -> str:
+    """Return in words that a row attends keys outside of its window or chunk."""
+    if positions[-1] >= row.end:
+        return f"{what}: hidden by a window of two sides, which ends with key {row.end - 1}"
+    if not case.window:
+        return f"{what}: hidden by its chunk, which begins with key {case.visibility.first(row.position)}"
+    return f"{what}: hidden by the window of {case.window} ({window})"
 
 
 def _missed(reading: Reading, case: AttentionCase) -> Finding:
@@ -396,9 +407,16 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     begins_tile = row.position % SMALLEST_TILE == 0  # such a tile, or a segment, may be lost as a whole
     from_chunk = bool(context) and missing == [key for key in visible if key > row.query]
     as_if = f"it sees keys as if it were key {row.query}, counted without the context"
+    behind, by_bits = [key for key in visible if key > row.position], "mask" in reading.kinds
+    custom = isinstance(case.mask, Custom)
+    ahead = isinstance(case.mask, Lookahead) and first > row.position and last == visible[-1]
     rules: tuple[tuple[bool, Reason, str, bool], ...] = (
+        (by_bits, "mask", "its bits of the custom mask are 1 there", False),
+        (ahead, "window", f"within its window of two sides, which ends with key {row.end - 1}", False),
+        (missing == behind, "causal", "behind its own, where no causal mask hides keys", False),
         (len(missing) == len(visible), "segment", "all that it sees", True),
         (from_chunk and context > 1, "causal", as_if, False),
+        (custom and missing == [row.position], "mask", "its own, whose bit of the custom mask is 1", True),
         (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new or from_chunk),
         (unbroken and at_window, "window", f"{edge} of its window of {window}", False),
         (missing == list(visible[:-1]), "segment" if first_row else "window", all_but_own, first_row),

@@ -23,6 +23,8 @@ class Row(NamedTuple):
     query: int
     position: int
     kv_head: int
+    end: int
+    """The keys up to the last that it may see."""
 
     @property
     def words(self) -> str:
@@ -36,9 +38,10 @@ def rows_of_case(case: AttentionCase) -> list[Row]:
     for index, sequence in enumerate(case.sequences):
         for query in range(sequence.query_len):
             if case.answers[index]:
-                position = sequence.context_len + query
+                position = case.visibility.position(query, sequence.context_len)
+                end = case.visibility.last(position, sequence.seq_len) + 1
                 heads = range(case.heads.num_query_heads)
-                rows += [Row(token, head, index, query, position, head // group) for head in heads]
+                rows += [Row(token, head, index, query, position, head // group, end) for head in heads]
             token += 1
     return rows
 
@@ -77,6 +80,7 @@ def factor(number: float) -> str:
 Reason: TypeAlias = Literal[
     "causal",
     "window",
+    "mask",
     "tail",
     "page",
     "tile",
@@ -96,7 +100,8 @@ Reason: TypeAlias = Literal[
 ]
 """What is wrong:
 
-- a mask: the causal limit, the sliding ``window``, or keys behind the sequence's end (``tail``);
+- a mask: the causal limit, the sliding ``window`` or a chunk, a custom ``mask``, or keys behind the sequence's end
+  (``tail``);
 - a part of the keys: a ``page``, a ``tile``, or a ``segment`` (of a launch in segments, or the context or the new
   tokens as a whole);
 - the KV head or query head of a row (``head mapping``), or its sequence (``foreign sequence``, also stale keys);

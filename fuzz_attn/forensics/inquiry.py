@@ -20,7 +20,13 @@ from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
 from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
-from fuzz_attn.forensics.wrong_outputs import output_findings, outside_findings, type_findings, unwritten_findings
+from fuzz_attn.forensics.wrong_outputs import (
+    empty_findings,
+    output_findings,
+    outside_findings,
+    type_findings,
+    unwritten_findings,
+)
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 
@@ -94,7 +100,7 @@ class Inquiry:
         if found:
             return found
         wrong_rows = by_row(self.lab.first.wrong)
-        found = list(type_findings(self.lab)) or list(column_findings(self.lab))
+        found = empty_findings(self.lab) or list(type_findings(self.lab)) or list(column_findings(self.lab))
         if not found and self.uniform is not None:
             found = mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found

@@ -9,6 +9,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,6 +18,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.errors import ProbeError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import rows_of_case
@@ -187,6 +189,8 @@ class Lab:
         for packed in (tensors.query, tensors.new_keys, tensors.new_values):
             if packed is not None:
                 clear(tensors, packed, self.case.num_tokens)
+        for name in ("new_keys", "new_values"):
+            self.clear_hidden(tensors, name)
         for scale in (tensors.v_scale, tensors.out_scale):
             if scale is not None:
                 scale.fill_(1.0)
@@ -201,6 +205,15 @@ class Lab:
             tensors.memory_of(cache).zero_()
         for view, numbers in zip(views, kept, strict=True):
             view[live] = numbers
+
+    def clear_hidden(self, tensors: AttentionTensors, name: str) -> None:
+        """Set the packed keys or values to 0 that no row may see."""
+        packed = getattr(tensors, name)
+        if packed is not None and self.case.mask != CAUSAL:
+            starts = accumulate(tensors.query_lens, initial=0)
+            for index, (start, context_len) in enumerate(zip(starts, tensors.context_lens, strict=False)):
+                new = np.flatnonzero(~tensors.needed_keys(index)[context_len:])
+                bits_of(packed)[torch.from_numpy(start + new)] = 0
 
     def run(self, tensors: AttentionTensors) -> Probed:
         """Return the target's output on tensors, which it must leave as they are, and the oracle's.

@@ -23,6 +23,7 @@ _WHERE: Final[dict[Kind, tuple[Reason, str]]] = {
     "foreign": ("foreign sequence", "a slot of another sequence"),
     "unowned": ("page", "a page of no sequence"),
     "causal": ("causal", "a key behind the row's own"),
+    "mask": ("mask", "a key that the custom mask hides"),
     "bias": ("bias", "a key that the bias hides"),
     "head": ("head mapping", "a slot of another KV head"),
     "own": ("page", "a slot of the sequence"),
@@ -141,6 +142,7 @@ def _regions(lab: Lab) -> Iterator[tuple[Reason, str, Callable[[AttentionTensors
     yield "address", "memory between the keys or values of the caches", lab.clear_caches
     for name, words in (("new_keys", "keys"), ("new_values", "values")):
         yield "address", f"memory between the packed new {words}", partial(_clear_packed, name=name, rows=rows)
+        yield "mask", f"new {words} that the mask hides from every row", partial(lab.clear_hidden, name=name)
     biases: tuple[tuple[Reason, str, str], ...] = (
         ("bias", "qq_bias", "memory outside of the query-query bias"),
         ("slope", "alibi_slopes", "memory outside of the slopes"),

@@ -12,6 +12,7 @@ from fuzz_attn.forensics.attended_keys import Recovered, kind_of_cell, reason_of
 from fuzz_attn.forensics.explanation import Finding, Row, factor, keys, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.score_terms import READABLE, Comparison
+from fuzz_attn.inputs.custom_masks import sees
 from fuzz_attn.oracle.logits import score_scale
 
 CONTROL: Final = -1.0
@@ -39,7 +40,7 @@ def _attended(lab: Lab, found: Recovered, row: Row, scores: str) -> Finding | No
     """Return the finding of a cell that a row must not attend, and that has a weight."""
     place = (row.token, row.head)
     actual, expected = np.nan_to_num(found.actual[place]), found.expected[place]
-    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.position + 1]
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     hidden = (expected == 0) & (actual > found.bound[place]) & (actual > 1e-3)
     seen = own[(own >= 0) & (expected[own] > 0)]
     hidden[seen] = False
@@ -61,7 +62,7 @@ def _attended(lab: Lab, found: Recovered, row: Row, scores: str) -> Finding | No
 def _visible(lab: Lab, row: Row, found: Recovered, cell: int) -> bool:
     """Return whether a row sees the key of a cell, whose weight may be 0 by its score."""
     own = int(found.cells.head[cell]) == row.kv_head
-    return own and lab.case.visibility.sees(row.position, _position(found, row, cell))
+    return own and sees(lab.case, row.sequence, row.query, _position(found, row, cell))
 
 
 def level_findings(lab: Lab) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.forensics.accesses import element_of, packed_words
 from fuzz_attn.forensics.explanation import Finding, count, factor, ranges, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab
+from fuzz_attn.inputs.custom_masks import custom_masks, seen_keys
 from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
@@ -23,6 +24,22 @@ from fuzz_attn.properties.experiment import Launch
 
 LITTLE_LEFT = 0.05
 """Share of the errors that an explanation may leave."""
+
+
+def empty_findings(lab: Lab) -> list[Finding]:
+    """Return what rows that see no key give in place of 0, where all other rows are right."""
+    case, rows = lab.case, rows_of_case(lab.case)
+    bits = custom_masks(case)
+    if not bits:
+        return []
+    lengths = zip(case.sequences, bits, strict=True)
+    seen = [np.asarray(seen_keys(case.visibility, s.query_len, s.context_len, own).any(1)) for s, own in lengths]
+    wrong = [row for row in rows if lab.first.wrong[row.token, row.head].any()]
+    if not wrong or any(seen[row.sequence][row.query] for row in wrong):
+        return []
+    actual = lab.first.actual[wrong[0].token, wrong[0].head]
+    gives = f"{actual[np.abs(actual).argmax()]:.4g}" if np.isfinite(actual).all() else "NaN or Inf"
+    return [Finding("denominator", f"{wrong[0].words}, head {wrong[0].head}, sees no key, and gives {gives}, not 0")]
 
 
 def unwritten_findings(lab: Lab) -> list[Finding]:

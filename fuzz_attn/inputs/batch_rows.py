@@ -17,12 +17,12 @@ from fuzz_attn.inputs.random_bits import Integers
 class Rows:
     """Flat index arrays of a batch. Each is made on first use, as most recipes need few of them or none.
 
-    ``query`` and ``context`` ``[num_seqs]`` are the lengths of the sequences. ``window`` 0 is none.
+    ``query`` and ``context`` ``[num_seqs]`` are the lengths of the sequences.
     """
 
     query: Integers
     context: Integers
-    window: int
+    visibility: Visibility
 
     @cached_property
     def total(self) -> Integers:
@@ -33,12 +33,12 @@ class Rows:
     def position(self) -> Integers:
         """Position of each query token in its sequence ``[num_tokens]``; that of a decode of length 0 is 0."""
         first: Integers = np.maximum(self.context, 0)
-        return _ramp(self.query) + first.repeat(self.query)
+        return self.visibility.position(_ramp(self.query), first.repeat(self.query))
 
     @cached_property
     def first(self) -> Integers:
         """First position that each query token sees ``[num_tokens]``."""
-        return Visibility(self.window).first(self.position)
+        return self.visibility.first(self.position)
 
     @cached_property
     def start(self) -> Integers:
@@ -73,16 +73,16 @@ class Rows:
 
 def rows_of(case: AttentionCase) -> Rows:
     """Return the flattened rows and keys of a case; callers must not change them."""
-    return _rows_of(case.sequences, case.window)
+    return _rows_of(case.sequences, case.visibility)
 
 
 @lru_cache(maxsize=1)
-def _rows_of(sequences: tuple[Sequence, ...], window: int) -> Rows:
+def _rows_of(sequences: tuple[Sequence, ...], visibility: Visibility) -> Rows:
     """Return the rows of a batch and keep them: the numbers and the pages of a case use the same ones."""
     return Rows(
         query=np.array([s.query_len for s in sequences], dtype=np.int64),
         context=np.array([s.context_len for s in sequences], dtype=np.int64),
-        window=window,
+        visibility=visibility,
     )
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.mask_recipes import Custom
 from fuzz_attn.inputs.batch_rows import Rows, rows_of
+from fuzz_attn.inputs.custom_masks import custom_masks, needed_keys
 from fuzz_attn.inputs.poison import table_poison
 from fuzz_attn.inputs.random_bits import Integers, Stream
 
@@ -72,14 +74,26 @@ def _slots(case: AttentionCase, keys: Rows, table: Integers) -> Integers:
 
 
 def _held(case: AttentionCase, keys: Rows) -> np.typing.NDArray[np.bool_]:
-    """Return which keys the cache holds: from the first row's window edge on, none if no row is answered."""
-    first = case.visibility.first(keys.context)
-    answered = (keys.query > 0) & np.array(case.answers, dtype=np.bool_)
-    held = keys.key_position >= np.where(answered, first, keys.total)[keys.key_sequence]
+    """Return which keys the cache holds: those that some row may see, none if no row is answered."""
+    held = needed_of_batch(case, keys)
     if case.stale_cache:
         ends = np.where(np.array(case.reads_packed, dtype=np.bool_), keys.context, keys.total)
         held &= keys.key_position < ends[keys.key_sequence]
     return held
+
+
+def needed_of_batch(case: AttentionCase, keys: Rows) -> np.typing.NDArray[np.bool_]:
+    """Return bool ``[total_keys]``: whether a kernel may need a key of a batch; none of a sequence not answered."""
+    answered = (keys.query > 0) & np.array(case.answers, dtype=np.bool_)
+    bits = custom_masks(case)
+    if isinstance(case.mask, Custom) and case.mask.poisoned:
+        lengths = zip(case.sequences, bits, strict=True)
+        parts = [needed_keys(case.visibility, s.query_len, s.context_len, mask) for s, mask in lengths]
+        return np.concatenate([np.zeros(0, np.bool_), *parts]) & answered[keys.key_sequence]
+    first = case.visibility.first(case.visibility.position(np.zeros_like(keys.context), keys.context))
+    last = case.visibility.last(case.visibility.position(keys.query - 1, keys.context), keys.total)
+    needed = keys.key_position >= np.where(answered, first, keys.total)[keys.key_sequence]
+    return needed & (keys.key_position <= last[keys.key_sequence])
 
 
 def _seq_lens(case: AttentionCase) -> list[int]:

@@ -19,13 +19,17 @@ from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Mask
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
-from fuzz_attn.case.recipes import BiasDType, LogSumExp, QQBiasRecipe
+from fuzz_attn.case.recipes import BiasDType, LogSumExp, QQBiasRecipe, SlotPoison
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
+from fuzz_attn.inputs.batch_rows import rows_of
+from fuzz_attn.inputs.custom_masks import Bits as Masked
+from fuzz_attn.inputs.custom_masks import custom_masks, needed_keys
 from fuzz_attn.inputs.numbers import Numbers, numbers_of
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.page_map import PageMap, page_map
+from fuzz_attn.inputs.page_map import PageMap, needed_of_batch, page_map
 from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import (
@@ -76,6 +80,9 @@ class AttentionTensors(CallTensors):
     """The context lengths on the host; ``seq_lens`` holds context plus query."""
     softmax_scale: float
     window: int = 0
+    mask: Mask = CAUSAL
+    custom_mask: torch.Tensor | None = None
+    """The bits of a custom mask, bool: ``[query_len, seq_len]`` of each sequence, one after the other."""
     softcap: float = 0.0
     q_scale: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
@@ -108,8 +115,27 @@ class AttentionTensors(CallTensors):
 
     @property
     def visibility(self) -> Visibility:
-        """Which keys the query tokens see, biases of minus infinity apart."""
-        return Visibility(self.window)
+        """Which keys the query tokens see, custom masks and biases of minus infinity apart."""
+        return Visibility(self.window, self.mask)
+
+    def mask_of(self, sequence: int) -> Masked | None:
+        """Return the bits ``[query_len, seq_len]`` of the custom mask of a sequence, on the host; None without one."""
+        if self.custom_mask is None:
+            return None
+        sizes = self.mask_sizes
+        first, query_len = sum(sizes[:sequence]), self.query_lens[sequence]
+        shape = query_len, query_len + self.context_lens[sequence]
+        return self.custom_mask[first : first + sizes[sequence]].view(shape).cpu().numpy()
+
+    @property
+    def mask_sizes(self) -> list[int]:
+        """The bits of a custom mask that each sequence has."""
+        return [q * (q + c) for q, c in zip(self.query_lens, self.context_lens, strict=True)]
+
+    def needed_keys(self, sequence: int) -> Masked:
+        """Return bool ``[seq_len]``: whether a kernel may need a key of a sequence."""
+        lengths = self.query_lens[sequence], self.context_lens[sequence]
+        return needed_keys(self.visibility, *lengths, self.mask_of(sequence))
 
     @property
     def max_query_len(self) -> int:
@@ -210,6 +236,7 @@ def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat
     key_cache, value_cache = _caches(case, stored_as or FAMILIES[case.family].cache, numbers, pages, device)
     starts = list(accumulate((s.query_len for s in case.sequences), initial=0))
     seq_lens = [s.seq_len for s in case.sequences]
+    value_gaps = case.strides.new_value_token, case.strides.new_value_head
     return AttentionTensors(
         query=_query(case, numbers.queries, device),
         key_cache=key_cache,
@@ -222,6 +249,8 @@ def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat
         context_lens=tuple(s.context_len for s in case.sequences),
         softmax_scale=float(np.float32(case.softmax_scale)),
         window=case.window,
+        mask=case.mask,
+        custom_mask=custom_mask_of(case, device),
         softcap=float(np.float32(case.softcap)),
         q_scale=_scale(case.scales.q, case.dtypes.q, device),
         k_scale=_scale(case.scales.k, case.dtypes.kv, device),
@@ -230,8 +259,8 @@ def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat
         alibi_slopes=_slopes(case, device),
         qq_bias=_qq_bias(case, device),
         sinks=_sinks(case, device),
-        new_keys=_new(case, numbers.keys, (0, 0), device),
-        new_values=_new(case, numbers.values, (case.strides.new_value_token, case.strides.new_value_head), device),
+        new_keys=_new(case, numbers.keys, (0, 0), case.poison.keys, device),
+        new_values=_new(case, numbers.values, value_gaps, case.poison.values, device),
         launch=case.launch,
         form=case.form,
         family=case.family,
@@ -317,15 +346,26 @@ def digest_of(tensors: CallTensors) -> str:
     return digest.hexdigest()
 
 
+def custom_mask_of(case: AttentionCase, device: str) -> torch.Tensor | None:
+    """Return the bits of the custom mask of a case, None where it has another mask."""
+    if not isinstance(case.mask, Custom):
+        return None
+    bits = np.concatenate([np.zeros(0, np.bool_), *(mask.ravel() for mask in custom_masks(case))])
+    return tensor_of(bits.view(np.uint8), torch.bool, device, guard=1)
+
+
 def _query(case: AttentionCase, queries: Floats, device: str) -> torch.Tensor:
     gaps = case.strides.q_token, case.strides.q_head
     query = _packed(case, rounded(queries, case.dtypes.q, case.scales.q), gaps, device)
     return _far(case, query, {"q_token": 0, "q_head": 1})
 
 
-def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str) -> torch.Tensor | None:
+def _new(
+    case: AttentionCase, array: Floats, more: tuple[int, int], poison: SlotPoison, device: str
+) -> torch.Tensor | None:
     """Return the packed keys or values of the new tokens, None for families that do not take them.
 
+    Tokens that no row may see hold poison.
     ``more`` padding of a token and of a head is added to that of the case.
     """
     if not FAMILIES[case.family].packs_new_keys:
@@ -333,7 +373,11 @@ def _new(case: AttentionCase, array: Floats, more: tuple[int, int], device: str)
     lengths = [(s.context_len, s.query_len) for s in case.sequences]  # of no decode of length 0: it packs no keys
     new = np.repeat(np.arange(2 * len(lengths)) % 2 == 1, [n for pair in lengths for n in pair])
     gaps = case.strides.new_token + more[0], case.strides.new_head + more[1]
-    packed = _packed(case, rounded(array[new], case.dtypes.q), gaps, device, case.form.extra_new_rows)
+    tokens = rounded(array[new], case.dtypes.q)
+    if case.mask != CAUSAL:
+        dead = slot_poison(case.dtypes.q, poison)
+        tokens[~needed_of_batch(case, rows_of(case))[new]] = dead
+    packed = _packed(case, tokens, gaps, device, case.form.extra_new_rows)
     return _far(case, packed, {"new_token": 0, "new_head": 1})
 
 

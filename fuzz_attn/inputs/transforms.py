@@ -48,6 +48,7 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
         if tensors.reads_packed
         else (),
         query=_arranged_rows(tensors.query, tokens, rows),
+        custom_mask=_arranged_mask(tensors, order),
         outputs={name: output.arranged(tokens, rows) for name, output in tensors.outputs.items()},
         query_start_loc=numbers_like(tensors.query_start_loc, list(accumulate(query_lens, initial=0))),
         seq_lens=numbers_like(tensors.seq_lens, seq_lens),
@@ -223,11 +224,11 @@ def _places_read(tensors: AttentionTensors) -> tuple[torch.Tensor, torch.Tensor,
         if not query_len or (tensors.answers and not tensors.answers[index]):
             continue
         packed = bool(tensors.reads_packed) and tensors.reads_packed[index]
-        first = tensors.visibility.first(context_len)
-        position = torch.arange(first, max(first, context_len if packed else context_len + query_len), device=device)
+        needed = torch.from_numpy(tensors.needed_keys(index).nonzero()[0]).to(device)
+        position, new = needed[needed < context_len] if packed else needed, needed[needed >= context_len] - context_len
         blocks.append(tensors.block_table[index, position // size].long())
         slots.append(position % size)
-        tokens.append(torch.arange(*((starts[index], starts[index + 1]) if packed else (0, 0)), device=device))
+        tokens.append(starts[index] + new if packed else new[:0])
     none = torch.zeros(0, dtype=torch.int64, device=device)
     return torch.cat([none, *blocks]), torch.cat([none, *slots]), torch.cat([none, *tokens])
 
@@ -238,6 +239,14 @@ def _arranged_rows(tensor: torch.Tensor, tokens: torch.Tensor, rows: int) -> tor
 def _arranged_rows(tensor: None, tokens: torch.Tensor, rows: int) -> None: ...
 def _arranged_rows(tensor: torch.Tensor | None, tokens: torch.Tensor, rows: int) -> torch.Tensor | None:
     return None if tensor is None else with_rows(tensor, bits_of(tensor)[tokens], rows)
+
+
+def _arranged_mask(tensors: AttentionTensors, order: Sequence[int | None]) -> torch.Tensor | None:
+    if tensors.custom_mask is None:
+        return None
+    bits, ends = bits_of(tensors.custom_mask), list(accumulate(tensors.mask_sizes, initial=0))
+    kept = torch.cat([bits[:0], *(bits[ends[old] : ends[old + 1]] for old in order if old is not None)])
+    return with_rows(tensors.custom_mask, kept, len(kept))
 
 
 def _arranged_table(tensors: AttentionTensors, order: Sequence[int | None]) -> torch.Tensor:

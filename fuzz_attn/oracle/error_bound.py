@@ -435,5 +435,10 @@ def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
     return expected, bound
 
 
+def smallest_bound(dtype: torch.dtype) -> float:
+    """Return the bound of an output that is exactly 0 however a correct kernel rounds."""
+    return float(half_spacing(torch.zeros(1, dtype=torch.float64), dtype))
+
+
 def _drift(exponent: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     return (exponent + error).clamp_max_(BEYOND).exp_() - exponent.exp()

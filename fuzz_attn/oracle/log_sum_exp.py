@@ -22,7 +22,7 @@ from fuzz_attn.case.recipes import LogSumExp
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import allowed_roundings
 from fuzz_attn.oracle.allowed_roundings import LOG_UNITS
-from fuzz_attn.oracle.error_bound import probability_unit, stored_bound
+from fuzz_attn.oracle.error_bound import probability_unit, smallest_bound, stored_bound
 from fuzz_attn.oracle.logits import NO_SINK, SECOND_ORDER, Logits, tanh_shift
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import UNIT, gamma
@@ -60,7 +60,11 @@ def log_sum_exp(
     if logits.overflows is not None:
         error = error.masked_fill(logits.overflows[..., 0], torch.inf)
     factor = 1.0 if form.base == "e" else 1.0 / math.log(2.0)
-    return stored_bound(exact * factor, error * factor, torch.float32)
+    value, bound = stored_bound(exact * factor, error * factor, torch.float32)
+    if block.empty is None:
+        return value, bound
+    rows = block.empty[:, None, :, None]
+    return value.masked_fill(rows, OF_NO_KEY[form.empty]), bound.masked_fill(rows, smallest_bound(torch.float32))
 
 
 def _joined(keys: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from fuzz_attn.oracle.error_bound import (
     logit_term,
     normaliser_units,
     probability_unit,
+    smallest_bound,
     stored_bound,
     value_term,
     weights_of,
@@ -161,7 +162,12 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
     limit = min(OVERFLOW, allowed_roundings.value_limit(tensors, model))
     expected, bound = _sanitised(expected, bound, logits, block, limit)
-    return BlockReference(logits, weights, output, expected, bound, weights.drift <= MAX_DRIFT)
+    judged = weights.drift <= MAX_DRIFT
+    if block.empty is not None:  # such a row is 0, with and without a sink
+        rows = block.empty[:, None, :, None, None]
+        expected, bound = expected.masked_fill(rows, 0.0), bound.masked_fill(rows, smallest_bound(tensors.output.dtype))
+        judged = judged | rows
+    return BlockReference(logits, weights, output, expected, bound, judged)
 
 
 def _average(block: RowBlock, logits: Logits, weights: Weights) -> torch.Tensor:

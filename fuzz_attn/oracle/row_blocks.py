@@ -41,7 +41,8 @@ class RowBlock:
     - ``keys``, ``values`` float64 ``[B, num_kv_heads, K, head_size]``: dequantised.
     - ``visible`` bool ``[B, Q, K]``.
     - ``position`` int64 ``[B, Q]`` of the queries, ``key_position`` int64 ``[B, K]``, ``context_len`` int64 ``[B]``.
-    - ``reach``, ``num_visible`` float64 ``[B, Q]``: the distance to the first visible key, the number of visible keys.
+    - ``reach``, ``num_visible`` float64 ``[B, Q]``: the distance between the first and the last visible key, and the
+      number of visible keys, which is 0 where a custom mask hides all.
     - ``qq_bias`` float64 ``[B, Q, K]``: 0 where masked.
     """
 
@@ -61,6 +62,12 @@ class RowBlock:
     def hidden(self) -> torch.Tensor:
         """The opposite of ``visible``, in a shape that broadcasts with scores ``[B, num_kv_heads, Q, group, K]``."""
         return ~self.visible[:, None, :, None]
+
+    @cached_property
+    def empty(self) -> torch.Tensor | None:
+        """Bool ``[B, Q]``, which rows see no key; None where every row sees one."""
+        empty = self.num_visible == 0.0
+        return empty if some(empty) else None
 
     @cached_property
     def value_sizes(self) -> torch.Tensor:
@@ -98,15 +105,17 @@ def cost_of(case: AttentionCase) -> int:
 
 def _spans(tensors: AttentionTensors) -> list[Span]:
     spans = []
-    num_heads = tensors.query.shape[1]
+    num_heads, visibility = tensors.query.shape[1], tensors.visibility
     for sequence, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
         if (tensors.answers and not tensors.answers[sequence]) or query_len + context_len == 0:
             continue
         step = max(1, MAX_BLOCK_SCORES // max(1, num_heads * (query_len + context_len)))
         for row in range(0, query_len, step):
             num_rows = min(step, query_len - row)
-            first_key = tensors.visibility.first(context_len + row)
-            spans.append(Span(sequence, row, num_rows, first_key, context_len + row + num_rows - first_key))
+            first, last = (visibility.position(each, context_len) for each in (row, row + num_rows - 1))
+            first_key = visibility.first(first)
+            num_keys = visibility.last(last, query_len + context_len) + 1 - first_key
+            spans.append(Span(sequence, row, num_rows, first_key, num_keys))
     return spans
 
 
@@ -132,32 +141,38 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], stor
     table = np.array(
         [
             (s.sequence, starts[s.sequence], s.first_row, s.num_rows, s.first_key, s.num_keys,
-             tensors.context_lens[s.sequence])
+             tensors.context_lens[s.sequence], tensors.query_lens[s.sequence])
             for s in spans
         ]
     )  # fmt: skip
-    sequence, start, first_row, num_rows, first_key, num_keys, context_len = table.T[..., None]
+    sequence, start, first_row, num_rows, first_key, num_keys, context_len, query_len = table.T[..., None]
     row = first_row + np.minimum(np.arange(max(s.num_rows for s in spans)), num_rows - 1)
     column = np.arange(max(s.num_keys for s in spans))
     key_position = first_key + np.minimum(column, num_keys - 1)
-    position = context_len + row
-    reach = tensors.visibility.reach(position)
-    distance = position[:, :, None] - key_position[:, None]
-    seen = (distance >= 0) & (distance <= reach[:, :, None]) & (column < num_keys)[:, None]
+    position = tensors.visibility.position(row, context_len)
+    first, last = tensors.visibility.first(position), tensors.visibility.last(position, context_len + query_len)
+    keys_of_rows = key_position[:, None]
+    seen = (keys_of_rows >= first[:, :, None]) & (keys_of_rows <= last[:, :, None]) & (column < num_keys)[:, None]
 
     def placed(array: Array) -> torch.Tensor:
         return torch.from_numpy(array).to(tensors.query.device)
 
-    farthest, bias = reach.astype(np.float64), None
+    farthest, bias = (last - first).astype(np.float64), None
     num_visible = farthest + 1
     if tensors.qq_bias is not None:
         matrix = _qq_bias(tensors.qq_bias.double().cpu().numpy(), row, key_position - context_len)
         seen &= matrix > -np.inf
         bias = placed(np.where(seen, matrix, 0.0))
+    if tensors.custom_mask is not None:
+        seen &= _custom_bits(tensors, spans, row, key_position)
+    if tensors.qq_bias is not None or tensors.custom_mask is not None:
         num_visible = seen.sum(-1, dtype=np.float64)
-        farthest = np.where(seen, distance, 0).max(-1).astype(np.float64)
+        farthest = _distance(seen, keys_of_rows)
     tokens = placed(start + row)
     keys, values = store.gather(sequence, key_position)
+    if tensors.custom_mask is not None:  # keys that no row sees may hold NaN
+        unseen = placed(~seen.any(1))[:, None, :, None]
+        keys, values = keys.masked_fill_(unseen, 0.0), values.masked_fill_(unseen, 0.0)
     return RowBlock(
         tokens=tokens,
         queries=_queries(tensors, tokens),
@@ -171,6 +186,26 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], stor
         num_visible=placed(num_visible),
         qq_bias=bias,
     )
+
+
+def _custom_bits(tensors: AttentionTensors, spans: list[Span], row: Array, key_position: Array) -> Array:
+    """Return the bits of the custom mask ``[B, Q, K]``."""
+    masks = (tensors.mask_of(span.sequence) for span in spans)
+    return np.stack(
+        [
+            mask[rows[:, None], keys]
+            for mask, rows, keys in zip(masks, row, key_position, strict=True)
+            if mask is not None
+        ]
+    )
+
+
+def _distance(seen: Array, key_position: Array) -> Array:
+    """Return the distance from the first to the last key that each row sees, 0 where it sees none."""
+    last = np.where(seen, key_position, -1).max(-1)
+    first = np.where(seen, key_position, np.iinfo(np.int64).max).min(-1)
+    distance: Array = np.maximum(last - first, 0).astype(np.float64)
+    return distance
 
 
 def _qq_bias(matrix: Array, row: Array, column: Array) -> Array:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
+from fuzz_attn.case.attention_case import replace
+from fuzz_attn.case.mask_recipes import Custom
+from fuzz_attn.inputs.tensors import custom_mask_of
 from fuzz_attn.inputs.transforms import constant, in_float32
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound
@@ -45,6 +48,14 @@ def absent_sinks(experiment: Experiment) -> Comparison:
     heads = experiment.case.heads.num_query_heads
     sinks = constant(experiment.first.tensors, (heads,), -float("inf"))
     return _with(experiment, "a launch with sinks of -inf", same_bound=True, sinks=sinks)
+
+
+def causal_bits(experiment: Experiment) -> Comparison:
+    """Launch with a custom mask in place of the causal one that has its bits."""
+    case = replace(experiment.case, mask=Custom("bottom_right", causal=False))
+    bits = custom_mask_of(case, str(experiment.first.tensors.query.device))
+    change = "a launch with the bits of the causal mask as a custom one"
+    return _with(experiment, change, same_bound=True, mask=case.mask, custom_mask=bits)
 
 
 def unit_scales(experiment: Experiment) -> Comparison:

@@ -14,7 +14,6 @@ import torch
 
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.translation import translated
-from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
 from fuzz_attn.oracle.reference import Expected, attend
@@ -125,7 +124,8 @@ def narrower_window(experiment: Experiment) -> Comparison:
     window = experiment.case.window
     other = experiment.launch_tensors(dataclasses.replace(experiment.again(), window=window - 1))
     own = attend(other.tensors, experiment.target.rounding_model)
-    whole = [not Visibility(window - 1).cuts(position) for position in _positions(experiment)]
+    narrower = other.tensors.visibility
+    whole = [not narrower.cuts(position) for position in _positions(experiment)]
     uncut = torch.tensor(whole, device=other.tensors.query.device).nonzero().flatten()
     exact = {
         name: _with_values_of(own[name], expected, other.tensors.outputs[name].axes, uncut)

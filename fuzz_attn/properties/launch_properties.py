@@ -77,9 +77,13 @@ def nearest_inside(
 def values_seen(block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest value that each query token sees, ``[B, Q, num_kv_heads, head_size]``.
 
-    Where a bias of -inf hides a key between others, the value range is wider than necessary.
+    Where a mask or a bias of -inf hides a key between others, the value range is wider than necessary. A row that sees
+    no key has zeros.
     """
-    low, high = largest_seen(block, torch.cat([-block.values, block.values], -1)).chunk(2, -1)
+    largest = largest_seen(block, torch.cat([-block.values, block.values], -1))
+    if block.empty is not None:
+        largest = largest.masked_fill(block.empty[..., None, None], 0.0)
+    low, high = largest.chunk(2, -1)
     return -low, high
 
 

@@ -14,17 +14,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from fuzz_attn.case.aspects import Feature, all_features_of, with_feature
+from fuzz_attn.case.aspects import FEATURES, MASK_FEATURES, Feature, all_features_of, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.case.translation import translated
 
-OWN_FAMILIES: Final[tuple[Family, ...]] = tuple(FAMILIES)
-"""The families that this project has kernels of."""
+OWN_FAMILIES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
+"""The families whose kernels of this project other ones are compared with."""
 
 Condition: TypeAlias = Callable[[AttentionCase, Domain], bool]
 RelationKind: TypeAlias = Literal["exact", "bounded", "absent"]
@@ -172,14 +173,14 @@ def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
 
 
 def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
-    """Return whether the weights sum to 1 and the output is not clamped."""
-    plain = case.sinks is None and not is_fp8(case.dtypes.out) and _has_own_values(case, domain)
-    return plain and _has_exact_sums(case, case.scales.v)
+    """Return whether the weights sum to 1, those of every row, and the output is not clamped."""
+    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not FEATURES["empty_rows"].present(case)
+    return plain and _has_own_values(case, domain) and _has_exact_sums(case, case.scales.v)
 
 
 def _may_narrow_the_window(case: AttentionCase, domain: Domain) -> bool:
-    """Return whether a window narrower by one hides another key and leaves at least one."""
-    return case.num_tokens > 0 and 2 <= case.window <= case.max_seq_len
+    """Return whether a window narrower by one hides another key and leaves at least one, with the usual mask."""
+    return case.num_tokens > 0 and case.mask == CAUSAL and 2 <= case.window <= case.max_seq_len
 
 
 def _has_another_family(case: AttentionCase, domain: Domain) -> bool:
@@ -188,6 +189,12 @@ def _has_another_family(case: AttentionCase, domain: Domain) -> bool:
 
 def _may_have_scales(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and domain.allows("fp8_kv")
+
+
+def _may_have_causal_bits(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether the causal mask of a case can be passed as a custom one."""
+    causal = case.num_tokens > 0 and case.mask == CAUSAL
+    return causal and all(_may_get(feature, case, domain) for feature in sorted(MASK_FEATURES["custom_alone"]))
 
 
 def _absent(name: str, feature: Feature, claim: str) -> Relation:
@@ -269,6 +276,14 @@ RELATIONS: Final = {
         _absent("zero_slopes", "alibi", "ALiBi slopes of 0 change nothing"),
         _absent("zero_bias", "qq_bias", "query-query biases of 0 change nothing"),
         _absent("absent_sinks", "sinks", "sinks of -inf change nothing"),
+        Relation(
+            "causal_bits",
+            "absent",
+            "a custom mask with the bits of the causal one gives the same output",
+            _may_have_causal_bits,
+            compiles=True,
+            adds="custom_mask",
+        ),
         Relation("unit_scales", "absent", "scales of 1 scale nothing", _may_have_scales, compiles=True),
     )
 }

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
@@ -30,6 +32,7 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
     "paged": ("paged_attention:paged_attention_decode", _everything("paged")),
     "context": ("context_attention:context_attention_fwd", _everything("context")),
     "chunked": ("chunked_prefill:chunked_prefill_paged_decode", _everything("chunked")),
+    "extend": ("extend_attention:extend_attention", replace(_everything("extend"), block_sizes=(1, 4, 16))),
     "mla_decode": (
         "mla_decode:mla_decode",
         Domain(

@@ -32,7 +32,9 @@ from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 WIDE = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
-ANY = st.sampled_from((WIDE, Domain(family="paged"), Domain(family="context"), Domain(family="chunked"))).flatmap(cases)
+ANY = st.sampled_from(
+    (WIDE, Domain(family="paged"), Domain(family="context"), Domain(family="chunked"), Domain(family="extend"))
+).flatmap(cases)
 STRUCTS = sorted(
     {
         member
@@ -148,6 +150,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         },
         "softmax_scale": 1.0,
         "window": 0,
+        "mask": {"type": "causal"},
         "softcap": 0.0,
         "alibi": None,
         "qq_bias": None,
@@ -314,7 +317,7 @@ def test_golden_text_of_schema_version_2() -> None:
 
 
 def test_golden_text_sets_every_field() -> None:
-    # q's scale, the family and the features of split caches have only one legal value here.
+    # q's scale, the family, the mask and the features of split caches have only one legal value here.
     def unset(value: object, path: str) -> list[str]:
         if isinstance(value, tuple):
             return [name for part in value[:1] for name in unset(part, path)]
@@ -325,7 +328,7 @@ def test_golden_text_sets_every_field() -> None:
         return absent + [name for field in value.__struct_fields__ for name in unset(getattr(value, field), field)]
 
     families = ["case.filter_by_query_len", "case.uint8_cache", "case.stale_cache"]
-    assert unset(FULL, "case") == ["case.family", *families, "scales.q"]
+    assert unset(FULL, "case") == ["case.family", "case.mask", *families, "scales.q"]
     assert not set(families) & set(unset(SPLIT, "case"))
 
 

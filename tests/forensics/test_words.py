@@ -42,7 +42,7 @@ def test_rows_know_their_places() -> None:
     case = AttentionCase((Sequence(1, 2), Sequence(2)), heads=HeadLayout(1, 2))
     rows = rows_of_case(case)
     assert len(rows) == 6
-    assert rows[-1] == Row(token=2, head=1, sequence=1, query=1, position=1, kv_head=0)
+    assert rows[-1] == Row(token=2, head=1, sequence=1, query=1, position=1, kv_head=0, end=2)
 
 
 def test_siblings_are_longer_and_have_two_sequences() -> None:

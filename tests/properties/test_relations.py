@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.mask_recipes import Full
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
+from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.page_map import page_map
@@ -34,6 +38,7 @@ from fuzz_attn.properties.relations import (
 )
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
 
 JudgeOf = Callable[[str], Callable[[Order], Answer]]
@@ -152,7 +157,7 @@ def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of
 
 
 def test_every_relation_has_a_broken_target() -> None:
-    assert {broken.relation for broken in BROKEN} | {"other_family"} == set(RELATIONS)
+    assert {broken.relation for broken in BROKEN} | {"other_family", "causal_bits"} == set(RELATIONS)
 
 
 DECODE = replace(PLAIN, sequences=(Sequence(1, 9), Sequence(1, 20)))
@@ -177,7 +182,8 @@ def test_wrong_kernel_of_another_family_fails(judge_of: JudgeOf, monkeypatch: py
 
 
 def test_every_family_has_a_built_in_target() -> None:
-    assert OWN_FAMILIES == BUILT_IN_NAMES
+    assert tuple(FAMILIES) == BUILT_IN_NAMES
+    assert set(OWN_FAMILIES) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -295,3 +301,20 @@ def test_a_choice_keeps_its_relation_while_that_holds() -> None:
 @given(case=cases())
 def test_pages_are_counted_as_the_page_map_lays_them(case: AttentionCase) -> None:
     assert max(1, num_pages(case)) == page_map(case).num_blocks - case.pages.first_block
+
+
+def test_bits_of_the_causal_mask_find_a_wrong_custom_mask() -> None:
+    case, domain = replace(PLAIN, family="extend"), load_target("extend").domain
+    assert "causal_bits" in relations_of(case, domain)
+    for other in (replace(case, mask=Full()), PLAIN):
+        assert "causal_bits" not in relations_of(other, domain if other.family == "extend" else DOMAIN)
+    file = Path(__file__).parents[1] / "sample_targets" / "extend_in_torch.py"
+    right, wrong = (
+        CaseJudge(load_target(f"{file}:{name}"), SimulatorBackend())
+        for name in ("extend_attention", "wrong_with_custom_mask")
+    )
+    for relation in relations_of(case, right.target.domain):
+        assert right.judge(Order(case, relation)).verdict.passed, relation
+    verdict = wrong.judge(Order(case, "causal_bits")).verdict
+    assert (verdict.property_name, verdict.kind) == ("causal_bits", "mismatch")
+    assert verdict.message.startswith("a launch with the bits of the causal mask as a custom one: 8 of 128 ")

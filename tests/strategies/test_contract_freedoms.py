@@ -14,6 +14,7 @@ from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import Chunks, Custom, Full, Lookahead, TopLeft
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
 from fuzz_attn.operations.seeds import derived_seed
@@ -120,11 +121,29 @@ OF_DECODE: Final[Freedoms] = {
 }
 """The same for paged decode."""
 
+NOT_OF_EXTEND: Final = frozenset(
+    ("table_rows", "table_stride", "far_slots", "far_table", "far_alibi", "many_pages", "large_pages")
+) | {"float16_slopes", "bfloat16_slopes", "float64_slopes"}
+"""What no call without a block table, pages and slopes has."""
+
+OF_MASKS: Final[Freedoms] = {
+    "top_left": lambda c: isinstance(c.mask, TopLeft) and c.max_seq_len > c.max_query_len > 1,
+    "not_causal": lambda c: isinstance(c.mask, Full) and c.window,
+    "lookahead": lambda c: isinstance(c.mask, Lookahead) and 0 < c.mask.keys < c.max_query_len and c.window,
+    "chunks": lambda c: isinstance(c.mask, Chunks) and 1 < c.mask.size < c.max_seq_len,
+    "tree_alone": lambda c: isinstance(c.mask, Custom) and c.mask.bits == "tree" and not c.mask.causal,
+    "random_bits_and_causal": lambda c: isinstance(c.mask, Custom) and c.mask.bits == "random" and c.mask.causal,
+    "rows_of_nothing": lambda c: isinstance(c.mask, Custom) and c.mask.empty_rows and c.num_tokens,
+    "poison_between_keys": lambda c: isinstance(c.mask, Custom) and c.mask.poisoned and c.num_tokens,
+}
+"""What launchers with masks other than the causal one allow."""
+
 FREEDOMS: Final[dict[Family, Freedoms]] = {
     "unified": OF_ALL | OF_UNIFIED,
     "paged": OF_ALL | OF_SPLIT | OF_DECODE,
     "context": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
     "chunked": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
+    "extend": {name: shows for name, shows in OF_ALL.items() if name not in NOT_OF_EXTEND} | OF_NEW_TOKENS | OF_MASKS,
 }
 
 
@@ -152,7 +171,7 @@ def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
         "float16_slopes", "float64_sinks", "float64_bias", "bias_column_stride", "bias_by_columns", "pieces",
         "head_stride", "new_value_strides", "table_rows", "out_rows", "expanded_scales", "no_starts", "cache_names",
         "windows_of_all", "far_q", "far_out", "far_table", "far_slots", "far_heads", "far_dims", "far_new_tokens",
-        "far_bias_rows", "far_bias_columns", "length_of_zero",
+        "far_bias_rows", "far_bias_columns", "length_of_zero", "top_left", "rows_of_nothing", "poison_between_keys",
     }  # fmt: skip
     drawn = [Sample(random).draw(strategy) for _ in range(400)]
     assert {name for name in own & FREEDOMS[family].keys() for case in drawn if FREEDOMS[family][name](case)} == set()

@@ -27,6 +27,7 @@ from fuzz_attn.case.recipes import (
 from fuzz_attn.strategies.dtypes import dtypes
 from fuzz_attn.strategies.features import (
     HUGE_WINDOW,
+    LARGEST_WINDOW,
     alibi_slopes,
     qq_biases,
     scales,
@@ -45,6 +46,7 @@ from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 FP8 = DTypes(q="float8_e5m2", kv="float8_e5m2", out="float8_e5m2")
+FP8_BESIDE_BFLOAT16 = DTypes(q="bfloat16", kv="float8_e4m3fn", out="float8_e4m3fn")
 PADDED = Strides(q_token=3, cache="kv_first")
 BATCH = (Sequence(5, 40), Sequence(0, 9), Sequence(3))
 
@@ -121,6 +123,11 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
         *((windows(block_size=24), lambda window, edge=edge: window == edge) for edge in (23, 24, 25)),
         *((windows(tile_sizes=(64,)), lambda window, edge=edge: window == edge) for edge in (63, 64, 65)),
         (windows(sequences=BATCH), lambda window: window == HUGE_WINDOW),
+        (windows(sequences=BATCH), lambda window: window == LARGEST_WINDOW),
+        (scales(dtypes=FP8_BESIDE_BFLOAT16), lambda values: values.v == values.out == 2.0**-30),
+        (scales(dtypes=FP8_BESIDE_BFLOAT16), lambda values: values.v == values.out == 2.0**20),
+        (score_recipes(), lambda recipe: isinstance(recipe, LevelScores) and recipe.level < -65504),
+        (score_recipes(), lambda recipe: isinstance(recipe, LevelScores) and recipe.level > 10000),
     ],
 )
 def test_reaches(find_any: Any, strategy: st.SearchStrategy[object], condition: Any) -> None:

@@ -49,7 +49,7 @@ def values_of(case: CaseFields) -> tuple[Value, ...]:
 
 def value_of_key(attribute: Aspect, key: CompileKey) -> Value:
     """Return the value of an attribute that is compiled in the cases of a key."""
-    return cast(Value, values_of_key(key).get(attribute.key, 0))
+    return cast(Value, values_of_key(key).get(attribute.key, attribute.simplest))
 
 
 def in_words(value: Value) -> str:
