@@ -139,7 +139,7 @@ def window(problem: Problem) -> object:
     tensors, pair = problem.tensors, problem.binding.window == "pair"
     size = tensors.window
     if pair and not causal(problem):
-        return size - 1, tensors.mask.keys if isinstance(tensors.mask, Lookahead) else -1
+        return size - 1, window_right(problem)
     if tensors.form.window and (pair or not size):
         return window_size(tensors) if pair else no_window(tensors)
     if not size:
@@ -155,7 +155,10 @@ def window_left(problem: Problem) -> object:
 
 def window_right(problem: Problem) -> object:
     """Return how many keys a row sees to the right of its own."""
-    return 0 if problem.tensors.window else problem.off("window_right", -1)
+    mask = problem.tensors.mask
+    if isinstance(mask, Lookahead):
+        return mask.keys
+    return 0 if problem.tensors.window and causal(problem) else problem.off("window_right", -1)
 
 
 def softcap(problem: Problem) -> object:

@@ -171,7 +171,7 @@ def test_entry_points_are_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "gone": r"target='gone' \(entry point package_that_is_gone:attend\) does not load: No module named",
         "renamed": r"target='renamed' \(entry point package_with_a_kernel:other\) does not load: module .* has no attr",
         "number": r"target='number' must be callable, and is a int",
-        "unknown": r"or one of: unified, paged, context, chunked, extend, mla_decode, theirs, gone, renamed, number",
+        "unknown": rf"or one of: {', '.join(BUILT_IN_NAMES)}, theirs, gone, renamed, number",
     }.items():
         with pytest.raises(TargetError, match=message):
             load_target(name)
