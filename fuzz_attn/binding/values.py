@@ -41,6 +41,16 @@ def _packed(problem: Problem, packed: torch.Tensor | None, size: int) -> torch.T
     return torch.full(shape, torch.nan, dtype=torch.float32, device=query.device).to(query.dtype)
 
 
+def lse(problem: Problem) -> object:
+    """Return the log-sum-exp; where the case has none what "off" is, or scratch if the parameter has no default."""
+    output = problem.tensors.outputs.get("lse")
+    if output is not None:
+        return output.tensor
+    if "lse" in problem.binding.off:
+        return problem.off("lse")
+    return torch.empty(problem.tensors.output.shape[:2], dtype=torch.float32, device=problem.device)
+
+
 def kv_indptr(problem: Problem) -> torch.Tensor:
     """Return prefix sums of the numbers of keys in ``kv_indices``."""
     return problem.integers("kv_indptr", np.cumsum([0, *problem.key_lens], dtype=np.int64))
