@@ -262,7 +262,7 @@ def _flags(domain: Domain) -> Iterator[Feature]:
 
 def _value_weight(size: int) -> int:
     """Return the weight of a size of values: that of keys is taken wherever no pair of sizes is left to cover."""
-    return 1 if size else 40
+    return 1 if size else 400
 
 
 def _option_weight(option: int) -> int:

@@ -201,17 +201,12 @@ FP8_SCALES = (1.0, 2.0, 0.5, 0.3, 1.7, 3.0, 0.125, 11.0, 2.0**5, 2.0**-8)
 OTHER_SIGNS = (-1.0, -0.3, -2.0, 0.0)
 """Scales of other signs than those in serving. The output is divided by its scale, which is never 0."""
 
-FAR_SCALES: Final[dict[DTypeName, tuple[float, ...]]] = {
-    "float16": (2.0**-15, 2.0**-15, 2.0**6),
-    "bfloat16": (2.0**-30, 2.0**-30, 2.0**20),
-    "float32": (2.0**-30, 2.0**-30, 2.0**20),
-}
+SMALL_SCALES: Final[dict[DTypeName, float]] = {"float16": 2.0**-15, "bfloat16": 2.0**-30, "float32": 2.0**-30}
 """Scales of V by the type of the queries, in which a kernel may hold the scaled values. The output's scale is the same
-then, so that its quotient is none of the extremes."""
+then, so that its quotient is as usual. With scales as large, the bound would hide a key."""
 
 _FP8_SCALES = sampled_from(FP8_SCALES)
-_FAR_SCALES = {name: sampled_from(found) for name, found in FAR_SCALES.items()}
-_FAR = sampled_from((False,) * 11 + (True,))
+_SMALL = sampled_from((False,) * 11 + (True,))
 _OTHER_SIGNS = sampled_from(OTHER_SIGNS)
 _NEGATIVE = sampled_from(tuple(scale for scale in OTHER_SIGNS if scale))
 _RARELY = sampled_from((False,) * 15 + (True,))
@@ -270,7 +265,7 @@ def _scales(draw: st.DrawFn, dtypes: DTypes, other_signs: bool) -> Scales:
         v=scale(kv, _OTHER_SIGNS),
         out=scale(dtypes.out, _NEGATIVE),
     )
-    if not is_fp8(kv) or dtypes.q not in _FAR_SCALES or not draw(_FAR):
+    if not is_fp8(kv) or dtypes.q not in SMALL_SCALES or not draw(_SMALL):
         return found
-    far = draw(_FAR_SCALES[dtypes.q])
-    return msgspec.structs.replace(found, v=far, out=far if is_fp8(dtypes.out) else found.out)
+    small = SMALL_SCALES[dtypes.q]
+    return msgspec.structs.replace(found, v=small, out=small if is_fp8(dtypes.out) else found.out)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import INNER_STRIDES, LARGEST_FIRST_BLOCK, DTypes, Scales, Sequence, Strides, without_far
+from fuzz_attn.case.parts import (
+    INNER_STRIDES,
+    LARGEST_FIRST_BLOCK,
+    DTypes,
+    HeadLayout,
+    Scales,
+    Sequence,
+    Strides,
+    without_far,
+)
 from fuzz_attn.errors import CaseError
 
 C = TypeVar("C", bound=CaseFields)
@@ -32,9 +41,10 @@ def replace_layout(case: C, *, family: Family | None = None, strides: Strides | 
     if "cache_dim" in strides.far and not FAMILIES[family].cache.is_split:
         strides = without_far(strides, "cache_dim")
     if case.pages.first_block:
-        sizes = case.heads, case.pages.block_size, case.dtypes.kv
+        heads = cast(HeadLayout, changes.get("heads", case.heads))
         before = max(case.cache_layout.page_strides)
-        after = max(FAMILIES[family].cache.layout(*sizes, strides).page_strides)
+        layout = FAMILIES[family].cache.layout(heads, case.pages.block_size, case.dtypes.kv, strides)
+        after = max(layout.page_strides)
         first_block = min(-(-case.pages.first_block * before // after), LARGEST_FIRST_BLOCK)
         changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
     try:

@@ -36,8 +36,8 @@ CROWD_TOKENS = 1_400
 """The most tokens of hundreds of sequences, each of a few keys."""
 MOST_TOKENS = 4096
 MAX_QUERY_ELEMENTS = 2**17
-LONG_CACHE_ELEMENTS = 2**19
-"""Elements of K of one in a hundred cases: 32,768 keys of one small head, or 4,096 of a large one."""
+LONG_CACHE_ELEMENTS = 3 * 2**18
+"""Elements of K of one in a hundred cases: 32,768 keys of one small head, or 6,144 of a large one."""
 SURGE_TOKENS, SURGE_PRODUCTS = 1025, 2**27
 """Products of a prompt of 1,024 tokens and more; only cases of few small heads can afford it."""
 MOST_QUERY_ELEMENTS = 2**19
