@@ -19,7 +19,7 @@ from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Mask
+from fuzz_attn.case.mask_recipes import CAUSAL, Chunks, Custom, Mask
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
 from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe, SlotPoison
 from fuzz_attn.case.visibility import Visibility
@@ -115,6 +115,12 @@ class AttentionTensors(CallTensors):
     def visibility(self) -> Visibility:
         """Which keys the query tokens see, custom masks and biases of minus infinity apart."""
         return Visibility(self.window, self.mask)
+
+    def cut_rows(self, sequences: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
+        """Return whether a window or a chunk hides a key from each row of a sequence; None where there is neither."""
+        if self.window <= 0 and not isinstance(self.mask, Chunks):
+            return None
+        return self.visibility.cuts(self.visibility.position(rows, torch.tensor(self.context_lens)[sequences]))
 
     def mask_of(self, sequence: int) -> Masked | None:
         """Return the bits ``[query_len, seq_len]`` of the custom mask of a sequence, on the host; None without one."""

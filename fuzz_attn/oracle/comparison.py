@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 import torch
 
-from fuzz_attn.case.mask_recipes import Chunks
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
@@ -50,10 +49,9 @@ def _along(axis: str, wrong: torch.Tensor, axes: tuple[str, ...]) -> torch.Tenso
 def _of_rows(tokens: torch.Tensor, tensors: AttentionTensors) -> Iterator[tuple[Where, bool]]:
     """Yield the words for wrong tokens that depend on their sequence, and whether each holds."""
     sequences, rows = sequence_of_tokens(tensors.query_lens)
-    position = tensors.visibility.position(rows, torch.tensor(tensors.context_lens)[sequences])
     yield "tail_rows", _confined(tokens, rows == torch.tensor(tensors.query_lens)[sequences] - 1)
-    cut = tensors.window > 0 or isinstance(tensors.mask, Chunks)
-    yield "window_rows", cut and _confined(tokens, tensors.visibility.cuts(position))
+    cut = tensors.cut_rows(sequences, rows)
+    yield "window_rows", cut is not None and _confined(tokens, cut)
     yield "one_sequence", _confined(tokens, sequences == sequences[tokens][0])
 
 

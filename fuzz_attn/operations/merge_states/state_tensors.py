@@ -37,8 +37,6 @@ class StateTensors(CallTensors):
     partial_lses: torch.Tensor
     outputs: dict[str, OutputTensor]
     query_lens: tuple[int, ...] = (1,)
-    context_lens: tuple[int, ...] = (0,)
-    window: int = 0
     launch: LaunchHints = field(default_factory=LaunchHints)
 
     def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
