@@ -120,7 +120,9 @@ class AttentionTensors(CallTensors):
         """Return whether a window or a chunk hides a key from each row of a sequence; None where there is neither."""
         if self.window <= 0 and not isinstance(self.mask, Chunks):
             return None
-        return self.visibility.cuts(self.visibility.position(rows, torch.tensor(self.context_lens)[sequences]))
+        position = self.visibility.position(rows, torch.tensor(self.context_lens)[sequences])
+        cut: torch.Tensor = self.visibility.cuts(position)
+        return cut
 
     def mask_of(self, sequence: int) -> Masked | None:
         """Return the bits ``[query_len, seq_len]`` of the custom mask of a sequence, on the host; None without one."""

@@ -1,0 +1,70 @@
+"""Write target: a callable that writes new keys and values to a paged cache, called by the names of its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.binding.matching import Match
+from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.errors import TargetError
+from fuzz_attn.operations.cache_write.write_case import NAME, NEEDED, ROLES, SCALES, WriteDomain
+from fuzz_attn.targets.built_in import launcher
+from fuzz_attn.targets.loading import object_named
+from fuzz_attn.targets.target import Called, Target
+from fuzz_attn.targets.torch_defaults import target_defaults
+
+LAUNCHER: Final = "cache_write:cache_write"
+
+
+@dataclass(frozen=True)
+class WriteTarget(Target):
+    """A callable with parameters of ``ROLES``, whose names are ``roles``."""
+
+    domain: Any = field(default_factory=WriteDomain)
+    roles: tuple[str, ...] = NEEDED
+
+    @cached_property
+    def match(self) -> Match:
+        """Why each parameter has its role."""
+        return Match(Binding(), dict.fromkeys(self.roles, "its name"), published=True)
+
+    @property
+    def stored_as(self) -> None:
+        """The format in which attention's caches are made; these caches are made for their case."""
+
+    def run(self, tensors: Any) -> Called:
+        """Call the target on tensors; raises what the target raises."""
+        given = dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
+        given["kv_cache_dtype"] = tensors.kv_cache_dtype
+        with target_defaults():
+            self.call(**{name: given[name] for name in self.roles})
+        return Called()
+
+
+def load(name: str, binding: Binding | None) -> WriteTarget:
+    """Return the target that a specification names; raises :class:`TargetError` where its parameters do not fit.
+
+    One without parameters for scales is not given fp8 caches.
+    """
+    if binding is not None:
+        raise TargetError(f"target={name!r} writes a cache, and has no binding: its parameters are {', '.join(ROLES)}")
+    call = launcher(LAUNCHER) if name == NAME else object_named(name)
+    if not callable(call):
+        raise TargetError(f"target={name!r} must be callable, and is a {type(call).__name__}")
+    parameters = inspect.signature(call).parameters
+    needed = [each.name for each in parameters.values() if each.default is each.empty]
+    if missing := [role for role in NEEDED if role not in parameters]:
+        raise TargetError(f"target={name!r} lacks the parameters {', '.join(missing)}")
+    if more := [each for each in needed if each not in ROLES]:
+        raise TargetError(f"target={name!r} needs parameters that no cache write has: {', '.join(more)}")
+    domain = WriteDomain()
+    if not all(scale in parameters for scale in SCALES):
+        wide = tuple(each for each in domain.stored_as if each == "same" or not is_fp8(each))
+        domain = replace(domain, stored_as=wide)
+    return WriteTarget(name, call, domain=domain, roles=tuple(role for role in ROLES if role in parameters))
