@@ -59,9 +59,10 @@ def kernel_merge_states(
         # Without any key the difference would be NaN: -inf - -inf.
         weight = tl.where(has_keys, tl.exp(lse - tl.where(has_keys, largest, 0.0)), 0.0)
         # The output of a state without a key may hold anything, and 0 * NaN is NaN.
+        num_columns = tl.where(has_keys, HEAD_SIZE, 0)
         values = tl.load(
             states_ptr + state_64 * partial_outputs_stride_state + columns,
-            mask=(columns < HEAD_SIZE) & has_keys,
+            mask=columns < num_columns,
             other=0.0,
         ).to(tl.float32)  # [HEAD_BLOCK]
         weights += weight

@@ -13,13 +13,22 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.aspects import COMPILED_FEATURES, MASK_FEATURES, Feature, fp8_features
+from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, MASK_FEATURES, Feature, fp8_features
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
-from fuzz_attn.strategies.heads import SIMPLER_GROUP_SIZES, SIMPLER_HEAD_SIZES, group_sizes, head_allowed, head_sizes
+from fuzz_attn.strategies.heads import (
+    SIMPLER_GROUP_SIZES,
+    SIMPLER_HEAD_SIZES,
+    SIMPLER_VALUE_SIZES,
+    group_sizes,
+    head_allowed,
+    head_sizes,
+    value_allowed,
+    value_sizes,
+)
 from fuzz_attn.strategies.launches import launch_paths, stage_counts, tile_allowed, tile_sizes, warp_counts
 from fuzz_attn.strategies.masks import mask_kinds
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
@@ -31,6 +40,9 @@ from fuzz_attn.strategies.serving import serving_keys
 Values: TypeAlias = dict[str, Any]
 ValueOfField: TypeAlias = tuple[str, Any]
 
+_NO_FIELDS = ("compiled", "launch", "value_size", "mask")
+"""Fields of a key that are several values, or a value only where they are not 0."""
+
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
 
@@ -39,6 +51,9 @@ MIXED_KEYS = 5
 
 MIXED_STEP = 13
 """Keys between those of two consecutive mixed combinations, so that they differ in other fields too."""
+
+_USUAL_FLAGS: Values = {name: False for name in COMPILED_FEATURES if FEATURES[name].published}
+"""The compiled features that keys of most domains have or not; one that a target must declare counts where it is on."""
 
 TILE_WEIGHTS = {16: 9, 128: 1}
 USUAL_TILE_WEIGHT = 3
@@ -152,6 +167,8 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         "family": key.family == domain.family,
         "head_size": within(key.head_size, domain.head_sizes)
         and head_allowed(key.head_size, dtypes=key.dtypes, domain=domain),
+        "value_size": (not key.value_size or domain.allows("head_size_v"))
+        and value_allowed(key.value_size, key.head_size, domain=domain),
         "block_size": within(key.block_size, domain.block_sizes),
         "launch": key.launch.path in domain.paths
         and segments
@@ -186,7 +203,8 @@ def _simplified(key: CompileKey, axis: Axis, choice: int, domain: Domain) -> Com
     if choice >= len(simpler):
         return key
     values |= {axis.name: simpler[choice]}
-    if not _splits(values["head_size"], values["dtypes"], domain):
+    fits = value_allowed(values.get("value_size", 0), values["head_size"], domain=domain)
+    if not fits or not _splits(values["head_size"], values["dtypes"], domain):
         return key
     simplified = _key(values, domain)
     return key if domain.excludes(simplified.features) else simplified
@@ -203,6 +221,7 @@ def values_in(domain: Domain) -> Mapping[str, tuple[Any, ...]]:
         "head_size": head_sizes(domain=domain),
         "block_size": block_sizes(domain=domain),
         "num_queries_per_kv": group_sizes(domain=domain),
+        "value_size": value_sizes(domain=domain),
         **flags,
         "mask": mask_kinds(domain=domain),
         "launch": launch_paths(domain=domain),
@@ -220,19 +239,25 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
     def axis(name: str, preferred: int | tuple[Any, ...], weight: Callable[[Any], int] = _evenly) -> Axis:
         return _axis(name, values[name], values[name][:preferred] if isinstance(preferred, int) else preferred, weight)
 
-    masks = axis("mask", MAX_SIMPLER)
+    masks, sizes = axis("mask", MAX_SIMPLER), axis("value_size", SIMPLER_VALUE_SIZES)
     options = (axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight))
     return (
         Axis("dtypes", (*values["dtypes"], *mixed_dtypes(domain)), _evenly, partial(simpler_dtypes, domain=domain)),
         axis("head_size", SIMPLER_HEAD_SIZES),
         axis("block_size", SIMPLER_BLOCK_SIZES),
         axis("num_queries_per_kv", SIMPLER_GROUP_SIZES, lambda group: max(1, 6 - group)),
-        *(axis(flag, (), lambda on: 1 if on else 2) for flag in COMPILED_FEATURES),
+        *([sizes] if len(sizes.values) > 1 else ()),
+        *(axis(flag, (), lambda on: 1 if on else 2) for flag in _flags(domain)),
         *([masks] if len(masks.values) > 1 else ()),
         axis("launch", MAX_SIMPLER, _launch_weight),
         *(each for each in options if len(each.values) > 1),
         axis("tile_size", 1, lambda tile: TILE_WEIGHTS.get(tile, USUAL_TILE_WEIGHT)),
     )
+
+
+def _flags(domain: Domain) -> Iterator[Feature]:
+    """Yield the compiled features that are axes: the published ones, and of the others those of the domain."""
+    yield from (name for name in COMPILED_FEATURES if name in _USUAL_FLAGS or domain.allows(name))
 
 
 def _option_weight(option: int) -> int:
@@ -271,12 +296,15 @@ def _covering(axes: tuple[Axis, ...], dtypes: tuple[DTypes, ...], domain: Domain
     last = len(columns) - 1
 
     def allowed(axis: int, value: int, other: int, other_value: int) -> bool:
+        if axis == _HEAD_SIZE and other == place:
+            return value_allowed(axes[place].values[other_value], heads[value], domain=domain)
         if axis != _DTYPES:
             return True
         if other == _HEAD_SIZE:
             return _splits(heads[other_value], dtypes[value], domain)
         return other != last or _fits(tiles[other_value], dtypes[value])
 
+    place = next((place for place, axis in enumerate(axes) if axis.name == "value_size"), -1)
     weights = [[axis.weight(value) for value in column] for axis, column in zip(axes, columns, strict=True)]
     for row in pairwise(weights, allowed=allowed):
         yield _key({axis.name: column[value] for axis, column, value in zip(axes, columns, row, strict=True)}, domain)
@@ -337,12 +365,10 @@ def values_of_key(key: CompileKey) -> Values:
     hints = key.launch
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
     chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
-    options = {name: number for name, number in chosen.items() if number}
-    flags: Values = {name: key.has(name) for name in COMPILED_FEATURES}
+    options = {name: number for name, number in {**chosen, "value_size": key.value_size}.items() if number}
+    flags: Values = _USUAL_FLAGS | dict.fromkeys(key.compiled, True)
     flags |= {"mask": key.mask} if key.mask != CAUSAL.kind else {}
-    fields = {
-        name: value for name, value in msgspec.structs.asdict(key).items() if name not in ("compiled", "launch", "mask")
-    }
+    fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in _NO_FIELDS}
     return {**fields, **flags, "launch": launch, "tile_size": hints.tile_size, **options}
 
 
@@ -351,7 +377,7 @@ def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
     options = {name: fields.pop(name, 0) for name in ("num_warps", "num_stages")}
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile, **options)
-    compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name))
+    compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name, False))
     return CompileKey(launch=hints, compiled=compiled, **fields)
 
 

@@ -186,12 +186,13 @@ def terms(domain: Domain) -> dict[Feature, st.SearchStrategy[Any]]:
 
     A case has a feature where its compile key says so. A new feature is one more entry, the last.
     """
-    return {
+    drawn: dict[Feature, st.SearchStrategy[Any]] = {
         "softcap": soft_caps(),
         "alibi": alibi_slopes(kinds=domain.alibi_kinds),
         "qq_bias": qq_biases(inner_strides=domain.allows("inner_strides")),
         "sinks": sinks(),
     }
+    return drawn | ({"lse": sampled_from((domain.lse,))} if domain.allows("lse") else {})
 
 
 FP8_SCALES = (1.0, 2.0, 0.5, 0.3, 1.7, 3.0, 0.125, 11.0, 2.0**5, 2.0**-8)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, sizes_of
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.strategies.heads import value_allowed
 from fuzz_attn.strategies.sampling.draws import Sample, sampled_from
 
 _CHANGED: Final = sampled_from((False, True, True))
@@ -17,7 +18,7 @@ STEPS: Final = 2**12
 
 
 def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileKey:
-    """Return the key with a page, a head, a group and segments of any size of the domain; a third of each stay.
+    """Return the key with a page, a head, a group, segments and values of any size of the domain; a third of each stay.
 
     Two in three new sizes are as likely in each octave, as small sizes have most thresholds. The others are as likely
     anywhere in the domain.
@@ -31,6 +32,11 @@ def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileK
     chosen = {name: size for name, size in sizes.items() if sample.draw(_CHANGED) and size}
     if key.launch.num_segments:
         chosen["launch"] = replace(key.launch, num_segments=_size(domain.segments, 1, sample))
+    if key.value_size:
+        head_size, size = chosen.get("head_size", key.head_size), _size(domain.value_sizes, 1, sample)
+        chosen["value_size"] = size if value_allowed(size, head_size, domain=domain) else min(size, head_size)
+    elif not value_allowed(0, chosen.get("head_size", key.head_size), domain=domain):
+        del chosen["head_size"]
     return replace(key, **chosen)
 
 

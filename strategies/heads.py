@@ -9,7 +9,7 @@ from hypothesis.errors import InvalidArgument
 from msgspec.structs import replace
 
 from fuzz_attn.case.compile_key import CompileKey
-from fuzz_attn.case.domain import Domain, sizes_of
+from fuzz_attn.case.domain import Domain, sizes_of, within
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout
 from fuzz_attn.case.serving import serves
@@ -24,6 +24,12 @@ SPLIT_HEAD_SIZES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96
 
 GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 32, 33, 64)
 """Query heads for each KV head: MHA, the ratios of published models, and both sides of 16 rows."""
+
+VALUE_SIZES = (1, 2, 8, 15, 16, 17, 32, 33, 64, 80, 128, 192, 256)
+"""Sizes of values: powers of two and some between them, for keys on either side."""
+
+SIMPLER_VALUE_SIZES = (0, 16, 8)
+"""What the size of a value shrinks towards: that of a key, one block, a padded one."""
 
 SIMPLER_HEAD_SIZES = (16, 8, 24, 32)
 """What a head size shrinks towards: one block, padded, padded beyond one block, two blocks."""
@@ -61,6 +67,21 @@ def head_allowed(head_size: int, *, dtypes: DTypes, domain: Domain) -> bool:
     return head_size % FAMILIES[domain.family].cache.piece(dtypes.kv) == 0
 
 
+def value_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
+    """Return the sizes of values worth trying in a domain, 0 (that of keys) first."""
+    if not domain.allows("head_size_v"):
+        return (0,)
+    return (0, *lattice(VALUE_SIZES, bounds=domain.value_sizes, simplest=16))
+
+
+def value_allowed(value_size: int, head_size: int, *, domain: Domain) -> bool:
+    """Return whether values have a size beside keys of a size, 0 for theirs: not a larger one where they are parts."""
+    if not domain.allows("head_size_v"):
+        return True
+    size = value_size or head_size
+    return within(size, domain.value_sizes) and (size <= head_size or not FAMILIES[domain.family].cache.is_latent)
+
+
 def group_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the group sizes worth trying in a domain, the simplest first."""
     return lattice(GROUP_SIZES, bounds=domain.group_sizes, simplest=1)
@@ -85,7 +106,20 @@ def head_layouts(*, num_queries_per_kv: int = 1, head_size: int = 16) -> st.Sear
 def heads_of(key: CompileKey) -> st.SearchStrategy[HeadLayout]:
     """Return the strategy of head layouts of a compile key; most served models have one KV head or two."""
     longest = MOST_PAGE_ELEMENTS // key.block_size
-    return _head_layouts(key.num_queries_per_kv, key.head_size, longest, served=serves(key))
+    if FAMILIES[key.family].cache.is_latent:
+        return _one_kv_head(key.num_queries_per_kv, key.head_size, key.value_size)
+    layouts = _head_layouts(key.num_queries_per_kv, key.head_size, longest, served=serves(key))
+    return _with_values(layouts, key.value_size) if key.value_size else layouts
+
+
+@lru_cache(maxsize=4096)
+def _one_kv_head(group: int, head_size: int, value_size: int) -> st.SearchStrategy[HeadLayout]:
+    return sampled_from((HeadLayout(1, group, head_size, value_size),))
+
+
+@composite
+def _with_values(draw: st.DrawFn, layouts: st.SearchStrategy[HeadLayout], value_size: int) -> HeadLayout:
+    return replace(draw(layouts), value_size=value_size)
 
 
 @lru_cache(maxsize=4096)

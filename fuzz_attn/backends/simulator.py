@@ -15,10 +15,12 @@ from fuzz_attn.backends.mask_coverage import OUTCOMES, Mask
 from fuzz_attn.cache_folder import cache_folder
 from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind
-from fuzz_attn.simulator import Finding, FindingKind, Rewrite, Session, Simulator, simulate
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.findings import Finding, FindingKind
 from fuzz_attn.simulator.sanitizers.mask_outcomes import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+from fuzz_attn.simulator.session import Session, simulate
+from fuzz_attn.simulator.simulator import Rewrite, Simulator
 from fuzz_attn.ttir.argument_types import Bound
 from fuzz_attn.ttir.ir import Function
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic

@@ -17,7 +17,7 @@ from fuzz_attn.binding.binding import (
 from fuzz_attn.binding.layouts import LAYOUTS
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "layout": tuple(LAYOUTS),
+    "layout": tuple(name for name in LAYOUTS if name != "latent"),  # a family of its own
     "window": get_args(WindowSpelling),
     "scales": get_args(ScaleForm),
     "scale_direction": get_args(ScaleDirection),

@@ -10,7 +10,7 @@ import re
 from functools import cache
 from typing import Final, TypeAlias
 
-from fuzz_attn.case.cache_layout import HEADS, ROWS, SLOTS, SPLIT, CacheFormat
+from fuzz_attn.case.cache_layout import HEADS, LATENT, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
@@ -67,11 +67,16 @@ LAYOUTS: Final[dict[str, Layout]] = {
         "block_size]",
     ),
     "slots": Layout("(block slot) head dim", "(block slot) head dim", "[num_slots, num_kv_heads, head_size]"),
+    "latent": Layout(
+        "block slot (head dim)",
+        "block slot (head dim)",
+        "one cache [num_blocks, block_size, head_size], whose first elements are the values",
+    ),
 }
 """Every layout that has a name."""
 
 
-_FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS, "split": SPLIT}
+_FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS, "split": SPLIT, "latent": LATENT}
 """The format in which caches lie for each layout that has a name."""
 
 

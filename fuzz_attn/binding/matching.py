@@ -192,7 +192,8 @@ def _conventions(signature: Signature, roles: Mapping[str, str], stated: Binding
     """Return the stated conventions, and those that the signature itself tells."""
     defaults = {role: signature.defaults[name] for name, role in roles.items() if name in signature.defaults}
     texts = {role: signature.annotations.get(name, "") for name, role in roles.items()}
-    off = {role: defaults[role] for role in ("window", "softcap", "k_scale", "v_scale", "q_scale") if role in defaults}
+    switched = ("window", "softcap", "k_scale", "v_scale", "q_scale", "lse")
+    off = {role: defaults[role] for role in switched if role in defaults}
     has_slots = {"kv_indices", "slot_table"} & set(roles.values())
     told = Binding(
         layout="slots" if has_slots else None,

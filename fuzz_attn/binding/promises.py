@@ -98,6 +98,8 @@ def expressible(binding: Binding) -> frozenset[Feature]:
     assert binding.family is not None
     roles = set(binding.parameter_of)
     features = frozenset(name for name in FEATURES_OF[binding.family] if _has_roles(roles, FEATURES[name].roles))
+    if binding.window != "pair" and "window_right" not in roles:  # a window passed as one number has one side
+        features -= {"lookahead"}
     return features - _inexpressible(binding)
 
 

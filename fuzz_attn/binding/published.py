@@ -185,6 +185,30 @@ CHUNKED: Final = _split(
 )
 """`chunked_prefill_paged_decode`: context attention, then paged decode for sequences with one query token."""
 
+MLA_DECODE: Final = Published(
+    binding=Binding(
+        family="mla_decode",
+        roles={
+            "q": "query",
+            "latent_cache": "latent_cache",
+            "out": "output",
+            "block_table": "block_table",
+            "seq_lens": "seq_lens",
+            "softmax_scale": "softmax_scale",
+            "lse": "lse",
+            "num_splits": "num_segments",
+            "tile_size": "tile_size",
+        },
+        layout="latent",
+        output="in_place",
+        off={"lse": None},
+        implied=("softmax_scale",),
+    ),
+    required=frozenset(("q", "latent_cache", "out", "block_table", "seq_lens")),
+    opt_in=frozenset(("num_splits", "tile_size")),
+)
+"""`mla_decode`: one query token of each sequence over a latent cache."""
+
 _EXTEND: Final = {
     "q": "query",
     "k": "new_keys",
@@ -231,5 +255,12 @@ EXTEND: Final = Published(
 )
 """`extend_attention`: new tokens packed, the slots of each context in a list, and masks other than the causal one."""
 
-PUBLISHED: Final = {"unified": UNIFIED, "chunked": CHUNKED, "context": CONTEXT, "paged": PAGED, "extend": EXTEND}
+PUBLISHED: Final = {
+    "unified": UNIFIED,
+    "chunked": CHUNKED,
+    "context": CONTEXT,
+    "paged": PAGED,
+    "extend": EXTEND,
+    "mla_decode": MLA_DECODE,
+}
 """Every family's interface. A signature that fits several belongs to the first of them."""

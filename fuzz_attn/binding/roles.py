@@ -63,6 +63,11 @@ ROLES: Final[dict[str, Role]] = {
         ("out", "output", "o", "o_extend", "attn_out", "attn_output"),
         _output("out"),
     ),
+    "lse": Role(
+        "log-sum-exp of each row, float32 [num_tokens, num_query_heads] or its transpose",
+        ("lse", "softmax_lse", "out_lse", "lse_extend"),
+        values.lse,
+    ),
     "key_cache": Role(
         "cache of keys",
         ("k_cache", "key_cache", "k_buffer", "key_buffer", "k_caches", "kc", "cache_k", "paged_k"),
@@ -72,6 +77,11 @@ ROLES: Final[dict[str, Role]] = {
         "cache of values",
         ("v_cache", "value_cache", "v_buffer", "value_buffer", "v_caches", "vc", "cache_v", "paged_v"),
         lambda problem: problem.value_cache,
+    ),
+    "latent_cache": Role(
+        "cache of keys whose first elements are the values [num_blocks, block_size, head_size]",
+        ("kv_buffer", "latent_cache"),
+        lambda problem: problem.key_cache[:, :, 0],
     ),
     "new_keys": Role(
         "keys of the new tokens [num_tokens, num_kv_heads, head_size]",

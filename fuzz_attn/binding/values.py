@@ -41,6 +41,16 @@ def _packed(problem: Problem, packed: torch.Tensor | None, size: int) -> torch.T
     return torch.full(shape, torch.nan, dtype=torch.float32, device=query.device).to(query.dtype)
 
 
+def lse(problem: Problem) -> object:
+    """Return the log-sum-exp; where the case has none what "off" is, or scratch if the parameter has no default."""
+    output = problem.tensors.outputs.get("lse")
+    if output is not None:
+        return output.tensor
+    if "lse" in problem.binding.off:
+        return problem.off("lse")
+    return torch.empty(problem.tensors.output.shape[:2], dtype=torch.float32, device=problem.device)
+
+
 def kv_indptr(problem: Problem) -> torch.Tensor:
     """Return prefix sums of the numbers of keys in ``kv_indices``."""
     return problem.integers("kv_indptr", np.cumsum([0, *problem.key_lens], dtype=np.int64))
@@ -129,7 +139,7 @@ def window(problem: Problem) -> object:
     tensors, pair = problem.tensors, problem.binding.window == "pair"
     size = tensors.window
     if pair and not causal(problem):
-        return size - 1, tensors.mask.keys if isinstance(tensors.mask, Lookahead) else -1
+        return size - 1, window_right(problem)
     if tensors.form.window and (pair or not size):
         return window_size(tensors) if pair else no_window(tensors)
     if not size:
@@ -145,7 +155,10 @@ def window_left(problem: Problem) -> object:
 
 def window_right(problem: Problem) -> object:
     """Return how many keys a row sees to the right of its own."""
-    return 0 if problem.tensors.window else problem.off("window_right", -1)
+    mask = problem.tensors.mask
+    if isinstance(mask, Lookahead):
+        return mask.keys
+    return 0 if problem.tensors.window and causal(problem) else problem.off("window_right", -1)
 
 
 def softcap(problem: Problem) -> object:

@@ -47,6 +47,8 @@ Feature: TypeAlias = Literal[
     "filter_by_query_len",
     "uint8_cache",
     "stale_cache",
+    "lse",
+    "head_size_v",
     "large_offsets",
     "far_axes",
     "strides",
@@ -340,7 +342,10 @@ def _with_launch(case: CaseFields, launch: LaunchHints) -> CaseFields:
 _WINDOWS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65)
 _GROUPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)
 _SIZES: Final = (16, 8, 32, 24, 4, 17, 15, 2, 1, 3, 33, 40, 48, 64, 63, 65, 72, 80, 96, 112, 120, 128, 160, 192)
+_VALUE_SIZES: Final = (16, 8, 4, 2, 1, 3, 15, 17, 32, 64)
 _UNIFIED: Final[tuple[Family, ...]] = ("unified",)
+_OWN_VALUES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked", "extend")
+_DECODES: Final[tuple[Family, ...]] = ("paged", "mla_decode")
 _FILTERED: Final[tuple[Family, ...]] = ("paged", "context")
 _SPLIT: Final[tuple[Family, ...]] = ("paged", "context", "chunked")
 _PACKED: Final[tuple[Family, ...]] = ("context", "chunked", "extend")
@@ -351,7 +356,7 @@ _DECLARED: Final[dict[str, Any]] = {"published": False, "identifies": False}
 
 ODDITIES: Final = (
     _feature("window", "sliding window", form=8, tried=_WINDOWS, compiled=True,
-             roles=("window", "window_left window_right")),
+             families=_OWN_VALUES, roles=("window", "window_left window_right")),
     _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True, families=("unified", "extend"),
              roles=("softcap",)),
     _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=_BLOCKS,
@@ -360,24 +365,28 @@ ODDITIES: Final = (
     _feature("qq_bias", "bias between new tokens", form=QQBiasRecipe(), compiled=True, families=_UNIFIED,
              roles=("qq_bias",), line="qq-bias"),
     _when("unusual bias", lambda case: case.qq_bias not in (None, QQBiasRecipe()), {"qq_bias": QQBiasRecipe()}),
-    _feature("sinks", "sinks", form=SinkRecipe(), compiled=True, roles=("sinks",)),
+    _feature("sinks", "sinks", form=SinkRecipe(), compiled=True, families=_OWN_VALUES, roles=("sinks",)),
     _when("unusual sinks", lambda case: case.sinks not in (None, SinkRecipe()), {"sinks": SinkRecipe()}),
     _when("fp8 queries", lambda case: is_fp8(case.dtypes.q), changes.without_fp8_queries,
           feature="fp8_q", families=_UNIFIED, roles=("q_scale k_scale v_scale",)),
     _when("fp8 cache", lambda case: is_fp8(case.dtypes.kv), changes.without_fp8_cache),
     _when("fp8 cache of wider queries", lambda case: "fp8_kv" in fp8_features(case.dtypes), changes.without_fp8_cache,
-          feature="fp8_kv", roles=("k_scale v_scale",), trait=False),
+          feature="fp8_kv", families=_OWN_VALUES, roles=("k_scale v_scale",), trait=False),
     _when(FP8_OUTPUT, lambda case: is_fp8(case.dtypes.out), changes.without_fp8_output,
-          feature="fp8_out", roles=("out_scale",)),
+          feature="fp8_out", families=_OWN_VALUES, roles=("out_scale",)),
     _when("fp8 of type e5m2", _uses("float8_e5m2"), changes.with_type("float8_e4m3fn", "float8_e5m2")),
     _fields("scales other than 1", "scales", smaller=_each((1.0,), "scales.q", "scales.k", "scales.v", "scales.out")),
     _feature("filter_by_query_len", "skips the sequences of the other family", form=True, compiled=True,
              families=_FILTERED, roles=("query_start_loc skips_others",)),
     _feature("uint8_cache", "fp8 cache passed as bytes", form=True, families=_SPLIT, roles=("kv_cache_dtype",)),
     _feature("stale_cache", "cache without the new tokens", form=True, families=_PACKED),
+    _feature("lse", "log-sum-exp as a second output", compiled=True, published=False, roles=("lse",),
+             line="log-sum-exp"),
+    _size("values of another size than keys", "heads.value_size", changes.with_value_size, tried=_VALUE_SIZES,
+          refused="value size", key="value_size", bounds="value_sizes", feature="head_size_v", published=False),
     # Caches of many gigabytes, of which only the pages of the case have memory: not for a target that copies them.
     _fields("pages far into the caches", "pages.first_block",
-            feature="large_offsets", families=_BLOCKS, virtual=True, refused="large offsets"),
+            feature="large_offsets", families=(*_BLOCKS, "mla_decode"), virtual=True, refused="large offsets"),
     # Tokens, heads, slots or dimensions of a tensor lie 2^31 elements from the first one.
     _fields("elements far apart", "strides.far",
             smaller=tuple(partial(_nearer, place=place) for place in range(len(FAR_AXES))),
@@ -397,19 +406,19 @@ ODDITIES: Final = (
     # Where token i belongs to sequence i: the target leaves the rows of such sequences alone.
     _when("decodes of length 0", lambda case: any(sequence.has_no_key for sequence in case.sequences),
           changes.without_empty_decodes, {"sequences": (Sequence(1, 4), Sequence(1, -1))}, refused=True,
-          feature="empty_decodes", families=("paged",), roles=("seq_lens",), **_DECLARED),
+          feature="empty_decodes", families=_DECODES, roles=("seq_lens",), **_DECLARED),
     # Without a length of its own, the rows of q are the sequences.
-    _feature("padded_tokens", "padded rows of q and out", form=1, tried=(1,), identifies=False,
+    _feature("padded_tokens", "padded rows of q and out", form=1, tried=(1,), identifies=False, families=_OWN_VALUES,
              roles=("query_start_loc", "query_lens", "kv_indptr")),
     _when("scales of 0 or below", has_other_signs, changes.with_positive_scales, {"softmax_scale": -0.125},
           feature="scale_signs", **_DECLARED),
     _when("mixed types", lambda case: is_mixed(case.dtypes), changes.with_matching_types,
           feature="mixed_dtypes", **_DECLARED),
     _when("slopes or biases of other types", has_bias_dtypes, changes.with_float32_biases,
-          feature="bias_dtypes", **_DECLARED),
+          feature="bias_dtypes", families=_OWN_VALUES, **_DECLARED),
     _when("strides inside rows and pages", has_inner_strides, changes.with_dense_rows_and_pages,
           smaller=_each((0, 1), *(f"strides.{name}" for name in (*INNER_STRIDES, "key_piece"))),
-          feature="inner_strides", **_DECLARED),
+          feature="inner_strides", families=_OWN_VALUES, **_DECLARED),
     _fields("arguments in other forms", "form", form=CallForm(extra_table_rows=1, extra_output_rows=1),
             feature="call_forms", **_DECLARED),
     _when("keys behind a row's own seen", lambda case: case.visibility.sees_all_behind, _without_full_mask,
@@ -548,7 +557,7 @@ FEATURES_OF: Final = {
 }
 """The features that the interface of each family can express."""
 
-COMPILED_FEATURES: Final = tuple(name for name, aspect in FEATURES.items() if aspect.key)
+COMPILED_FEATURES: Final = tuple(name for name, aspect in FEATURES.items() if aspect.key == name)
 """The features that kernels are compiled for, in the order in which a compile key names them."""
 
 RECIPES: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, False) is None)

@@ -32,7 +32,9 @@ class AttentionCase(CaseFields, frozen=True):
         """For each sequence, whether the target writes its rows; all other rows stay unchanged."""
         interface, filtered = FAMILIES[self.family], self.filter_by_query_len
         return tuple(
-            interface.answers(s.query_len, filter_by_query_len=filtered) and not s.has_no_key for s in self.sequences
+            interface.answers(s.query_len, filter_by_query_len=filtered)
+            and (interface.answers_no_key or not s.has_no_key)
+            for s in self.sequences
         )
 
     @property

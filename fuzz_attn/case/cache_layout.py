@@ -30,11 +30,13 @@ class CacheLayout:
     keys: Page
     values: Page
     arrangement: CacheArrangement
+    is_latent: bool = False
+    """Whether the values are parts of the keys."""
 
     @property
     def one_allocation(self) -> bool:
         """Whether both caches are views of the same memory."""
-        return self.arrangement in ("kv_first", "blocks_first")
+        return self.is_latent or self.arrangement in ("kv_first", "blocks_first")
 
     @property
     def page_strides(self) -> tuple[int, int]:
@@ -50,7 +52,8 @@ class CacheFormat:
     ``key_axes`` and ``value_axes`` permute a cache to ``[num_blocks, block_size, num_kv_heads, ...]``, so that block
     and slot are the first two indices. ``arrangements`` are the values of ``strides.cache`` that the format allows; for
     any other one the caches lie ``separate``. ``piece_bytes`` of a key lie together; 0 is the whole key. Where
-    ``in_one_row``, all slots are equally far apart, so that pages and slots can be passed as one axis.
+    ``in_one_row``, all slots are equally far apart, so that pages and slots can be passed as one axis. In a cache that
+    ``is_latent`` each value is the first elements of its key, and there is one KV head.
     """
 
     key_axes: tuple[int, ...]
@@ -58,6 +61,7 @@ class CacheFormat:
     arrangements: tuple[CacheArrangement, ...]
     piece_bytes: int = 0
     in_one_row: bool = False
+    is_latent: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -90,7 +94,7 @@ class CacheFormat:
 
     def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:
         """Return the layout of caches of these sizes."""
-        if strides.cache not in self.arrangements:
+        if strides.cache not in self.arrangements or (heads.value_size and not _has_two_allocations(strides)):
             strides = replace(strides, cache="separate")
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
         if self.is_split:
@@ -98,24 +102,27 @@ class CacheFormat:
             piece = heads.head_size if heads.head_size % piece else piece
             shape = heads.num_kv_heads, heads.head_size // piece, block_size, piece
             keys = _padded_page(shape, (strides.page_head, chunk, slot, 0), paddings[0])
-            shape_of_values = heads.num_kv_heads, heads.head_size, block_size
+            shape_of_values = heads.num_kv_heads, heads.head_size_v, block_size
             values = _padded_page(shape_of_values, (strides.page_head, dim, 0), paddings[1])
         else:
-            keys, values = (self._page_of_rows(heads, block_size, strides, padding) for padding in paddings)
-        return CacheLayout(keys, values, strides.cache)
+            sizes = zip((heads.head_size, heads.head_size_v), paddings, strict=True)
+            keys, values = (self._page_of_rows(heads, size, block_size, strides, padding) for size, padding in sizes)
+        if self.is_latent:
+            values = Page((*keys.shape[:-1], heads.head_size_v), keys.strides, keys.elements)
+        return CacheLayout(keys, values, strides.cache, self.is_latent)
 
-    def _page_of_rows(self, heads: HeadLayout, block_size: int, strides: Strides, padding: int) -> Page:
-        """Return a page of rows ``[head_size]``, each with its padding.
+    def _page_of_rows(self, heads: HeadLayout, size: int, block_size: int, strides: Strides, padding: int) -> Page:
+        """Return a page of rows of this size, each with its padding.
 
         Slots lie in the order of the axes, unless ``strides.cache`` says that heads come first: then in the other one.
         """
-        row, count, heads_outside = heads.head_size + padding, heads.num_kv_heads, self.head_axis < self.slot_axis
+        row, count, heads_outside = size + padding, heads.num_kv_heads, self.head_axis < self.slot_axis
         by_heads = heads_outside != (strides.cache == "heads_first")
         slot, head = (row, block_size * row) if by_heads else (count * row, row)
         elements = block_size * count * row
         if heads_outside:
-            return Page((count, block_size, heads.head_size), (head, slot, 1), elements)
-        return Page((block_size, count, heads.head_size), (slot, head, 1), elements)
+            return Page((count, block_size, size), (head, slot, 1), elements)
+        return Page((block_size, count, size), (slot, head, 1), elements)
 
 
 def _has_two_allocations(strides: Strides) -> bool:
@@ -162,3 +169,6 @@ SPLIT: Final = CacheFormat(
 )
 """Keys ``[num_blocks, num_kv_heads, head_size // x, block_size, x]``, pieces of 16 bytes; values
 ``[num_blocks, num_kv_heads, head_size, block_size]``."""
+
+LATENT: Final = CacheFormat(ROWS.key_axes, ROWS.value_axes, arrangements=("separate",), is_latent=True)
+"""Keys ``[num_blocks, block_size, 1, head_size]``; values are a view ``[num_blocks, block_size, 1, head_size_v]``."""

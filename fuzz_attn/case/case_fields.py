@@ -11,6 +11,7 @@ from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Page
 from fuzz_attn.case.plain import Count, Plain, Window
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
+    LogSumExp,
     NormalScores,
     NormalValues,
     Override,
@@ -61,6 +62,7 @@ class CaseFields(Plain, frozen=True):
     filter_by_query_len: bool = False
     uint8_cache: bool = False
     stale_cache: bool = False
+    lse: LogSumExp | None = None
     seed: Seed = 0
     form: CallForm = CallForm()
 

@@ -9,7 +9,7 @@ from fuzz_attn.case.aspects import RECIPES, first_feature_beyond
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, FarAxis, Scales, Strides
+from fuzz_attn.case.parts import DTypes, FarAxis, HeadLayout, Scales, Strides
 from fuzz_attn.errors import CaseError
 
 MAX_TOTAL_ELEMENTS: Final = 2**26
@@ -51,6 +51,18 @@ def inexpressible(case: CaseFields, family: Family) -> str:
             return f"{name}={value!r} must be one of {', '.join(allowed)} for family={family!r}"
     if interface.one_token_each and not case.filter_by_query_len and any(s.query_len != 1 for s in case.sequences):
         return f"every sequence must have query_len=1 for family={family!r} without filter_by_query_len"
+    return _impossible_sequence(case) or (_impossible_values(heads, family) if interface.cache.is_latent else "")
+
+
+def _impossible_values(heads: HeadLayout, family: Family) -> str:
+    """Return why values cannot be parts of keys, or an empty string where they can."""
+    if heads.num_kv_heads == 1 and heads.head_size_v <= heads.head_size:
+        return ""
+    sizes = f"heads.num_kv_heads={heads.num_kv_heads} and heads.value_size={heads.value_size}"
+    return f"{sizes} must be 1 and at most heads.head_size={heads.head_size} for family={family!r}"
+
+
+def _impossible_sequence(case: CaseFields) -> str:
     for sequence in case.sequences:
         if sequence.has_no_key and (case.filter_by_query_len or sequence.query_len != 1):
             rule = "must be 0 or more, or -1 beside query_len=1 without filter_by_query_len"
@@ -120,7 +132,8 @@ def why_not_far(case: CaseFields, strides: Strides, name: FarAxis) -> str:
     others = [other for other in strides.far if other != name and other.split("_")[0] == tensor]
     if others:
         return f"strides.far={strides.far} must name one axis of each tensor, not both {name!r} and {others[0]!r}"
-    if tensor == "cache" and (case.pages.first_block or strides.cache not in ("separate", "heads_first")):
+    two = strides.cache in ("separate", "heads_first") and not FAMILIES[case.family].cache.is_latent
+    if tensor == "cache" and (case.pages.first_block or not two):
         return f"strides.far={strides.far} needs two caches in memory of their own and pages.first_block=0 for {name!r}"
     if name == "cache_dim" and not FAMILIES[case.family].cache.is_split:
         return f"strides.far={strides.far} must not contain {name!r} for family={case.family!r}"

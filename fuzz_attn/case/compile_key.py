@@ -10,7 +10,7 @@ from fuzz_attn.case.aspects import MASK_FEATURES, Feature, compiled_features, fp
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.mask_recipes import MaskKind
-from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints
+from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints, ValueSize
 from fuzz_attn.case.plain import Plain, Positive
 
 
@@ -31,6 +31,7 @@ class CompileKey(Plain, frozen=True):
     compiled: tuple[Feature, ...] = ()
     """Features in the order of ``COMPILED_FEATURES``."""
     launch: LaunchHints = LaunchHints()
+    value_size: ValueSize = 0
 
     @property
     def number(self) -> int:
@@ -61,4 +62,5 @@ def compile_key_of(case: CaseFields) -> CompileKey:
         mask=case.mask.kind,
         compiled=compiled_features(case),
         launch=case.launch,
+        value_size=case.heads.value_size,
     )

@@ -96,8 +96,9 @@ def _sequence(sequence: Sequence) -> str:
 
 def _heads(case: AttentionCase) -> Iterator[Line]:
     heads = case.heads
+    values = f", values of {heads.value_size}" * bool(heads.value_size)
     query, shared = counted(heads.num_query_heads, "query head"), counted(heads.num_kv_heads, "KV head")
-    yield "heads", f"{query} on {shared} (group of {heads.num_queries_per_kv}), head size {heads.head_size}"
+    yield "heads", f"{query} on {shared} (group of {heads.num_queries_per_kv}), head size {heads.head_size}{values}"
 
 
 def _types(case: AttentionCase) -> str:

@@ -20,10 +20,10 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps
-from fuzz_attn.case.recipes import AlibiKind
+from fuzz_attn.case.recipes import AlibiKind, LogSumExp
 from fuzz_attn.errors import DomainError
 
-_LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20, "segments": 256}
+_LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20, "segments": 256, "value_sizes": 1024}
 """The largest size that a case may have; see :mod:`fuzz_attn.case.parts`."""
 
 ALIBI_KINDS: Final[tuple[AlibiKind, ...]] = get_args(AlibiKind)
@@ -39,14 +39,15 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     - ``cache_dtypes`` and ``output_dtypes``: the types of the caches, and of fp8 queries, and of the output. A target
       with one fp8 type names only that one. With ``mixed_dtypes``, an output that cannot have
       the type of q has the first wide type; without, q has only types that the output can have, beside an fp8 output.
-    - ``head_sizes``, ``block_sizes``, ``group_sizes`` and ``segments`` (of the path ``3d``) are inclusive ranges, or an
-      explicit tuple of another length than two. Families with split caches use only head sizes that the cache's type
-      can split.
+    - ``head_sizes``, ``block_sizes``, ``group_sizes``, ``segments`` (of the path ``3d``) and ``value_sizes`` (where
+      values may have another size than keys) are inclusive ranges, or an explicit tuple of another length than two.
+      Families with split caches use only head sizes that the cache's type can split.
     - ``tile_sizes`` are where the target cuts the keys, so that strategies can aim at the cuts; with ``tile_hint`` a
       case may choose among them.
     - ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published versions before May 2026 ignore them).
     - ``num_warps`` and ``num_stages``: what Triton's compiler may be asked for in place of the launcher's own choice.
       With ``launch_options``, which the backend of a GPU sets, cases choose among them.
+    - ``lse``: the form of the log-sum-exp that the target writes (:class:`fuzz_attn.case.recipes.LogSumExp`).
     - ``alibi_kinds``: the kinds of ALiBi slopes (:class:`fuzz_attn.case.recipes.AlibiRecipe`).
     """
 
@@ -68,6 +69,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     num_warps: tuple[NumWarps, ...] = (1, 2, 4, 8)
     num_stages: tuple[int, ...] = (1, 2, 3)
     launch_options: bool = False
+    lse: LogSumExp = LogSumExp()
+    value_sizes: tuple[int, ...] = (1, 256)
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
@@ -203,6 +206,7 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
     yield from _unpromised_types(case, domain)
     for what, size, allowed in (
         ("heads of {}", heads.head_size, domain.head_sizes),
+        *((("values of {}", heads.head_size_v, domain.value_sizes),) if domain.allows("head_size_v") else ()),
         ("pages of {}", case.pages.block_size, domain.block_sizes),
         ("{} query heads for each KV head", heads.num_queries_per_kv, domain.group_sizes),
     ):
@@ -210,6 +214,8 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
             yield what.format(size)
     if case.alibi is not None and case.alibi.kind not in domain.alibi_kinds:
         yield f"{case.alibi.kind} ALiBi slopes"
+    if case.lse is not None and case.lse != domain.lse:
+        yield f"a log-sum-exp {case.lse.words()}"
 
 
 def _unpromised_types(case: CaseFields, domain: Domain) -> Iterator[str]:

@@ -3,16 +3,17 @@
 ``unified`` reads every key from the cache. ``paged`` decodes one query token of each sequence. ``context`` takes the
 keys and values of the new tokens packed, beside a cache of the context. ``chunked`` is ``context`` for sequences with
 more than one query token and ``paged`` for the others. ``extend`` takes new tokens packed as ``context`` does, beside a
-list of the slots of each context, and masks other than the causal one.
+list of the slots of each context, and masks other than the causal one. ``mla_decode`` decodes one query token of each
+sequence over a cache whose values are the first elements of its keys (multi-head latent attention).
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.cache_layout import ROWS, SLOTS, SPLIT, CacheFormat
+from fuzz_attn.case.cache_layout import LATENT, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.parts import LaunchPath
 
-Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend", "mla_decode"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Interface:
     ``paths`` are the launch paths that a case may ask for. :mod:`fuzz_attn.case.aspects` says which features its
     arguments can express. ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips
     the others. ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache, None
-    for no packed tensors.
+    for no packed tensors. ``answers_no_key``: a row that sees no key is 0, and not left alone.
     """
 
     words: str
@@ -30,6 +31,7 @@ class Interface:
     paths: tuple[LaunchPath, ...] = ("auto",)
     one_token_each: bool = False
     packed_from: int | None = None
+    answers_no_key: bool = False
 
     @property
     def packs_new_keys(self) -> bool:
@@ -85,6 +87,13 @@ FAMILIES: Final[dict[Family, Interface]] = {
         words="attention of new tokens over indexed slots",
         cache=SLOTS,
         packed_from=0,
+    ),
+    "mla_decode": Interface(
+        words="decode on a latent cache",
+        cache=LATENT,
+        paths=("auto", "2d", "3d"),
+        one_token_each=True,
+        answers_no_key=True,
     ),
 }
 """Every family by its name, the simplest first."""

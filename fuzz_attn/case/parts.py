@@ -11,6 +11,7 @@ from fuzz_attn.case.plain import Count, Plain, Positive
 LaunchPath = Literal["auto", "2d", "3d"]
 CacheArrangement = Literal["separate", "kv_first", "blocks_first", "heads_first"]
 HeadSize: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
+ValueSize: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]
 BlockSize: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 NumWarps: TypeAlias = Literal[1, 2, 4, 8, 16, 32]
 NUM_WARPS: Final[tuple[NumWarps, ...]] = get_args(NumWarps)
@@ -59,16 +60,20 @@ class Sequence(Plain, frozen=True):
 
 
 class HeadLayout(Plain, frozen=True):
-    """Query head ``h`` reads KV head ``h // num_queries_per_kv``; 1 is MHA, one KV head is MQA, the rest GQA."""
+    """Query head ``h`` reads KV head ``h // num_queries_per_kv``; 1 is MHA, one KV head is MQA, the rest GQA.
+
+    ``value_size`` 0 means that values are as large as keys.
+    """
 
     num_kv_heads: Positive = 1
     num_queries_per_kv: Positive = 1
     head_size: HeadSize = 16
+    value_size: ValueSize = 0
 
     @property
     def head_size_v(self) -> int:
-        """Elements of a value, and of the output of one head: as many as of a key."""
-        return self.head_size
+        """Elements of a value, and of the output of one head."""
+        return self.value_size or self.head_size
 
     @property
     def num_query_heads(self) -> int:

@@ -234,6 +234,26 @@ class SinkRecipe(Recipe, frozen=True):
         return f"{shortest(self.level)} with spread {shortest(self.spread)}, {self.dtype}"
 
 
+class LogSumExp(Recipe, frozen=True):
+    """A second output, float32: of each row the logarithm of the sum of ``base ** logit``, in the same base.
+
+    ``order`` names the first axis: ``tokens`` is ``[num_tokens, num_query_heads]``, ``heads`` the transpose. The sink
+    counts as one more logit if it is ``with_sinks``. ``empty`` is the number of a row that sees no key.
+    """
+
+    base: Literal["e", "2"] = "e"
+    order: Literal["tokens", "heads"] = "tokens"
+    with_sinks: bool = True
+    empty: Literal["-inf", "inf", "0"] = "-inf"
+
+    def words(self) -> str:
+        """Return the base, the order, and what is not usual."""
+        words = [f"in base {self.base}", f"{self.order} first"]
+        words += ["without sinks"] * (not self.with_sinks)
+        words += [f"{self.empty} for a row without keys"] * (self.empty != "-inf")
+        return ", ".join(words)
+
+
 SlotPoison = Literal["nan", "inf", "negative_inf", "huge", "zero"]
 TablePoison = Literal["zero", "negative", "one_past", "huge"]
 

@@ -59,6 +59,11 @@ class Visibility(NamedTuple):
         """Return whether a key lies before a token's window, or before its chunk."""
         return key < self.first(position)
 
+    @property
+    def may_cut(self) -> bool:
+        """Whether a window or chunks may hide keys before a token's own."""
+        return self.window > 0 or isinstance(self.mask, Chunks)
+
     def cuts(self, position: Positions) -> Any:
         """Return whether the window, or a chunk, hides a key before its own from a token."""
         return self.first(position) > 0

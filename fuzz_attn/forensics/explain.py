@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.changes import with_head_size
 from fuzz_attn.case.description import describe
@@ -90,8 +91,8 @@ def with_more_heads(case: AttentionCase) -> AttentionCase | None:
 
 
 def without_limit(case: AttentionCase) -> AttentionCase | None:
-    """Return a case without a window with one that hides nothing; None for a case with a window."""
-    return None if case.window else replace(case, window=NO_LIMIT)
+    """Return a case without a window with one that hides nothing; None for one with a window or without a choice."""
+    return None if case.window or "window" not in FEATURES_OF[case.family] else replace(case, window=NO_LIMIT)
 
 
 def difference(case: AttentionCase, other: AttentionCase) -> str:

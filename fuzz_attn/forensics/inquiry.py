@@ -16,6 +16,7 @@ from fuzz_attn.forensics.attended_keys import DEEPEST, Recovered, heatmap_of, ma
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
 from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
+from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
 from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
@@ -68,6 +69,8 @@ class Inquiry:
                 found = [*weights, *found] if weights and weights[0].reason in DEEPEST else [*found, *weights]
         except ProbeError as error:
             self._stopped = str(error)
+        if not found and not self._output_wrong:
+            found = list(log_sum_findings(self.lab))
         yield from found or [*observed, *self._of_relation()]
 
     @cached_property
@@ -93,6 +96,9 @@ class Inquiry:
 
     def _of_weights(self) -> list[Finding]:
         """Return what is wrong with the keys that rows attend, with their scores, or with their values."""
+        found = list(keyless_findings(self.lab))
+        if found:
+            return found
         wrong_rows = by_row(self.lab.first.wrong)
         found = empty_findings(self.lab) or list(type_findings(self.lab)) or list(column_findings(self.lab))
         if not found and self.uniform is not None:
@@ -168,7 +174,9 @@ class Inquiry:
 
     @cached_property
     def natural(self) -> Recovered | None:
-        """The weights for the scores of the case."""
+        """The weights for the scores of the case; None where the values that show them would be parts of keys."""
+        if self.lab.experiment.first.tensors.cache_format.is_latent:
+            return None
         return recovered(self.lab, self.lab.cleared())
 
     def _heatmap(self) -> Heatmap | None:

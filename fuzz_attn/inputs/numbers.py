@@ -17,6 +17,7 @@ import numpy as np
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTYPES, is_fp8
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.inputs.batch_rows import Rows, rows_of
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream
 
@@ -101,12 +102,29 @@ def _numbers_of(key: _Key) -> Numbers:
         _mark(values, case, rows)
     for array in (queries, keys, values):
         np.clip(array, -LIMIT, LIMIT, out=array)
+    if FAMILIES[case.family].cache.is_latent:
+        values = _latent(keys, values, case)
     numbers = Numbers(queries, keys, values)
     for override in case.overrides:
         _apply(override, case, numbers)
     for array in (queries, keys, values):
         array.setflags(write=False)
     return numbers
+
+
+_SHAPELESS: Final = (recipes.NormalScores, recipes.UniformScores)
+"""Recipes of scores that say nothing of single keys."""
+
+
+def _latent(keys: Floats, values: Floats, case: AttentionCase) -> Floats:
+    """Return the first elements of the keys as values, a view of the keys.
+
+    They are what the recipe of values says, or what that of scores does where it shapes the scores of single keys.
+    """
+    found = keys[..., : values.shape[-1]]
+    if case.equal_heads or isinstance(case.scores, _SHAPELESS):
+        found[...] = values
+    return found
 
 
 def _apply(override: recipes.Override, case: AttentionCase, numbers: Numbers) -> None:
@@ -135,7 +153,7 @@ def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
     column, it has the marks.
     """
     columns = values[..., 1::2]
-    if case.equal_heads and case.heads.head_size == 1:
+    if case.equal_heads and case.heads.head_size_v == 1:
         values[...] = _pairs(case, rows) * _mark_size(case)
     if not columns.shape[-1]:
         return
@@ -149,7 +167,7 @@ def _mark(values: Floats, case: AttentionCase, rows: Rows) -> None:
 def _pairs(case: AttentionCase, rows: Rows) -> Floats:
     """Return signs ``[total_keys, num_kv_heads, 1]``: random for each even position, the opposite for the one after."""
     odd = rows.key_position % 2
-    signs: Floats = Stream(case.seed, _PAIRS).signs(*_key_shape(case))[np.arange(case.total_keys) - odd]
+    signs: Floats = Stream(case.seed, _PAIRS).signs(*_value_shape(case))[np.arange(case.total_keys) - odd]
     signs *= (1 - 2 * odd)[:, None, None].astype(np.float32)
     return signs
 

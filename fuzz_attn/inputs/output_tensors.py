@@ -93,10 +93,6 @@ class CallTensors:
         void = self.void_before(tensor)
         return storage_of(tensor)[void:] if void else storage_bytes(tensor)
 
-    def cut_rows(self, sequences: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        """Return whether a window or a chunk hides a key from each row of a sequence; None where there is neither."""
-        return None
-
     def output_words(self, name: str) -> str:
         """Return an output in words, by its name if there are several."""
         return "the output" if len(self.outputs) == 1 else f"the output {name}"

@@ -162,10 +162,10 @@ def strided(memory: Bits, shape: tuple[int, ...], strides: tuple[int, ...]) -> B
 
 
 def packed_memory(
-    case: AttentionCase, num_heads: int, dtype: DTypeName, bits: int, gaps: tuple[int, int], extra_rows: int = 0
+    case: AttentionCase, heads: tuple[int, int], dtype: DTypeName, bits: int, gaps: tuple[int, int], extra_rows: int = 0
 ) -> Bits:
-    """Return poisoned memory for packed tokens; ``gaps`` are the padding of a token and of a head."""
-    width = num_heads * (case.heads.head_size + gaps[1]) + gaps[0]
+    """Return poisoned memory for packed tokens with ``heads``, number and size; ``gaps`` pad a token and a head."""
+    width = heads[0] * (heads[1] + gaps[1]) + gaps[0]
     return poisoned((case.num_tokens + case.padded_tokens + extra_rows, width), bits_dtype(dtype), bits)
 
 
@@ -201,13 +201,13 @@ def cache_memory(case: AttentionCase, cache: CacheFormat, num_blocks: int, poiso
     """Return memory for the caches of a case, poisoned as K and V are; the padding of one allocation as K is."""
     layout = cache.layout(case.heads, case.pages.block_size, case.dtypes.kv, case.strides)
     memory = _allocations(layout, num_blocks, bits_dtype(case.dtypes.kv), poisons)
-    second = layout.keys.elements * (num_blocks if layout.arrangement == "kv_first" else 1)
+    second = layout.keys.elements * (num_blocks if layout.arrangement == "kv_first" else 1) * (not layout.is_latent)
     starts = (memory[0], memory[0][second:]) if layout.one_allocation else memory
     keys, values = (
         strided(start, (num_blocks, *page.shape), (page_stride, *page.strides))
         for start, page, page_stride in zip(starts, (layout.keys, layout.values), layout.page_strides, strict=True)
     )
-    if layout.one_allocation and poisons[0] != poisons[1]:
+    if layout.one_allocation and not layout.is_latent and poisons[0] != poisons[1]:
         values[...] = poisons[1]
     slots = keys.transpose(cache.key_axes), values.transpose(cache.value_axes)
     return CacheMemory(layout, memory, (keys, values), slots)
@@ -217,7 +217,8 @@ def _allocations(
     layout: CacheLayout, num_blocks: int, dtype: npt.DTypeLike, poisons: tuple[int, int]
 ) -> tuple[Bits, ...]:
     if layout.one_allocation:
-        return (poisoned((2 * num_blocks * layout.keys.elements,), dtype, poisons[0]),)
+        kv_first = layout.arrangement == "kv_first"
+        return (poisoned((num_blocks * layout.page_strides[0] * (1 + kv_first),), dtype, poisons[0]),)
     pages = (layout.keys, layout.values)
     return tuple(
         poisoned((num_blocks * page.elements,), dtype, poison) for page, poison in zip(pages, poisons, strict=True)

@@ -19,9 +19,9 @@ from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL, Chunks, Custom, Mask
+from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Mask
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
-from fuzz_attn.case.recipes import BiasDType, QQBiasRecipe, SlotPoison
+from fuzz_attn.case.recipes import BiasDType, LogSumExp, QQBiasRecipe, SlotPoison
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs import biases
 from fuzz_attn.inputs.batch_rows import rows_of
@@ -55,7 +55,7 @@ class AttentionTensors(CallTensors):
     """What one attention call reads and writes, by the glossary's names.
 
     ``query`` is ``[num_tokens + padded_tokens, num_query_heads, head_size]``. ``outputs`` are those of :data:`OUTPUTS`
-    by their names; ``out``, of the shape of the query, may have more rows.
+    by their names; ``out``, with heads of the size of a value, may have more rows than the query.
     ``key_cache`` and ``value_cache`` have the axes of the cache format
     (:mod:`fuzz_attn.case.cache_layout`) and any strides with the last one 1; :meth:`keys_at` and :meth:`values_at`
     read them by slot. ``new_keys`` and ``new_values`` are
@@ -110,19 +110,13 @@ class AttentionTensors(CallTensors):
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
     stored_as: CacheFormat | None = None
     """The format of the caches where it is not the family's own."""
+    lse: LogSumExp | None = None
+    """The form of the output ``lse``, None for a case without it."""
 
     @property
     def visibility(self) -> Visibility:
         """Which keys the query tokens see, custom masks and biases of minus infinity apart."""
         return Visibility(self.window, self.mask)
-
-    def cut_rows(self, sequences: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        """Return whether a window or a chunk hides a key from each row of a sequence; None where there is neither."""
-        if self.window <= 0 and not isinstance(self.mask, Chunks):
-            return None
-        position = self.visibility.position(rows, torch.tensor(self.context_lens)[sequences])
-        cut: torch.Tensor = self.visibility.cuts(position)
-        return cut
 
     def mask_of(self, sequence: int) -> Masked | None:
         """Return the bits ``[query_len, seq_len]`` of the custom mask of a sequence, on the host; None without one."""
@@ -276,6 +270,7 @@ def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat
         reads_packed=case.reads_packed,
         first_block=case.pages.first_block,
         stored_as=stored_as,
+        lse=case.lse,
     )
 
 
@@ -283,12 +278,31 @@ def _out(case: AttentionCase, device: str) -> OutputTensor:
     """Return the attention output: rows of the tokens, then those of padding."""
     gaps, dtype = (case.strides.out_token, case.strides.out_head), case.dtypes.out
     poison = output_poison(dtype, case.poison.out)
-    memory = packed_memory(case, case.heads.num_query_heads, dtype, poison, gaps, case.form.extra_output_rows)
-    view = heads_view(memory, case.heads.num_query_heads, gaps[1], case.heads.head_size)
+    heads = case.heads.num_query_heads, case.heads.head_size_v
+    memory = packed_memory(case, heads, dtype, poison, gaps, case.form.extra_output_rows)
+    view = heads_view(memory, heads[0], gaps[1], heads[1])
     near = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
     answered = _answered_tokens(case, device)
     live = None if answered is None else answered[:, None, None]
     return OutputTensor(_far(case, near, {"out_token": 0, "out_head": 1}), poison, (slice(0, case.num_tokens),), live)
+
+
+def _lse(case: AttentionCase, device: str) -> OutputTensor | None:
+    """Return the log-sum-exp, with as many rows as the attention output and the padding of its heads."""
+    if case.lse is None:
+        return None
+    by_tokens, poison = case.lse.order == "tokens", output_poison("float32", case.poison.out)
+    rows = case.num_tokens + case.padded_tokens + case.form.extra_output_rows
+    shape = (rows, case.heads.num_query_heads) if by_tokens else (case.heads.num_query_heads, rows)
+    width = shape[1] + case.strides.out_head
+    memory = poisoned((shape[0], width), np.uint32, poison)
+    tensor = tensors_over(memory, (strided(memory, shape, (width, 1)),), torch.float32, device)[0]
+    answered, tokens = _answered_tokens(case, device), slice(0, case.num_tokens)
+    if by_tokens:
+        live = None if answered is None else answered[:, None]
+        return OutputTensor(tensor, poison, (tokens,), live, ("token", "head"))
+    live = None if answered is None else answered[None]
+    return OutputTensor(tensor, poison, (slice(None), tokens), live, ("head", "token"))
 
 
 def _answered_tokens(case: AttentionCase, device: str) -> torch.Tensor | None:
@@ -299,7 +313,7 @@ def _answered_tokens(case: AttentionCase, device: str) -> torch.Tensor | None:
     return torch.tensor(case.answers).repeat_interleave(lengths).to(device)
 
 
-OUTPUTS: Final[dict[str, Callable[[AttentionCase, str], OutputTensor | None]]] = {"out": _out}
+OUTPUTS: Final[dict[str, Callable[[AttentionCase, str], OutputTensor | None]]] = {"out": _out, "lse": _lse}
 """Every output of an attention call by its name: what returns it for a case on a device, None for a case without it."""
 
 
@@ -368,11 +382,12 @@ def _new(
 
 
 def _packed(case: AttentionCase, tokens: Bits, gaps: tuple[int, int], device: str, extra_rows: int = 0) -> torch.Tensor:
-    """Return packed tokens ``[num_tokens + padded_tokens, heads, head_size]`` in q's type, NaN everywhere else."""
+    """Return packed tokens ``[num_tokens + padded_tokens, heads, size]`` in q's type, NaN everywhere else."""
     dtype = case.dtypes.q
     poison = slot_poison(dtype, "nan")
-    memory = packed_memory(case, tokens.shape[1], dtype, poison, gaps, extra_rows)
-    view = heads_view(memory, tokens.shape[1], gaps[1], case.heads.head_size)
+    heads = tokens.shape[1], tokens.shape[2]
+    memory = packed_memory(case, heads, dtype, poison, gaps, extra_rows)
+    view = heads_view(memory, heads[0], gaps[1], heads[1])
     view[: case.num_tokens] = tokens
     return tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
 

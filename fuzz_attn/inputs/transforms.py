@@ -62,7 +62,7 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
 def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
     """Return the tensors with the order of physical pages reversed; pages without memory stay where they are."""
     first, last, near = tensors.first_block, tensors.key_cache.shape[0] - 1, tensors.near()
-    for cache in (near.key_cache, near.value_cache):
+    for cache in (near.key_cache,) if tensors.cache_format.is_latent else (near.key_cache, near.value_cache):
         bits = bits_of(cache)
         bits.copy_(bits.flip(0))
     used = _pages_used(tensors)

@@ -43,6 +43,10 @@ SCORE_ROUNDINGS: Final = 4
 product with log2(e) or the division by the cap. As many behind the soft cap: tanh, the cap, their product, log2(e).
 As many of a bias: slope, distance, product, log2(e)."""
 
+LOG_UNITS: Final = 6.0
+"""Units that a logarithm may lose, of itself or of 1 where it is smaller: CUDA's ``lg2.approx`` loses 4 (2^-22), and
+the product with log(2) and that constant 2 more."""
+
 HIGH_AND_LOW: Final[dict[InputPrecision, tuple[int, float]]] = {
     "ieee": (1, 0.0),
     "tf32": (1, TF32_UNIT),
@@ -215,7 +219,7 @@ def softmax_errors(
     the visible keys and the rescalings of a row.
     """
     softmax, lse = rounding_to(model.softmax, tensors), rounding_to(model.lse, tensors)
-    if not softmax.unit and not lse.unit:
+    if not softmax.unit and not lse.unit and not model.merges_logarithms:
         return errors
     largest = torch.maximum(errors[0].masked_fill(logits[0].isinf(), 0.0).amax(-1, keepdim=True), errors[1])
     most = torch.maximum(top.abs(), (top + counts[0].log1p()).abs())
@@ -223,7 +227,10 @@ def softmax_errors(
     for error, logit, rescales in zip(errors, logits, (counts[1], counts[1] + 1), strict=True):
         finite = logit.clamp_min(FARTHEST)
         rounded = _softmax_error(error, finite - top, largest, rescales, softmax)
-        changed.append(lse.after(torch.maximum(finite.abs(), most), rounded, 1) if lse.unit else rounded)
+        sizes = torch.maximum(finite.abs(), most)
+        if model.merges_logarithms:
+            rounded = rounded + sizes * UNIT + LOG_UNITS * UNIT * counts[0].log1p().clamp_min(1.0)
+        changed.append(lse.after(sizes, rounded, 1) if lse.unit else rounded)
     return changed[0], changed[1]
 
 

@@ -49,9 +49,10 @@ def _along(axis: str, wrong: torch.Tensor, axes: tuple[str, ...]) -> torch.Tenso
 def _of_rows(tokens: torch.Tensor, tensors: AttentionTensors) -> Iterator[tuple[Where, bool]]:
     """Yield the words for wrong tokens that depend on their sequence, and whether each holds."""
     sequences, rows = sequence_of_tokens(tensors.query_lens)
+    visibility = tensors.visibility
+    position = visibility.position(rows, torch.tensor(tensors.context_lens)[sequences])
     yield "tail_rows", _confined(tokens, rows == torch.tensor(tensors.query_lens)[sequences] - 1)
-    cut = tensors.cut_rows(sequences, rows)
-    yield "window_rows", cut is not None and _confined(tokens, cut)
+    yield "window_rows", visibility.may_cut and _confined(tokens, visibility.cuts(position))
     yield "one_sequence", _confined(tokens, sequences == sequences[tokens][0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -23,9 +24,10 @@ from fuzz_attn.oracle.error_bound import (
     value_term,
     weights_of,
 )
+from fuzz_attn.oracle.log_sum_exp import OF_NO_KEY, log_sum_exp
 from fuzz_attn.oracle.logits import Logits, logits_of
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import OVERFLOW
+from fuzz_attn.oracle.roundings import FLUSHED, OVERFLOW
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 PLAIN_MODEL = RoundingModel()
@@ -55,6 +57,12 @@ class Expected:
         value, bound, judged = (part.index_select(axis, index) if part.shape[axis] == size else part for part in parts)
         return Expected(value, bound, judged, self.exact_infinities)
 
+    def joined(self, tokens: int, heads: int) -> Expected:
+        """Return the same of ``[tokens, KV heads, group, ...]`` with one axis of heads, and both at these places."""
+        parts = (part.flatten(1, 2) for part in (self.value, self.bound, self.judged))
+        value, bound, judged = (part.movedim((0, 1), (tokens, heads)) for part in parts)
+        return Expected(value, bound, judged, self.exact_infinities)
+
 
 Reference: TypeAlias = dict[str, Expected]
 """What outputs must be, by their names; those without an entry are not judged."""
@@ -80,26 +88,54 @@ class BlockReference:
 def attend(
     tensors: AttentionTensors, model: RoundingModel = PLAIN_MODEL, blocks: Iterable[RowBlock] | None = None
 ) -> Reference:
-    """Return the exact attention output and its error bound for a target with this rounding model, by its name ``out``.
+    """Return each exact output and its error bound for a target with this rounding model, by the output's name.
 
     Only keys that some row sees are read. Of the outputs only type and shape are read. The returned tensors are
     inference tensors, to be read and not changed. ``blocks`` are the row blocks of the tensors, if they exist already.
     """
     num_kv_heads, (num_heads, head_size) = tensors.num_kv_heads, tensors.output.shape[1:]
-    rows = sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads
-    expected = tensors.query.new_empty((*rows, head_size), dtype=torch.float64)
-    bound = torch.empty_like(expected)
-    judged = tensors.query.new_empty((*rows, 1), dtype=torch.bool)
-    if not all(tensors.answers):
-        expected.zero_()
-        bound.fill_(torch.inf)
-        judged.fill_(True)
+    rows, form = (sum(tensors.query_lens), num_kv_heads, num_heads // num_kv_heads), tensors.lse
+    out = _unknown((*rows, head_size), (*rows, 1), tensors)
+    lse = None if form is None else _unknown(rows, (1, 1, 1), tensors, exact_infinities=True)
     for block in row_blocks(tensors) if blocks is None else blocks:
         part = attend_block(block, tensors, model)
-        _put(part.expected, expected, block.tokens)
-        _put(part.bound, bound, block.tokens)
-        _put(part.judged, judged, block.tokens)
-    return {"out": Expected(expected.flatten(1, 2), bound.flatten(1, 2), judged.flatten(1, 2))}
+        _put(part.expected, out.value, block.tokens)
+        _put(part.bound, out.bound, block.tokens)
+        _put(part.judged, out.judged, block.tokens)
+        if form is not None and lse is not None:
+            value, bound = log_sum_exp(part.logits, block, form, tensors, model)
+            _put(value, lse.value, block.tokens)
+            _put(bound, lse.bound, block.tokens)
+    keyless = _keyless(tensors)
+    if keyless:
+        out.value[keyless], out.bound[keyless] = 0.0, FLUSHED
+        if form is not None and lse is not None:
+            lse.value[keyless], lse.bound[keyless] = OF_NO_KEY[form.empty], FLUSHED
+    found = {"out": out.joined(0, 1)}
+    if form is not None and lse is not None:
+        found["lse"] = lse.joined(*((0, 1) if form.order == "tokens" else (1, 0)))
+    return found
+
+
+def _keyless(tensors: AttentionTensors) -> list[int]:
+    """Return the tokens that see no key and whose rows the target writes all the same."""
+    starts = accumulate(tensors.query_lens, initial=0)
+    answers = tensors.answers or (True,) * len(tensors.query_lens)
+    rows = zip(starts, tensors.query_lens, tensors.context_lens, answers, strict=False)
+    return [start for start, query, context, answered in rows if answered and query and not query + context]
+
+
+def _unknown(
+    shape: tuple[int, ...], judged: tuple[int, ...], tensors: AttentionTensors, *, exact_infinities: bool = False
+) -> Expected:
+    """Return what an output of some rows must be before any is known; 0 of infinite bound if not all are answered."""
+    value = tensors.query.new_empty(shape, dtype=torch.float64)
+    judged_rows = value.new_ones(judged, dtype=torch.bool)
+    found = Expected(value, torch.empty_like(value), judged_rows, exact_infinities)
+    if not all(tensors.answers):
+        value.zero_()
+        found.bound.fill_(torch.inf)
+    return found
 
 
 def _put(part: torch.Tensor, whole: torch.Tensor, tokens: torch.Tensor) -> None:

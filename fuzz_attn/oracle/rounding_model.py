@@ -58,6 +58,8 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     - ``tile_size``: the smallest number of keys between two rescalings of the accumulator.
     - ``normalises_last``: True if the target divides by the denominator once, after all sums. Then logits of exactly 0
       have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
+    - ``merges_logarithms``: True if the target merges segments by the logarithms of their sums of exponentials, which
+      are rounded like all numbers.
     """
 
     query: RoundedTo = "float32"
@@ -81,3 +83,4 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     rounds_dequantised: bool = True
     tile_size: Annotated[int, Meta(ge=1)] = 16
     normalises_last: bool = False
+    merges_logarithms: bool = False

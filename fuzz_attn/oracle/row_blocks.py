@@ -107,7 +107,7 @@ def _spans(tensors: AttentionTensors) -> list[Span]:
     spans = []
     num_heads, visibility = tensors.query.shape[1], tensors.visibility
     for sequence, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
-        if tensors.answers and not tensors.answers[sequence]:
+        if (tensors.answers and not tensors.answers[sequence]) or query_len + context_len == 0:
             continue
         step = max(1, MAX_BLOCK_SCORES // max(1, num_heads * (query_len + context_len)))
         for row in range(0, query_len, step):

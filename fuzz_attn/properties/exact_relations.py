@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace_layout
-from fuzz_attn.case.parts import Strides
+from fuzz_attn.case.parts import INNER_STRIDES, Strides
 from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment
@@ -63,10 +64,11 @@ def empty_sequences(experiment: Experiment) -> Comparison:
 
 def with_other_strides(case: AttentionCase) -> AttentionCase:
     """Return the case with every padding of at least 16 elements shortened by 16, every other lengthened by 16."""
+    inner = "inner_strides" in FEATURES_OF[case.family]
     paddings = {
         name: _other_padding(getattr(case.strides, name))
         for name in Strides.__struct_fields__
-        if name not in ("cache", "key_piece", "far")
+        if name not in ("cache", "key_piece", "far") and (inner or name not in INNER_STRIDES)
     }
     bias = case.qq_bias
     if bias is not None:

@@ -113,6 +113,11 @@ def _has_tokens(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0
 
 
+def _has_own_values(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether there are tokens, and values that are no parts of keys."""
+    return case.num_tokens > 0 and not FAMILIES[case.family].cache.is_latent
+
+
 def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and num_pages(case) > 1
 
@@ -163,14 +168,14 @@ def _has_exact_sums(case: AttentionCase, scale: float) -> bool:
 
 def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
     """Return whether a constant added to all scores of a row cancels: a soft cap or a sink would not shift along."""
-    plain = not case.softcap and case.sinks is None
-    return case.num_tokens > 0 and plain and _has_exact_sums(case, case.scales.k)
+    plain = not case.softcap and case.sinks is None and _has_own_values(case, domain)
+    return plain and _has_exact_sums(case, case.scales.k)
 
 
 def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the weights sum to 1, those of every row, and the output is not clamped."""
     plain = case.sinks is None and not is_fp8(case.dtypes.out) and not FEATURES["empty_rows"].present(case)
-    return case.num_tokens > 0 and plain and _has_exact_sums(case, case.scales.v)
+    return plain and _has_own_values(case, domain) and _has_exact_sums(case, case.scales.v)
 
 
 def _may_narrow_the_window(case: AttentionCase, domain: Domain) -> bool:
@@ -253,7 +258,7 @@ RELATIONS: Final = {
             "one vector added to all values is added to the output",
             _may_shift_values,
         ),
-        Relation("value_scale", "bounded", "scaling the values scales the output", _has_tokens),
+        Relation("value_scale", "bounded", "scaling the values scales the output", _has_own_values),
         Relation(
             "narrower_window",
             "bounded",

@@ -12,11 +12,3 @@ turns tensors into memories, `execution` runs the program, `undefined_probes` ru
 are undefined, `runtime` is what generated code calls, and `sanitizers` check each access. Private names of torch are in
 `torch_compat`.
 """
-
-from fuzz_attn.simulator.findings import Finding, FindingKind
-from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks
-from fuzz_attn.simulator.session import Session, simulate
-from fuzz_attn.simulator.simulator import Rewrite, Simulator
-from fuzz_attn.ttir.ir import Location
-
-__all__ = ["Finding", "FindingKind", "Location", "Masks", "Rewrite", "Session", "Simulator", "simulate"]

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fuzz_attn.case.aspects import FEATURES_OF
+from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -17,10 +17,14 @@ from fuzz_attn.targets.target import Target
 _TILES: Final = (16, 32, 64, 128)
 
 
+_ABSENT: Final[frozenset[Feature]] = frozenset(("lse", "head_size_v"))
+"""Features that the kernels of these families do not have."""
+
+
 def _everything(family: Family) -> Domain:
-    """Return a domain that names each feature of a family, so that a copy of it keeps them all."""
-    interface = FAMILIES[family]
-    return Domain(family, features=FEATURES_OF[family], paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
+    """Return a domain that names each feature of a family's kernel, so that a copy of it keeps them all."""
+    interface, features = FAMILIES[family], FEATURES_OF[family] - _ABSENT
+    return Domain(family, features=features, paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
 
 
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
@@ -29,12 +33,28 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
     "context": ("context_attention:context_attention_fwd", _everything("context")),
     "chunked": ("chunked_prefill:chunked_prefill_paged_decode", _everything("chunked")),
     "extend": ("extend_attention:extend_attention", replace(_everything("extend"), block_sizes=(1, 4, 16))),
+    "mla_decode": (
+        "mla_decode:mla_decode",
+        Domain(
+            "mla_decode",
+            features=FEATURES_OF["mla_decode"],
+            head_sizes=(1, 576),
+            value_sizes=(1, 512),
+            group_sizes=(1, 128),
+            paths=FAMILIES["mla_decode"].paths,
+            segments=(1, 64),
+            tile_sizes=_TILES[:3],
+            tile_hint=True,
+        ),
+    ),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
 _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
+
+_MERGING: Final = RoundingModel(merges_logarithms=True)
 
 BUILT_IN_NAMES: Final = tuple(_BUILT_IN)
 """The names of the built-in targets; each has the name of its family."""
@@ -48,7 +68,8 @@ def built_in(name: str) -> Target | None:
     if name not in _BUILT_IN:
         return None
     place, domain = _BUILT_IN[name]
-    return Target(name=name, call=launcher(place), domain=domain, rounding=_ROUNDING)
+    rounding = _MERGING if name == "mla_decode" else _ROUNDING
+    return Target(name=name, call=launcher(place), domain=domain, rounding=rounding)
 
 
 def launcher(place: str) -> Callable[..., object]:

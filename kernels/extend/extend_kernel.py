@@ -79,7 +79,8 @@ def keys_of_rows(position, seq_len, window_left, window_right, chunk_size, masks
     if masks.IS_CAUSAL:
         end = tl.minimum(end, position + 1)
     if masks.USE_RIGHT:
-        end = tl.minimum(end, position + window_right + 1)
+        # No sequence has as many keys as int32 has numbers, but a window may: the sum must not overflow.
+        end = tl.minimum(end, position + 1 + tl.minimum(window_right, seq_len))
     return KeyRange(begin, end)
 
 

@@ -122,7 +122,8 @@ def simulated(launch: Callable[[], object], other: Callable[[], object]) -> tupl
 
     `other` launches another kernel. A simulator that keeps only one program drops the program of `launch` for it.
     """
-    from fuzz_attn.simulator import Simulator, simulate
+    from fuzz_attn.simulator.session import simulate
+    from fuzz_attn.simulator.simulator import Simulator
 
     def once(simulator: Simulator, call: Callable[[], object] = launch) -> None:
         with simulate(simulator) as session:
@@ -161,7 +162,7 @@ def main(file: Path | None) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     from fuzz_attn.kernels.unified_attention import unified_attention
-    from fuzz_attn.simulator import simulate
+    from fuzz_attn.simulator.session import simulate
 
     samples, worker_module = loaded("kernels/sample_kernels.py"), loaded("interpreter_worker.py")
 

@@ -8,6 +8,7 @@ from functools import cache
 from random import Random
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from fuzz_attn.case.aspects import (
@@ -45,7 +46,7 @@ ONE_KEY = AttentionCase((Sequence(1),), softmax_scale=0.25)
 @cache
 def drawn(family: Family) -> tuple[AttentionCase, ...]:
     """Return cases of a family, one in four as a GPU has them, with options of the compiler."""
-    domain = load_target(family).domain
+    domain = msgspec.structs.replace(load_target(family).domain, features=FEATURES_OF[family])
     random, usual, on_gpu = Random(4), cases(domain), cases(domain.on_gpu())
     return tuple(Sample(random).draw(usual if number % 4 else on_gpu) for number in range(400))
 

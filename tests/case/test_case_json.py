@@ -20,6 +20,7 @@ from fuzz_attn.case.plain import Plain
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
+    LogSumExp,
     NeedleScores,
     OutlierValues,
     Override,
@@ -47,7 +48,7 @@ STRUCTS = sorted(
 FULL = AttentionCase(
     sequences=(Sequence(query_len=3, context_len=5), Sequence(query_len=0)),
     family="unified",
-    heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=3, head_size=24),
+    heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=3, head_size=24, value_size=20),
     dtypes=DTypes(q="bfloat16", kv="float8_e4m3fn", out="float8_e5m2"),
     pages=PageLayout(
         block_size=8, permuted=True, shared_prefix=1, repeated=True, spare_blocks=2, extra_columns=3, first_block=9
@@ -90,13 +91,14 @@ FULL = AttentionCase(
     padded_tokens=2,
     poison=PoisonRecipe(keys="huge", values="negative_inf", table="zero", out=1),
     launch=LaunchHints(path="3d", num_segments=5, tile_size=32, num_warps=8, num_stages=2),
+    lse=LogSumExp("2", "heads", with_sinks=False, empty="inf"),
     seed=2**53 - 1,
     form=CallForm("scalar", 1, 2, False, 3, 4, 5),
 )
 
 GOLDEN = (
     '{"sequences":[{"query_len":3,"context_len":5},{"query_len":0}],'
-    '"heads":{"num_kv_heads":2,"num_queries_per_kv":3,"head_size":24},'
+    '"heads":{"num_kv_heads":2,"num_queries_per_kv":3,"head_size":24,"value_size":20},'
     '"dtypes":{"q":"bfloat16","kv":"float8_e4m3fn","out":"float8_e5m2"},'
     '"pages":{"block_size":8,"permuted":true,"shared_prefix":1,"repeated":true,"spare_blocks":2,"extra_columns":3,"first_block":9},'
     '"softmax_scale":0.125,"window":7,"softcap":30.0,'
@@ -112,6 +114,7 @@ GOLDEN = (
     '"padded_tokens":2,'
     '"poison":{"keys":"huge","values":"negative_inf","table":"zero","out":1},'
     '"launch":{"path":"3d","num_segments":5,"tile_size":32,"num_warps":8,"num_stages":2},'
+    '"lse":{"base":"2","order":"heads","with_sinks":false,"empty":"inf"},'
     '"seed":9007199254740991,'
     '"form":{"scales":"scalar","window":1,"cache_name":2,"query_starts":false,"extra_table_rows":3,"extra_output_rows":4,"extra_new_rows":5}}'
 )
@@ -134,7 +137,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "AlibiRecipe": {"kind": "standard", "scale": 1.0, "dtype": "float32"},
     "AttentionCase": {
         "family": "unified",
-        "heads": {"num_kv_heads": 1, "num_queries_per_kv": 1, "head_size": 16},
+        "heads": {"num_kv_heads": 1, "num_queries_per_kv": 1, "head_size": 16, "value_size": 0},
         "dtypes": {"q": "float32", "kv": "float32", "out": "float32"},
         "pages": {
             "block_size": 16,
@@ -185,6 +188,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "filter_by_query_len": False,
         "uint8_cache": False,
         "stale_cache": False,
+        "lse": None,
         "seed": 0,
         "form": {
             "scales": "vector",
@@ -201,6 +205,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "DenormalValues": {"type": "denormal"},
     "IntegerValues": {"type": "integer"},
     "LevelScores": {"type": "level", "level": -20.0, "jitter": 0.5},
+    "LogSumExp": {"base": "e", "order": "tokens", "with_sinks": True, "empty": "-inf"},
     "NeedleScores": {"type": "needle", "place": "own", "strength": 8.0},
     "NormalScores": {"type": "normal", "spread": 1.0},
     "NormalValues": {"type": "normal"},
@@ -368,7 +373,7 @@ def test_fields_that_recompile_change_the_key(changes: dict[str, Any]) -> None:
 @given(cases(WIDE))
 def test_key_holds_the_compiled_features(case: AttentionCase) -> None:
     key = case.compile_key
-    names = ("window", "softcap", "alibi", "qq_bias", "sinks", "filter_by_query_len")
+    names = ("window", "softcap", "alibi", "qq_bias", "sinks", "filter_by_query_len", "lse")
     assert key.compiled == tuple(name for name in names if getattr(case, name))
     assert isinstance(key, CompileKey)
     assert (key.head_size, key.block_size) == (case.heads.head_size, case.pages.block_size)

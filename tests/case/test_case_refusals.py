@@ -44,7 +44,7 @@ UNREADABLE = [
     ('{"sequences":[],"strides":{"cache":"diagonal"}}', r"Invalid enum value 'diagonal' - at `\$\.strides\.cache`"),
     ('{"sequences":[{"query_len":-1}]}', r"Expected `int` >= 0 - at `\$\.sequences\[0\]\.query_len`"),
     ('{"sequences":[{"query_len":1048577}]}', r"Expected `int` <= 1048576 - at `\$\.sequences\[0\]\.query_len`"),
-    ('{"sequences":[],"window":123456789012345678901234567890}', r"Expected `int` <= 1048576 - at `\$\.window`"),
+    ('{"sequences":[],"window":123456789012345678901234567890}', r"Expected `int` <= 2147483646 - at `\$\.window`"),
     ('{"sequences":[],"heads":{"head_size":0}}', r"Expected `int` >= 1 - at `\$\.heads\.head_size`"),
     ('{"sequences":[],"heads":{"head_size":1025}}', r"Expected `int` <= 1024 - at `\$\.heads\.head_size`"),
     ('{"sequences":[],"heads":{"num_kv_heads":0}}', r"Expected `int` >= 1 - at `\$\.heads\.num_kv_heads`"),

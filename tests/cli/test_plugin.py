@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -39,7 +38,8 @@ OF_OTHERS = (
 )
 """Options that silence what pytest-asyncio and pytest-benchmark say of themselves, where they are installed."""
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+WITHOUT_HYPOTHESIS = ("-p", "no:hypothesispytest")
+"""Options that let pytest start without Hypothesis' plugin, which takes more than half of the time of its start."""
 
 
 @pytest.fixture
@@ -49,14 +49,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call_pytest(folder: Path, test: str, *options: str) -> "subprocess.CompletedProcess[str]":
+def call_pytest(
+    folder: Path, test: str, *options: str, without: tuple[str, ...] = WITHOUT_HYPOTHESIS
+) -> "subprocess.CompletedProcess[str]":
     """Run pytest in the folder on one file, without any settings of Triton and pytest in the environment."""
     (folder / "test_attention.py").write_text(test)
     settings = ("TRITON_INTERPRET", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "COLUMNS")
     environment = {name: value for name, value in os.environ.items() if name not in settings}
     environment["PYTEST_XDIST_AUTO_NUM_WORKERS"] = str(AUTO_WORKERS)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *OF_OTHERS, "test_attention.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *without, *options, *OF_OTHERS, "test_attention.py"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -73,7 +75,7 @@ def statistics_in(folder: Path) -> list[Statistics]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fuzz_test_of_two_lines(workers: int, folder: Path) -> None:
     strict = ("--strict-markers", "--strict-config", "-W", "error")
-    done = call_pytest(folder, TWO_LINES, *strict, *(["-n", str(workers)] if workers else []))
+    done = call_pytest(folder, TWO_LINES, *strict, *(["-n", str(workers)] if workers else []), without=())
     assert done.returncode == 0, done.stdout
     shards = statistics_in(folder)
     assert len(shards) == max(1, workers)

@@ -104,6 +104,8 @@ MEANS: list[tuple[Arguments, tuple[list[int], ...]]] = [
     ({"window_size": (1, -1)}, ([6, 10], [10, 11], [6, 12])),
     ({"window_size": [0, 1], "is_causal": False}, ([10, 11], [11], [12])),
     ({"window_size": (-1, 0), "is_causal": False}, ([6, 10], FIRST, SECOND)),
+    ({"window_size": (2**31, 2**31), "is_causal": False}, (FIRST, FIRST, SECOND)),
+    ({"window_size": (2**40, 0)}, ([6, 10], FIRST, SECOND)),
     ({"chunk_size": 2}, ([6, 10], [11], [12])),
     ({"chunk_size": 3}, ([6, 10], FIRST, [6, 12])),
     (MASK, ([6, 10], FIRST, SECOND)),

@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import find
 
 import fuzz_attn.kernels.merge_states as healthy
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
-from fuzz_attn.engine.orders import Order
+from fuzz_attn.engine.listeners.results import Results
+from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.errors import CounterexampleError, TargetError
-from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, described
+from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, described, key_pool
+from fuzz_attn.operations.merge_states.state_draws import state_cases
+from fuzz_attn.operations.operation import Case
 from fuzz_attn.operations.registry import OPERATIONS, operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.target import Target
@@ -25,7 +30,7 @@ OPERATION: Final = OPERATIONS["merge_states"]
 DOMAIN: Final = StateDomain()
 SOURCE: Final = Path(healthy.__file__).read_text(encoding="utf-8")
 BUGS: Final = {
-    "an empty state's output is read": ("mask=(columns < HEAD_SIZE) & has_keys,", "mask=columns < HEAD_SIZE,"),
+    "an empty state's output is read": ("mask=columns < num_columns,", "mask=columns < HEAD_SIZE,"),
     "no maximum is subtracted": ("tl.where(has_keys, largest, 0.0)), 0.0)", "0.0), 0.0)"),
     "the maximum of the first states only": ("for state in range(num_states):\n        largest",
                                              "for state in range(num_states - 1):\n        largest"),
@@ -77,6 +82,12 @@ def test_the_healthy_kernel_passes() -> None:
     assert {name for case, _ in cases for name in OPERATION.all_features_of(case)} == set(OPERATION.features)
 
 
+def test_the_healthy_kernel_passes_in_the_interpreter(campaign: Callable[..., Results]) -> None:
+    results = campaign("merge_states", setup=Setup("merge_states", backend="interpreter"), max_cases=20)
+    assert results.failure is None, results.failure
+    assert results.statistics.cases == 20
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
     target = target_with(*BUGS[name], tmp_path)
@@ -105,6 +116,13 @@ def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
 
 def test_the_operation_follows_from_case_domain_and_family() -> None:
     assert operation_of(StateCase()) is operation_of(DOMAIN) is operation_of_family("merge_states") is OPERATION
+    cases: tuple[Case, ...] = (StateCase(), AttentionCase(sequences=()))
+    assert [operation_of(case).name for case in cases] == ["merge_states", "attention"]
+    assert len({case.compile_key.number for case in cases}) == 2
+
+
+def test_cases_shrink_to_one_row_and_two_states() -> None:
+    assert find(state_cases(DOMAIN, key_pool(DOMAIN)), lambda case: True) == StateCase(num_states=2)
 
 
 def test_two_different_cases_have_different_descriptions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 from random import Random
@@ -128,6 +129,21 @@ def test_roundings_in_the_worst_direction_stay_within_the_bound_and_come_close()
             assert ratio <= 1.0, case
             largest[case.dtype] = max(largest[case.dtype], ratio)
     assert min(largest.values()) > 0.5, largest
+
+
+def test_exponents_of_far_states_stay_within_the_bound_and_come_close() -> None:
+    largest = 0.0
+    for seed in range(40):
+        tensors = materialise(StateCase(num_states=3, num_tokens=4, lse_spread=20.0, seed=seed))
+        below = (tensors.partial_lses.amax(0) - tensors.partial_lses).clamp_max(60.0)
+        grown = tensors.partial_outputs * below.exp()[..., None]  # so that all states matter as much
+        tensors = dataclasses.replace(tensors, partial_outputs=grown)
+        found = merge(tensors)
+        for token in range(4):
+            ratio = ratio_of(tensors, found, (token, 0, seed % 16))
+            assert ratio <= 1.0, seed
+            largest = max(largest, ratio)
+    assert largest > 0.7
 
 
 def test_an_lse_in_the_worst_direction_stays_within_the_bound_and_comes_close() -> None:

@@ -48,7 +48,7 @@ def gathered(
     cache: torch.Tensor, pages: torch.Tensor, positions: torch.Tensor, unit: float, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return keys or values ``[positions, heads, size]`` as real numbers."""
-    rows = cache.float()[pages[positions // cache.shape[2]].long(), :, positions % cache.shape[2]]
+    rows = cache[pages[positions // cache.shape[2]].long(), :, positions % cache.shape[2]].float()
     return rows if cache.dtype == dtype else (rows / unit).to(dtype).float()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from fuzz_attn.simulator import simulate
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "operation_kernels.py"
 

@@ -14,7 +14,8 @@ from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.unified_attention import unified_attention
 from fuzz_attn.oracle.reference import Reference, attend
-from fuzz_attn.simulator import Simulator, simulate
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 from fuzz_attn.targets.loading import load_target
 
 DRAWN_CASES = int(os.environ.get("FUZZ_ATTN_SIMULATOR_CASES", "40"))

@@ -11,7 +11,7 @@ import torch
 
 from fuzz_attn.oracle.rounding_model import EXP_UNITS
 from fuzz_attn.oracle.roundings import FLUSHED, UNDERFLOW, UNIT, cast_unit, gamma, half_denormal
-from fuzz_attn.simulator import simulate
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "sample_kernels.py"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -17,6 +17,7 @@ from fuzz_attn.binding.layouts import Layout
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.mask_recipes import Causal, Chunks, Custom, Full, Lookahead, Mask, TopLeft
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Order, Setup
@@ -184,6 +185,52 @@ def test_spellings_of_a_window(window: str, given: object) -> None:
     assert found["sliding_window"] == 0
     found, _ = arguments(SCALES, CASE, {"layout": "rows", "window": window})
     assert found["sliding_window"] == -1
+
+
+EXTEND = "q, k, v, out, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, is_causal, window_size, chunk_size, "
+EXTEND += "top_left, custom_mask=None, mask_indptr=None, k_scale=None, v_scale=None"
+
+
+@pytest.mark.parametrize(
+    ("mask", "window", "given"),
+    [
+        (Causal(), 0, (True, (-1, -1), 0, False)),
+        (Causal(), 3, (True, (2, 0), 0, False)),
+        (TopLeft(), 3, (True, (2, 0), 0, True)),
+        (Full(), 0, (False, (-1, -1), 0, False)),
+        (Full(), 3, (False, (2, -1), 0, False)),
+        (Lookahead(4), 0, (False, (-1, 4), 0, False)),
+        (Lookahead(0), 3, (False, (2, 0), 0, False)),
+        (Chunks(5), 3, (True, (2, 0), 5, False)),
+        (Custom(), 0, (True, (-1, -1), 0, False)),
+        (Custom(causal=False), 3, (False, (2, -1), 0, False)),
+    ],
+    ids=str,
+)
+def test_arguments_of_masks(mask: Mask, window: int, given: tuple[object, ...]) -> None:
+    found, tensors = arguments(EXTEND, replace(CASE, family="extend", mask=mask, window=window), {"window": "pair"})
+    assert tuple(found[name] for name in ("is_causal", "window_size", "chunk_size", "top_left")) == given
+    assert found["custom_mask"] is tensors.custom_mask
+    if isinstance(mask, Custom):
+        assert found["mask_indptr"].tolist() == [0, 14, 17, 17]
+        assert tensors.custom_mask is not None
+        assert (tensors.custom_mask.dtype, tensors.custom_mask.shape) == (torch.bool, (17,))
+    else:
+        assert found["mask_indptr"] is None
+
+
+@pytest.mark.parametrize("mask", [Lookahead(4), Full(), Causal()], ids=str)
+def test_the_right_side_of_a_window_may_have_a_name_of_its_own(mask: Mask) -> None:
+    parameters = EXTEND.replace("window_size", "scale, window_left, window_right")
+    found, _ = arguments(parameters, replace(CASE, family="extend", mask=mask, window=3), {})
+    right = {"lookahead": 4, "full": -1, "causal": 0}[mask.kind]
+    assert (found["window_left"], found["window_right"]) == (2, right)
+
+
+def test_a_window_of_one_number_has_no_right_side() -> None:
+    function, _ = recorder(EXTEND)
+    pair, one = (as_target(function, "m", "extend", binding_of({"window": each})).domain for each in ("pair", "left"))
+    assert pair.features - one.features == {"lookahead"}
 
 
 def test_constants_and_tensors_of_the_caller() -> None:

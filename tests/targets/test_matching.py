@@ -148,7 +148,10 @@ def test_what_does_not_bind_is_one_line(parameters: str, stated: dict[str, Any],
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"layout": "nhd"}, "layout='nhd' must be one of rows, heads_first, split, slots, or a table of patterns"),
+        (
+            {"layout": "nhd"},
+            "layout='nhd' must be one of rows, heads_first, split, slots, latent, or a table of patterns",
+        ),
         (
             {"layout": {"keys": "block head dim", "values": "block slot head dim"}},
             "must name block, slot, head and dim",

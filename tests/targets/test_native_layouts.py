@@ -39,10 +39,9 @@ def answered(tensors: AttentionTensors) -> list[torch.Tensor]:
     """Return the keys and values of each sequence that has rows to answer."""
     store = Store(tensors)
     found: list[torch.Tensor] = []
-    for sequence, (new, old) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
+    for sequence, new in enumerate(tensors.query_lens):
         if new and (not tensors.answers or tensors.answers[sequence]):
-            first = tensors.visibility.first(old)
-            found += store.gather(np.array([[sequence]]), np.arange(first, old + new)[None])
+            found += store.gather(np.array([[sequence]]), np.flatnonzero(tensors.needed_keys(sequence))[None])
     return found
 
 

@@ -11,7 +11,8 @@ import torch
 import triton.language as tl
 
 from fuzz_attn.backends.cuda import arithmetic_in
-from fuzz_attn.simulator import Simulator, simulate
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 from fuzz_attn.ttir.kernel_arithmetic import Dot, Operand
 
 KERNELS = "dot_kernels.py"

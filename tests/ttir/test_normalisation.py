@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import simulate
+from fuzz_attn.simulator.session import simulate
 from fuzz_attn.ttir.kernel_arithmetic import Normalisation
 
 KERNELS = "normalising_kernels.py"

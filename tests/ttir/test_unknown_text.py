@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.generator import Extension
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 from fuzz_attn.ttir.ir import Location, Operation
 from fuzz_attn.ttir.parser import parse_module
 

@@ -1,6 +1,6 @@
 """The program of a run's fork server: it has imported what the processes of a run need, and they are forks of it.
 
-None of it imports Triton, for which a worker chooses a backend first.
+None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ def import_all() -> None:
     import fuzz_attn.engine.compiling.pool
     import fuzz_attn.engine.run.run_plan
     import fuzz_attn.inputs.tensors
+    import fuzz_attn.inputs.transforms
     import fuzz_attn.oracle.comparison
+    import fuzz_attn.oracle.emulation
     import fuzz_attn.oracle.reference
+    import fuzz_attn.simulator.codegen.generator
+    import fuzz_attn.simulator.execution
     import fuzz_attn.targets.built_in
+    import fuzz_attn.targets.loading
     import fuzz_attn.workers.worker
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fuzz_attn.case.parts import LaunchHints
+from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.poison import output_poison, slot_poison
 from fuzz_attn.inputs.random_bits import Integers, Stream
@@ -49,6 +50,8 @@ class WriteTensors(CallTensors):
     outputs: dict[str, OutputTensor]
     kv_cache_dtype: str = "auto"
     query_lens: tuple[int, ...] = (1,)
+    context_lens: tuple[int, ...] = (0,)
+    visibility: Visibility = field(default_factory=Visibility)
     launch: LaunchHints = field(default_factory=LaunchHints)
 
     def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,8 +10,9 @@ unit roundoff and ``n`` the number of states that saw a key.
 - Exponents: the steps from ``l_i`` to the last maximum have the length ``m - l_i`` together. Each loses ``u`` when it
   is subtracted, and 2 ``u`` when it is multiplied with a rounded constant, as an exponential of base 2 needs.
 - Weights: of each, at most ``n - 1`` exponentials and as many rescalings are not by exactly 1. An exponential loses
-  ``exp_units`` of itself. Numerator and denominator share all of this: ``w_i (1 + e_i)`` with ``|e_i| <= W_i``. So it
-  moves the output by ``sum p_i e_i (o_i - o)``, where ``p_i`` are the exact shares.
+  ``exp_units`` of itself. The weight of the largest LSE is exactly 1, because exp(0) is. Numerator and denominator
+  share all of this: ``w_i (1 + e_i)`` with ``|e_i| <= W_i``. So it moves the output by ``sum p_i e_i (o_i - o)``, where
+  ``p_i`` are the exact shares.
 - Sums: each term has one product, and up to ``n - 1`` additions and ``n - 1`` products of rescalings, in numerator and
   denominator separately, which also counts rescaled sums twice on purpose: the factor is shared, its product is not.
 - The quotient loses at most 4 units, then the output is rounded to its type.
@@ -62,6 +63,7 @@ def merge(tensors: StateTensors, model: RoundingModel = PLAIN_MODEL) -> Referenc
     others = ((~empty).sum(0).double() - 1.0).clamp_min(0.0)
     log_unit = math.log1p(UNIT)
     moved = (distance * EXPONENT + others * (math.log1p(model.exp_units * UNIT) + log_unit)).expm1()
+    moved.masked_fill_(distance == 0.0, 0.0)
     in_sums = (2.0 * others * log_unit).expm1()
     in_products = ((2.0 * others + 1.0) * log_unit).expm1()
     lost = others * FLUSHED

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from fuzz_attn.errors import LoopLimitError, UnsupportedOperation
-from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.codegen.emitter import Emitter
 from fuzz_attn.simulator.codegen.expressions import (
     NONE,
@@ -37,6 +36,8 @@ from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Pruner, State
 from fuzz_attn.simulator.codegen.terms import Region, Scope
 from fuzz_attn.simulator.codegen.value_ranges import KnownRange, known
 from fuzz_attn.simulator.runtime import ranges
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 from fuzz_attn.ttir.lowering import Lowering, Translations
 from fuzz_attn.ttir.parser import parse_module
 

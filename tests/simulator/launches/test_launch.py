@@ -21,7 +21,8 @@ from triton.runtime.jit import JITFunction
 
 from fuzz_attn.denormals import flushes_denormals
 from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator import FindingKind, simulate
+from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "sample_kernels.py"
 
@@ -186,7 +187,8 @@ from pathlib import Path
 
 import importlib.util
 import torch
-from fuzz_attn.simulator import Simulator, simulate
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 from triton.runtime.interpreter import InterpretedFunction
 
 specification = importlib.util.spec_from_file_location("sample_kernels", sys.argv[2])

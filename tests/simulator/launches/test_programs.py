@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import Simulator, simulate
 from fuzz_attn.simulator.disk_cache import LIMIT_BYTES, DiskCache, generator_version, key_of
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "sample_kernels.py"
 

@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.errors import SimulatorError
-from fuzz_attn.simulator import FindingKind, Session, Simulator, simulate
+from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.session import Session, simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "operation_kernels.py"
 SIMULATOR = Simulator()

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator import Finding, FindingKind, Simulator, simulate
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "tuple_kernels.py"
 SIMULATOR = Simulator()

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.simulator import simulate
+from fuzz_attn.simulator.session import simulate
 
 
 @triton.jit

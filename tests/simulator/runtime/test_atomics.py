@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import FindingKind, simulate
+from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "operation_kernels.py"
 

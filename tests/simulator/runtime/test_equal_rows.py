@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.simulator import simulate
+from fuzz_attn.simulator.session import simulate
 
 PROGRAM = Path(__file__).with_name("equal_rows_program.py")
 

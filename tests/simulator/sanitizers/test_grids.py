@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.simulator import FindingKind, simulate
+from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.session import simulate
 
 
 @triton.jit

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator import Finding, FindingKind, simulate
+from fuzz_attn.simulator.findings import Finding, FindingKind
 from fuzz_attn.simulator.runtime.hints import inconsecutive, run_starts, unequal
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "gpu_kernels.py"
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import Finding, FindingKind, simulate
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "gpu_kernels.py"
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator import Masks, Simulator, simulate
 from fuzz_attn.simulator.sanitizers.mask_outcomes import (
     ALL_FALSE,
     ALL_TRUE,
@@ -17,8 +16,11 @@ from fuzz_attn.simulator.sanitizers.mask_outcomes import (
     COMPLETE_SINGLE,
     MIXED,
     SEVERAL,
+    Masks,
     cover,
 )
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "operation_kernels.py"
 

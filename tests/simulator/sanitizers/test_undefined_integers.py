@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import Finding, FindingKind, Simulator, simulate, undefined_probes
+from fuzz_attn.simulator import undefined_probes
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "gpu_kernels.py"
 _DIVISORS = (1, 2, 3, 4, 5, 6, 0, 8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator import simulate
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "foreign_kernels.py"
 

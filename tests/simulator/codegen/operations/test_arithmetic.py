@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator import FindingKind, simulate
+from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "operation_kernels.py"
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fuzz_attn.simulator import FindingKind, simulate
+from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.session import simulate
 
 KERNELS = "foreign_kernels.py"
 

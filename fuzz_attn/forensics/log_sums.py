@@ -1,0 +1,73 @@
+"""Log-sums: what is wrong with a log-sum-exp whose attention output is right, and with rows that see no key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import torch
+
+from fuzz_attn.forensics.explanation import Finding, count, rows_of_case
+from fuzz_attn.forensics.lab import Array, Lab
+from fuzz_attn.oracle.logits import logits_of
+
+LITTLE_LEFT: Final = 0.01
+"""Share of the errors that an explanation may leave."""
+
+
+def keyless_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield that rows which see no key are not 0, if only these are wrong."""
+    sequences = lab.case.sequences
+    wrong = {row.sequence for row in rows_of_case(lab.case) if lab.first.wrong[row.token, row.head].any()}
+    if wrong and all(sequences[each].has_no_key for each in wrong):
+        finite = bool(np.isfinite(lab.first.actual[lab.first.wrong]).all())
+        found = "not 0" if finite else "NaN or infinite"
+        words = f"sequence {min(wrong)} has no key, so its output is 0, and it is {found}: no denominator may be used"
+        yield Finding("denominator", words)
+
+
+def log_sum_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield what a wrong log-sum-exp is instead."""
+    tensors, expected = lab.experiment.first.tensors, lab.experiment.reference.get("lse")
+    if expected is None or tensors.lse is None:
+        return
+    actual, value = (each.cpu().double().numpy() for each in (tensors.outputs["lse"].elements, expected.value))
+    with np.errstate(invalid="ignore"):
+        wrong = ~(np.abs(actual - value) <= expected.bound.cpu().numpy()) & (actual != value)
+    if not wrong.any():
+        return
+    right = value[wrong]
+    others = {
+        "in base 2 and not in base e": right / math.log(2.0),
+        "in base e and not in base 2": right * math.log(2.0),
+        "without the largest logit, which was subtracted": right - _largest(lab)[wrong],
+        "only the largest logit": _largest(lab)[wrong],
+    }
+    own = {"in base 2 and not in base e": "e", "in base e and not in base 2": "2"}
+    found = (
+        words
+        for words, other in others.items()
+        if own.get(words, tensors.lse.base) == tensors.lse.base and _is(actual[wrong], other, right)
+    )
+    words = next(found, f"wrong in {count(int(wrong.sum()), 'row')}, where the weights and the output are right")
+    yield Finding("denominator", f"the log-sum-exp is {words}")
+
+
+def _is(actual: Array, other: Array, right: Array) -> bool:
+    """Return whether numbers are others, apart from a small share of their errors."""
+    left, error = np.abs(actual - other), np.abs(actual - right)
+    return bool((left <= LITTLE_LEFT * error).all())
+
+
+def _largest(lab: Lab) -> Array:
+    """Return the largest logit of each row, of the shape of the log-sum-exp and in its base; 0 for other rows."""
+    tensors, model = lab.experiment.first.tensors, lab.experiment.target.rounding_model
+    assert tensors.lse is not None
+    shape = sum(tensors.query_lens), tensors.num_kv_heads, tensors.query.shape[1] // tensors.num_kv_heads
+    found = torch.zeros(shape, dtype=torch.float64, device=tensors.query.device)
+    for block in lab.experiment.blocks:
+        found[block.tokens] = logits_of(block, tensors, model).top[..., 0].transpose(1, 2)
+    rows = found.flatten(1).cpu().numpy() / (1.0 if tensors.lse.base == "e" else math.log(2.0))
+    return rows if tensors.lse.order == "tokens" else rows.T
