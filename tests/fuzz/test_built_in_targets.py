@@ -16,6 +16,7 @@ CASES = {
     "context": 100,
     "chunked": 100,
     "extend": 100,
+    "mla_decode": 100,
     "merge_states": 100,
     "cache_write": 150,
 }

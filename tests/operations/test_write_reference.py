@@ -37,22 +37,27 @@ def numbers(tensors: WriteTensors, name: str) -> tuple[np.ndarray[Any, Any], flo
     return new[: len(tensors.slot_mapping)].double().numpy(), float(scale)
 
 
+def kind_of(case: WriteCase) -> np.dtype[Any]:
+    """Return the type of the caches in numpy."""
+    return np.dtype(np.int8) if case.cache_dtype == "int8" else NUMPY_DTYPES[case.cache_dtype]
+
+
 def finite(case: WriteCase) -> np.ndarray[Any, Any]:
     """Return all finite numbers of a one-byte type, sorted, in float64."""
-    every = np.arange(256, dtype=np.uint8).view(NUMPY_DTYPES[case.cache_dtype]).astype(np.float64)
+    every = np.arange(256, dtype=np.uint8).view(kind_of(case)).astype(np.float64)
     return np.unique(every[np.isfinite(every)])
 
 
 def test_a_cast_is_that_of_a_loop() -> None:
     seen = set()
     for case in drawn():
-        if case.is_fp8:
+        if case.is_fp8 or case.per_token_head:
             continue
         seen.add((case.dtype, case.cache_dtype))
         tensors = materialise(case)
         for name, expected in write(tensors).items():
             new, _ = numbers(tensors, name)
-            kind = NUMPY_DTYPES[case.cache_dtype]
+            kind = kind_of(case)
             for token, slot in enumerate(tensors.slot_mapping.tolist()):
                 with np.errstate(over="ignore"):
                     row = new[token].astype(np.float32).astype(kind).astype(np.float64)
@@ -72,7 +77,7 @@ def test_a_quotient_agrees_in_50_digits_and_has_one_or_two_neighbours() -> None:
     random, pairs = Random(1), 0
     with mpmath.workdps(50):
         for case in drawn():
-            if not case.is_fp8:
+            if not case.is_fp8 or case.per_token_head:
                 continue
             tensors, every = materialise(case), finite(case)
             limit = float(every[-1])
@@ -97,10 +102,10 @@ def test_a_quotient_agrees_in_50_digits_and_has_one_or_two_neighbours() -> None:
 def test_quotients_in_the_worst_direction_stay_within_the_bound_and_come_close() -> None:
     largest = {"float8_e4m3fn": 0.0, "float8_e5m2": 0.0}
     for case in drawn():
-        if not case.is_fp8:
+        if not case.is_fp8 or case.per_token_head:
             continue
         tensors, every = materialise(case), finite(case)
-        kind = NUMPY_DTYPES[case.cache_dtype]
+        kind = kind_of(case)
         for name, expected in write(tensors).items():
             new, scale = numbers(tensors, name)
             live = (tensors.slot_mapping >= 0).numpy()
@@ -111,6 +116,57 @@ def test_quotients_in_the_worst_direction_stay_within_the_bound_and_come_close()
                 assert (ratio <= 1.0).all(), case
                 largest[case.stored_as] = max(largest[case.stored_as], float(ratio.max(initial=0.0)))
     assert min(largest.values()) > 0.99
+
+
+def test_scales_of_tokens_and_heads_agree_in_50_digits() -> None:
+    seen = set()
+    with mpmath.workdps(50):
+        for case in drawn():
+            if not case.per_token_head:
+                continue
+            seen.add(case.cache_dtype)
+            tensors = materialise(case)
+            found = write(tensors)
+            limit = 127.0 if case.cache_dtype == "int8" else 448.0
+            for name, scales in (("key_cache", "k_scale_cache"), ("value_cache", "v_scale_cache")):
+                new, _ = numbers(tensors, name)
+                for token, slot in enumerate(tensors.slot_mapping.tolist()):
+                    row = [mpmath.mpf(number) for number in new[token, -1].tolist()]
+                    scale = max(map(abs, row)) / limit
+                    if slot < 0 or scale < 1e-5:
+                        continue
+                    bound = float(found[scales].bound[token, -1])
+                    assert abs(mpmath.mpf(float(found[scales].value[token, -1])) - scale) <= 1e-8 * bound
+                    bounds = found[name].bound[token, -1].tolist()
+                    errors = [abs(mpmath.mpf(value) - number / scale) for value, number in
+                              zip(found[name].value[token, -1].tolist(), row, strict=True)]  # fmt: skip
+                    assert all(error <= 1e-8 * bound for error, bound in zip(errors, bounds, strict=True))
+    assert seen == {"int8", "float8_e4m3fn"}
+
+
+def test_own_scales_in_the_worst_direction_stay_within_the_bound_and_come_close() -> None:
+    largest = {"int8": 0.0, "float8_e4m3fn": 0.0}
+    for case in drawn():
+        if not case.per_token_head:
+            continue
+        tensors, every = materialise(case), finite(case)
+        found, limit = write(tensors), 127.0 if case.cache_dtype == "int8" else 448.0
+        live = (tensors.slot_mapping >= 0).numpy()
+        for name in PARTS:
+            new, _ = numbers(tensors, name)
+            for side in (-1, 1):
+                scale = np.abs(new).max(-1, keepdims=True) / limit * (1 - side * 4 * UNIT)
+                quotient = new / np.where(scale == 0.0, 1.0, scale) * (1 + side * 4 * UNIT)
+                if case.cache_dtype == "int8":
+                    stored = np.floor(quotient + 0.5).clip(-127, 127)
+                else:
+                    clipped = np.clip(quotient, every[0], every[-1])
+                    stored = clipped.astype(np.float32).astype(kind_of(case)).astype(np.float64)
+                ratio = np.abs(stored - found[name].value.numpy()) / found[name].bound.numpy()
+                ratio = ratio[live & found[name].judged.numpy().all((1, 2))]
+                assert (ratio <= 1.0).all(), case
+                largest[case.cache_dtype] = max(largest[case.cache_dtype], float(ratio.max(initial=0.0)))
+    assert min(largest.values()) > 0.95
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,15 +33,24 @@ ROLES: Final = {
     "slot_mapping": "slot of each token, int64 [num_tokens], -1 for none",
     "k_scale": "scale of an fp8 cache of keys, float32 [1]",
     "v_scale": "scale of an fp8 cache of values, float32 [1]",
-    "kv_cache_dtype": "auto, fp8_e4m3 or fp8_e5m2, as a text",
+    "k_scale_cache": "scale of each slot and head of keys, written, float32 [num_pages, page_size, num_heads]",
+    "v_scale_cache": "likewise of values",
+    "kv_cache_dtype": "auto, fp8_e4m3, fp8_e5m2, int8_per_token_head or fp8_per_token_head, as a text",
 }
 """The parameters that a target may have, in words."""
 NEEDED: Final = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 SCALES: Final = ("k_scale", "v_scale")
-"""The parameters that only a target of fp8 caches needs."""
+"""The parameters that a target needs for fp8 caches with a scale for each cache."""
+SCALE_CACHES: Final = ("k_scale_cache", "v_scale_cache")
+"""The parameters that a target needs for caches with a scale for each token and head."""
 
 NewType: TypeAlias = Literal["float32", "float16", "bfloat16"]
-StoredType: TypeAlias = Literal["same", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+StoredType: TypeAlias = Literal[
+    "same", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8_token_head", "float8_e4m3fn_token_head"
+]
+CacheType: TypeAlias = DTypeName | Literal["int8"]
+OWN_SCALES: Final = "_token_head"
+"""The end of a type of caches with a scale for each token and head, which the write computes."""
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 Scale: TypeAlias = Annotated[float, Meta(ge=2.0**-40, le=2.0**40)]
 LARGEST: Final = {"num_heads": 256, "head_size": 256, "spare_pages": 4096, "head_gap": 4096, "value_gap": 4096}
@@ -51,6 +60,11 @@ LARGEST_NUMBER: Final = 3.5
 """No new number is larger, as a multiple of the magnitude."""
 QUERY_HEADS: Final = 2
 """Heads of a fused tensor before those of the keys."""
+
+
+def cache_type(stored_as: StoredType) -> CacheType:
+    """Return the type of caches that do not have the type of the new keys."""
+    return cast("CacheType", stored_as.removesuffix(OWN_SCALES))
 
 
 class WriteKey(Plain, frozen=True):
@@ -102,7 +116,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
         if self.stored_as == self.dtype:
             force_setattr(self, "stored_as", "same")
-        if not self.is_fp8:
+        if not self.is_fp8 or self.per_token_head:
             force_setattr(self, "k_scale", 1.0)
             force_setattr(self, "v_scale", 1.0)
         super().__post_init__()
@@ -113,18 +127,25 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
             raise CaseError(f"a cache has {self.num_elements} elements, must have at most {MOST_ELEMENTS}")
 
     @property
-    def cache_dtype(self) -> DTypeName:
+    def cache_dtype(self) -> CacheType:
         """The type of the caches."""
-        return self.dtype if self.stored_as == "same" else self.stored_as
+        return self.dtype if self.stored_as == "same" else cache_type(self.stored_as)
+
+    @property
+    def per_token_head(self) -> bool:
+        """Whether each token and head of the caches has a scale, which is written too."""
+        return self.stored_as.endswith(OWN_SCALES)
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the caches have an fp8 type and scales."""
-        return is_fp8(self.cache_dtype)
+        """Whether the caches have an fp8 type."""
+        return self.cache_dtype != "int8" and is_fp8(self.cache_dtype)
 
     @property
     def overflows(self) -> bool:
         """Whether new numbers may lie beyond the largest of the caches and are finite in their own type."""
+        if self.cache_dtype == "int8" or self.per_token_head:
+            return False
         limit = DTYPES[self.cache_dtype].largest
         largest = min(LARGEST_NUMBER * self.magnitude, DTYPES[self.dtype].largest)
         return largest / min(self.k_scale, self.v_scale) > limit
@@ -151,7 +172,7 @@ class WriteDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op
     """The cases that a target promises to write; sizes are inclusive ranges, as in attention's domain."""
 
     dtypes: tuple[NewType, ...] = ("float32", "float16", "bfloat16")
-    stored_as: tuple[StoredType, ...] = ("same", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    stored_as: tuple[StoredType, ...] = get_args(StoredType)
     head_sizes: tuple[int, ...] = (1, 256)
     page_sizes: tuple[int, ...] = (1, 4096)
     features: frozenset[str] = frozenset(
@@ -223,7 +244,7 @@ def unpromised(case: WriteCase, domain: WriteDomain) -> str:
     if case.dtype not in domain.dtypes:
         return f"new keys of {case.dtype}"
     if case.stored_as not in domain.stored_as:
-        return f"caches of {case.cache_dtype}"
+        return f"caches of {case.stored_as.replace('_token_head', ' with a scale for each token and head')}"
     if not within(case.head_size, domain.head_sizes):
         return f"heads of {case.head_size}"
     return "" if within(case.page_size, domain.page_sizes) else f"pages of {case.page_size}"
@@ -241,7 +262,9 @@ def described(case: WriteCase) -> list[tuple[str, str]]:
         ("slots", f"in {order}" + ", some tokens skipped" * case.skipped),
         ("numbers", f"magnitude {shortest(case.magnitude)}, seed {case.seed}"),
     ]
-    if case.is_fp8:
+    if case.per_token_head:
+        lines.append(("scales", "of each token and head"))
+    elif case.is_fp8:
         lines.append(("scales", f"k {shortest(case.k_scale)}, v {shortest(case.v_scale)}"))
     memory = [
         *(["heads before places"] if case.heads_first else []),
@@ -317,6 +340,8 @@ ODDITIES: Final = (
 )
 KINDS: Final = (
     _when(FP8_CACHE, lambda case: case.is_fp8, stored_as="same"),
+    _when("a scale for each token and head", lambda case: case.per_token_head, stored_as="same"),
+    _when("int8 caches", lambda case: case.cache_dtype == "int8", stored_as="float8_e4m3fn_token_head"),
     _when("another type of caches", lambda case: case.stored_as != "same", stored_as="same"),
     _when("float8_e5m2", lambda case: case.stored_as == "float8_e5m2", stored_as="float8_e4m3fn"),
     _when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -12,6 +12,7 @@ from fuzz_attn.case.dtypes import DTYPES, is_fp8
 from fuzz_attn.operations.cache_write.write_case import (
     LARGEST_NUMBER,
     MOST_ELEMENTS,
+    OWN_SCALES,
     WriteCase,
     WriteDomain,
     WriteKey,
@@ -89,11 +90,13 @@ def _numbers(draw: st.DrawFn, key: WriteKey, *, overflows: bool) -> tuple[float,
     The scales lie within a factor of ten of each other, or one of the caches would hold only zeros or its largest
     number. Without ``overflows`` all numbers stay within the cache.
     """
-    if key.stored_as != "same" and is_fp8(key.stored_as):
+    if key.stored_as.endswith(OWN_SCALES):
+        return draw(_UNITS) * draw(sampled_from(_SMALL)), 1.0, 1.0
+    stored: Any = key.dtype if key.stored_as == "same" else key.stored_as
+    if is_fp8(stored):
         unit = draw(_UNITS)
         k_scale, v_scale = unit * draw(_SCALES), unit * draw(_SCALES)
         return unit * draw(sampled_from(_SMALL + _LARGE * overflows)), k_scale, v_scale
-    stored = key.dtype if key.stored_as == "same" else key.stored_as
     is_within = _BEYOND[0] * LARGEST_NUMBER < DTYPES[stored].largest
     return draw(sampled_from(_MAGNITUDES + _BEYOND * (overflows or is_within))), 1.0, 1.0
 

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 import torch
 
-from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, ranges
+from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, factor, ranges
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
-from fuzz_attn.operations.cache_write.write_reference import parts_of, stored
+from fuzz_attn.operations.cache_write.write_reference import NAMES, parts_of, stored
 from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected
@@ -24,6 +24,18 @@ from fuzz_attn.properties.experiment import Experiment
 
 SHOWN: Final = 3
 """Slots or tokens of one kind that are named one by one."""
+
+
+_OTHER: Final = {
+    "key_cache": "value_cache",
+    "value_cache": "key_cache",
+    "k_scale_cache": "v_scale_cache",
+    "v_scale_cache": "k_scale_cache",
+}
+
+
+ALIKE: Final = 2.0**-20
+"""How far ratios of scales may lie apart that stand for one factor."""
 
 
 class Cache(NamedTuple):
@@ -61,7 +73,7 @@ def explain(experiment: Experiment) -> Explanation:
         return _of([Finding("unknown", "the target raised")])
     tensors: WriteTensors = experiment.left
     found: dict[tuple[Reason, str], list[str]] = {}
-    for name in tensors.outputs:
+    for name in sorted(tensors.outputs, key=lambda name: name not in NAMES):  # numbers follow from their scales
         for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors):
             found.setdefault((reason, words), []).append(name)
     findings = [Finding(reason, f"{' and '.join(names)}: {words}") for (reason, words), names in found.items()]
@@ -90,7 +102,8 @@ def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) 
             if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed:
                 yield reason, words
                 return
-        if words := _of_limit(cache, launched.outputs[cache.name].tensor.dtype):
+        dtype = launched.outputs[cache.name].tensor.dtype
+        if words := _of_scales(cache) if cache.name in NAMES else _of_limit(cache, dtype):
             yield "scale", words
             return
     yield from _slots_of_no_token(cache)
@@ -106,13 +119,20 @@ def _like(expected: Expected, tensors: WriteTensors, name: str) -> Expected:
 def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, Expected]]:
     """Yield typical mistakes: a reason, words, and what the cache would hold."""
     parts = parts_of(tensors)
-    new, scale = parts.pop(name)
-    ((other, (others, other_scale)),) = parts.items()
+    new, scale = parts[name]
+    other = _OTHER[name]
+    others, other_scale = parts[other]
     for head in range(new.shape[1] if new.shape[1] > 1 else 0):
         of_head = stored(new[:, head : head + 1].expand_as(new), scale, tensors, name)
         yield "head mapping", f"all heads hold head {head}", of_head
+    if name in NAMES:
+        yield (
+            "scale",
+            "scales follow from the largest number and not from the largest magnitude",
+            stored(new.clamp_min(0.0), scale, tensors, name),
+        )
     yield "address", f"it holds the numbers of {other}", stored(others, scale, tensors, name)
-    if is_fp8_dtype(tensors.outputs[name].tensor.dtype):
+    if is_fp8_dtype(tensors.outputs[name].tensor.dtype) and name not in NAMES and len(tensors.outputs) == 2:
         one = torch.ones_like(scale)
         yield "scale", "numbers are not divided by the scale", stored(new, one, tensors, name)
         yield "scale", "numbers are multiplied with the scale", stored(new, one / scale, tensors, name)
@@ -120,6 +140,14 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
     for narrow in (torch.float16, torch.bfloat16):
         words = f"numbers are rounded to {str(narrow).removeprefix('torch.')} on the way"
         yield "arithmetic", words, stored(new.to(narrow).to(new.dtype), scale, tensors, name)
+
+
+def _of_scales(cache: Cache) -> str:
+    """Return by which factor all scales are wrong, in words; nothing if that differs."""
+    live = torch.tensor(cache.slots) != NOWHERE
+    ratio = cache.held.cpu()[torch.tensor(cache.slots)[live]] / cache.known.value.cpu()[live]
+    low, high = float(ratio.min()), float(ratio.max())
+    return f"scales are {factor(low)} times what they must be" if high - low <= ALIKE * low else ""
 
 
 def _of_limit(cache: Cache, dtype: torch.dtype) -> str:
@@ -171,6 +199,7 @@ def _wrong_tokens(cache: Cache, output: OutputTensor) -> Iterator[tuple[Reason, 
         return
     axes = {"head": (0, 2), "column": (0, 1)}
     unwritten = output.unwritten[[token for token, _ in wrong]]
+    unwritten = unwritten[..., None] if unwritten.ndim == 2 else unwritten
     for axis, rest in axes.items():
         never = unwritten.all(rest)
         if bool(never.any()):
@@ -180,7 +209,11 @@ def _wrong_tokens(cache: Cache, output: OutputTensor) -> Iterator[tuple[Reason, 
         other = cache.token_in(slot)
         if other is not None:
             yield "address", f"slot {slot} holds token {other} and not token {token}"
-        elif cache.nearly_holds(slot, token, torch.finfo(output.tensor.dtype).eps):
+        elif cache.nearly_holds(slot, token, _spacing(output.tensor.dtype)):
             yield "arithmetic", f"numbers of token {token} in slot {slot} are rounded wrongly"
         else:
             yield "address", f"slot {slot} holds other numbers than those of token {token}"
+
+
+def _spacing(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0

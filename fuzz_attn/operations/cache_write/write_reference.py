@@ -7,6 +7,11 @@ For an fp8 cache a number ``x`` is divided by the scale ``s`` in float32, clampe
 quotient loses at most 4 units of itself: as much as a product with a rounded reciprocal, or as the quotient of a GPU.
 A quotient below the normal range of float32 may be flushed. So the last rounding has one or, near the middle between
 two fp8 numbers, two right results. No term is a tolerance.
+
+With a scale for each token and head, the scale is the largest magnitude of the row divided by the limit of the cache,
+so it loses at most as much as a quotient. A quotient with it loses that much once more. An int8 cache holds the nearest
+integer, of which a sum with 0.5 may lose one unit more. Rows with a scale below ``LEAST_SCALE`` are not judged: kernels
+keep their scales above some small number, each above its own.
 """
 
 from __future__ import annotations
@@ -22,6 +27,13 @@ from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.oracle.roundings import FLUSHED, UNIT
 
 QUOTIENT: Final = 4 * UNIT
+LEAST_SCALE: Final = 1e-5
+LIMITS: Final = {torch.int8: 127.0} | {
+    dtype: torch.finfo(dtype).max for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+}
+"""What a scale makes of the largest magnitude."""
+NAMES: Final = {"k_scale_cache": "key_cache", "v_scale_cache": "value_cache"}
+"""The cache of each cache of scales."""
 EXACT: Final = 2.0**-160
 """The bound of an exact element, below the smallest number of every type: bounds are positive."""
 
@@ -40,18 +52,20 @@ def write(tensors: WriteTensors) -> Reference:
 
 
 def parts_of(tensors: WriteTensors) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the new numbers of each cache, those of its tokens only, and its scale."""
+    """Return the new numbers of each output, those of its tokens only, and the scale of its cache."""
     rows = len(tensors.slot_mapping)
-    return {
-        "key_cache": (tensors.key[:rows], tensors.k_scale),
-        "value_cache": (tensors.value[:rows], tensors.v_scale),
-    }
+    of_keys, of_values = (tensors.key[:rows], tensors.k_scale), (tensors.value[:rows], tensors.v_scale)
+    return {name: of_keys if name.startswith("k") else of_values for name in tensors.outputs}
 
 
 @torch.inference_mode()
 def stored(new: torch.Tensor, scale: torch.Tensor, tensors: WriteTensors, name: str) -> Expected:
-    """Return what a cache must hold of new numbers, whatever their slots are."""
+    """Return what an output must hold of new numbers, whatever their slots are."""
     dtype = tensors.outputs[name].tensor.dtype
+    if "k_scale_cache" in tensors.outputs:
+        return _with_own_scale(
+            new.double(), tensors.outputs[NAMES.get(name, name)].tensor.dtype, of_scale=name in NAMES
+        )
     if is_fp8_dtype(dtype):
         exact = new.double() / scale.double()
         value, bound = stored_bound(exact, exact.abs() * QUOTIENT + FLUSHED, dtype)
@@ -60,3 +74,16 @@ def stored(new: torch.Tensor, scale: torch.Tensor, tensors: WriteTensors, name: 
         bound = torch.full_like(cast, EXACT).masked_fill(cast.isinf(), torch.inf)
         value = cast.nan_to_num(0.0, 0.0, 0.0)
     return Expected(value, bound, torch.ones(1, 1, 1, dtype=torch.bool, device=value.device))
+
+
+def _with_own_scale(new: torch.Tensor, dtype: torch.dtype, *, of_scale: bool) -> Expected:
+    """Return the scale of each token and head, or the numbers that are stored with it."""
+    scale = new.abs().amax(-1) / LIMITS[dtype]
+    judged = scale >= LEAST_SCALE
+    if of_scale:
+        return Expected(scale, scale * QUOTIENT + FLUSHED, judged)
+    exact = new / scale.masked_fill(scale == 0.0, 1.0)[..., None]
+    error = exact.abs() * ((1.0 + QUOTIENT) * (1.0 + QUOTIENT) / (1.0 - QUOTIENT) - 1.0) + FLUSHED
+    if is_fp8_dtype(dtype):
+        return Expected(*stored_bound(exact, error, dtype), judged[..., None])
+    return Expected(exact, 0.5 + error + UNIT * (exact.abs() + 1.0), judged[..., None])

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
-
-from msgspec.structs import replace
+from typing import Any, Final, get_args
 
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.binding.matching import Match
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.errors import TargetError
-from fuzz_attn.operations.cache_write.write_case import NAME, NEEDED, ROLES, SCALES, WriteDomain
+from fuzz_attn.operations.cache_write.write_case import (
+    NAME,
+    NEEDED,
+    OWN_SCALES,
+    ROLES,
+    SCALE_CACHES,
+    SCALES,
+    StoredType,
+    WriteDomain,
+)
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import object_named
 from fuzz_attn.targets.target import Called, Target
@@ -42,6 +49,7 @@ class WriteTarget(Target):
         """Call the target on tensors; raises what the target raises."""
         given = dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
         given["kv_cache_dtype"] = tensors.kv_cache_dtype
+        given = dict.fromkeys(SCALE_CACHES) | given
         with target_defaults():
             self.call(**{name: given[name] for name in self.roles})
         return Called()
@@ -50,7 +58,7 @@ class WriteTarget(Target):
 def load(name: str, binding: Binding | None) -> WriteTarget:
     """Return the target that a specification names; raises :class:`TargetError` where its parameters do not fit.
 
-    One without parameters for scales is not given fp8 caches.
+    One without parameters for scales is not given the caches that need them.
     """
     if binding is not None:
         raise TargetError(f"target={name!r} writes a cache, and has no binding: its parameters are {', '.join(ROLES)}")
@@ -63,8 +71,15 @@ def load(name: str, binding: Binding | None) -> WriteTarget:
         raise TargetError(f"target={name!r} lacks the parameters {', '.join(missing)}")
     if more := [each for each in needed if each not in ROLES]:
         raise TargetError(f"target={name!r} needs parameters that no cache write has: {', '.join(more)}")
-    domain = WriteDomain()
-    if not all(scale in parameters for scale in SCALES):
-        wide = tuple(each for each in domain.stored_as if each == "same" or not is_fp8(each))
-        domain = replace(domain, stored_as=wide)
-    return WriteTarget(name, call, domain=domain, roles=tuple(role for role in ROLES if role in parameters))
+    roles = tuple(role for role in ROLES if role in parameters)
+    domain = WriteDomain(stored_as=tuple(each for each in get_args(StoredType) if _fits(each, roles, needed)))
+    return WriteTarget(name, call, domain=domain, roles=roles)
+
+
+def _fits(stored_as: StoredType, roles: Collection[str], needed: Collection[str]) -> bool:
+    """Return whether a target with parameters for these roles, some of them ``needed``, writes caches of a type."""
+    if stored_as.endswith(OWN_SCALES):
+        return all(scale in roles for scale in SCALE_CACHES)
+    if any(scale in needed for scale in SCALE_CACHES):
+        return False
+    return not stored_as.startswith("float8") or all(scale in roles for scale in SCALES)

@@ -18,7 +18,7 @@ from fuzz_attn.inputs.poison import output_poison, slot_poison
 from fuzz_attn.inputs.random_bits import Integers, Stream
 from fuzz_attn.inputs.storage import poisoned, rounded, spread, strided, tensor_of, tensors_over
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
-from fuzz_attn.operations.cache_write.write_case import QUERY_HEADS, WriteCase
+from fuzz_attn.operations.cache_write.write_case import QUERY_HEADS, SCALE_CACHES, CacheType, StoredType, WriteCase
 
 _KEYS, _VALUES, _SLOTS, _SKIPPED = 65, 66, 67, 68
 """The streams of random numbers."""
@@ -26,6 +26,14 @@ NOWHERE: Final = -1
 """The slot of a skipped token."""
 FAR_SPAN: Final = 2**31
 """Elements from the first page of a far cache to its last."""
+_NAMED: Final[dict[StoredType, str]] = {
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "int8_token_head": "int8_per_token_head",
+    "float8_e4m3fn_token_head": "fp8_per_token_head",
+}
+_UNUSED_INT8: Final = 0x80
+"""The bits of -128, which no correct write stores: scales make 127 the largest."""
 _LINE: Final = 64
 """Strides of far pages are multiples of it, as those of large allocations are."""
 _BEYOND: Final = 2**62 + 1
@@ -39,7 +47,8 @@ class WriteTensors(CallTensors):
     ``key`` and ``value`` are ``[num_tokens or more, num_heads, head_size]``, ``slot_mapping`` is int64
     ``[num_tokens]``, ``k_scale`` and ``v_scale`` are float32 ``[1]``. ``key_cache`` and ``value_cache`` are
     ``[num_pages, page_size, num_heads, head_size]``; the region of each holds a slot for every token, of which those of
-    skipped tokens are not live. To the judge all tokens are one sequence.
+    skipped tokens are not live. With a scale for each token and head, ``k_scale_cache`` and ``v_scale_cache`` are
+    outputs too, float32 ``[num_pages, page_size, num_heads]``. To the judge all tokens are one sequence.
     """
 
     key: torch.Tensor
@@ -96,7 +105,6 @@ def materialise(
         keys[rows], values[rows] = keys[rows][::-1].copy(), values[rows][::-1].copy()
     key, value = _fused(case, keys, values, device) if case.fused else _apart(case, keys, values, device)
     mapping = np.where(skipped, NOWHERE, slots)
-    types = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
     return WriteTensors(
         key=key,
         value=value,
@@ -104,7 +112,7 @@ def materialise(
         k_scale=_scale(case.k_scale, device),
         v_scale=_scale(case.v_scale, device),
         outputs=_caches(case, slots, skipped, device, variant),
-        kv_cache_dtype=types.get(case.cache_dtype, "auto"),
+        kv_cache_dtype=_NAMED.get(case.stored_as, "auto"),
         query_lens=(case.num_tokens,),
     )
 
@@ -152,20 +160,46 @@ def _caches(
     pages, places = np.divmod(slots, case.page_size)
     region = tuple(torch.from_numpy(each).to(device) for each in (pages, places))
     live = torch.from_numpy(~skipped)[:, None, None].to(device) if skipped.any() else None
-    poison = output_poison(case.cache_dtype, variant)
     gaps = {"key_cache": case.head_gap, "value_cache": case.head_gap + case.value_gap}
-    return {name: OutputTensor(_cache(case, gap, poison, device), poison, region, live) for name, gap in gaps.items()}
+    found = {}
+    for (name, gap), scales in zip(gaps.items(), SCALE_CACHES, strict=True):
+        poison = _UNUSED_INT8 if case.cache_dtype == "int8" else output_poison(case.cache_dtype, variant)
+        width = case.head_size + gap
+        inner = (width, case.page_size * width) if case.heads_first else (case.num_heads * width, width)
+        strides = (case.page_size * case.num_heads * width, *inner, 1)
+        tensor = _cache(case, (case.head_size,), strides, (case.cache_dtype, poison), device)
+        found[name] = OutputTensor(tensor, poison, region, live)
+        if case.per_token_head:
+            found[scales] = _scales(case, gap, region, live, output_poison("float32", variant), device)
+    return found
 
 
-def _cache(case: WriteCase, gap: int, poison: int, device: str) -> torch.Tensor:
-    """Return a poisoned cache with ``gap`` elements between its heads."""
-    shape = case.num_pages, case.page_size, case.num_heads, case.head_size
-    width = case.head_size + gap
-    inner = (width, case.page_size * width) if case.heads_first else (case.num_heads * width, width)
-    strides = (case.page_size * case.num_heads * width, *inner, 1)
-    memory = poisoned((shape[0] * strides[0],), bits_dtype(case.cache_dtype), poison)
-    near = tensors_over(memory, (strided(memory, shape, strides),), TORCH_DTYPES[case.cache_dtype], device)[0]
-    if not case.far:
+def _scales(
+    case: WriteCase,
+    gap: int,
+    region: tuple[torch.Tensor, ...],
+    live: torch.Tensor | None,
+    poison: int,
+    device: str,
+) -> OutputTensor:
+    """Return poisoned scales of each token and head, with ``gap`` elements behind those of a place, or of a head."""
+    width = (case.page_size if case.heads_first else case.num_heads) + gap
+    rows = case.num_heads if case.heads_first else case.page_size
+    strides = (rows * width, *((1, width) if case.heads_first else (width, 1)))
+    tensor = _cache(case, (), strides, ("float32", poison), device)
+    return OutputTensor(tensor, poison, region, None if live is None else live[..., 0], ("token", "head"))
+
+
+def _cache(
+    case: WriteCase, last: tuple[int, ...], strides: tuple[int, ...], kind: tuple[CacheType, int], device: str
+) -> torch.Tensor:
+    """Return a cache ``[num_pages, page_size, num_heads, *last]`` with these strides, of a type and a poison."""
+    dtype, poison = kind
+    shape = case.num_pages, case.page_size, case.num_heads, *last
+    memory = poisoned((shape[0] * strides[0],), np.uint8 if dtype == "int8" else bits_dtype(dtype), poison)
+    view = strided(memory, shape, strides)
+    near = tensors_over(memory, (view,), torch.int8 if dtype == "int8" else TORCH_DTYPES[dtype], device)[0]
+    if not case.far or not last:
         return near
     apart = math.ceil(FAR_SPAN / max(1, case.num_pages - 1))
     return spread(near, 0, -(-apart // _LINE) * _LINE)
