@@ -34,8 +34,8 @@ LIMITS: Final = {torch.int8: 127.0} | {
 """What a scale makes of the largest magnitude."""
 NAMES: Final = {"k_scale_cache": "key_cache", "v_scale_cache": "value_cache"}
 """The cache of each cache of scales."""
-EXACT: Final = 2.0**-160
-"""The bound of an exact element, below the smallest number of every type: bounds are positive."""
+EXACT: Final = 0.25
+"""The bound of an exact element in spacings at most: any other number of its type is twice as far away, or more."""
 
 
 @torch.inference_mode()
@@ -71,7 +71,8 @@ def stored(new: torch.Tensor, scale: torch.Tensor, tensors: WriteTensors, name: 
         value, bound = stored_bound(exact, exact.abs() * QUOTIENT + FLUSHED, dtype)
     else:
         cast = new.to(dtype).double()
-        bound = torch.full_like(cast, EXACT).masked_fill(cast.isinf(), torch.inf)
+        info = torch.finfo(dtype)
+        bound = cast.abs().clamp_min(info.smallest_normal) * (EXACT * info.eps)  # infinite for infinity
         value = cast.nan_to_num(0.0, 0.0, 0.0)
     return Expected(value, bound, torch.ones(1, 1, 1, dtype=torch.bool, device=value.device))
 
