@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -169,6 +170,15 @@ def test_an_fp8_cast_that_does_not_saturate_is_found(tmp_path: Path) -> None:
     explained = OPERATION.explain(OPERATION.experiment(found[0], target, backend()), None)
     assert explained.sentence.startswith("scale: ")
     assert "numbers beyond the largest of the cache are not clamped" in explained.sentence
+
+
+def test_a_launcher_that_asks_for_a_gpu_is_told_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(
+        TORCH.replace("    assert key", "    assert torch.cuda.get_device_capability() >= (9, 0)\n    assert key")
+    )
+    target = OPERATION.load_target(f"{file}:write", "cache_write", None)
+    assert not judged(dataclasses.replace(target, without_gpu=True), WriteCase(num_tokens=2))
 
 
 CASTS: Final = {"same", "float16", "bfloat16"}

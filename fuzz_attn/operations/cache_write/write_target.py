@@ -24,7 +24,6 @@ from fuzz_attn.operations.cache_write.write_case import (
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import object_named
 from fuzz_attn.targets.target import Called, Target
-from fuzz_attn.targets.torch_defaults import target_defaults
 
 LAUNCHER: Final = "cache_write:cache_write"
 
@@ -50,7 +49,7 @@ class WriteTarget(Target):
         given = dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
         given["kv_cache_dtype"] = tensors.kv_cache_dtype
         given = dict.fromkeys(SCALE_CACHES) | given
-        with target_defaults():
+        with self.surroundings():
             self.call(**{name: given[name] for name in self.roles})
         return Called()
 
