@@ -239,7 +239,7 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
     def axis(name: str, preferred: int | tuple[Any, ...], weight: Callable[[Any], int] = _evenly) -> Axis:
         return _axis(name, values[name], values[name][:preferred] if isinstance(preferred, int) else preferred, weight)
 
-    masks, sizes = axis("mask", MAX_SIMPLER), axis("value_size", SIMPLER_VALUE_SIZES)
+    masks, sizes = axis("mask", MAX_SIMPLER), axis("value_size", SIMPLER_VALUE_SIZES, _value_weight)
     options = (axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight))
     return (
         Axis("dtypes", (*values["dtypes"], *mixed_dtypes(domain)), _evenly, partial(simpler_dtypes, domain=domain)),
@@ -258,6 +258,11 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
 def _flags(domain: Domain) -> Iterator[Feature]:
     """Yield the compiled features that are axes: the published ones, and of the others those of the domain."""
     yield from (name for name in COMPILED_FEATURES if name in _USUAL_FLAGS or domain.allows(name))
+
+
+def _value_weight(size: int) -> int:
+    """Return the weight of a size of values: that of keys is taken wherever no pair of sizes is left to cover."""
+    return 1 if size else 40
 
 
 def _option_weight(option: int) -> int:

@@ -25,7 +25,7 @@ SPLIT_HEAD_SIZES = (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 96
 GROUP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 32, 33, 64)
 """Query heads for each KV head: MHA, the ratios of published models, and both sides of 16 rows."""
 
-VALUE_SIZES = (1, 2, 8, 15, 16, 17, 32, 33, 64, 80, 128, 192, 256)
+VALUE_SIZES = (1, 8, 16, 17, 33, 64, 128, 192)
 """Sizes of values: powers of two and some between them, for keys on either side."""
 
 SIMPLER_VALUE_SIZES = (0, 16, 8)

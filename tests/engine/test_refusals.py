@@ -170,7 +170,7 @@ def test_each_promised_feature_of_a_family_has_an_easy_case(family: Family) -> N
     asked, features = BrokenPromises(load_target(family), _simulator()), FEATURES_OF[family]
     size = next(sizes(asked.target.domain))
     found = {feature for feature in features if asked._with_and_without(feature, size) is not None}
-    assert features - found == {"large_offsets", "far_axes"}
+    assert features - found == {"large_offsets", "far_axes"} & features
 
 
 def test_a_relation_whose_other_launch_is_refused_shows_nothing() -> None:

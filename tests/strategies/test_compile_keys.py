@@ -32,8 +32,8 @@ EXCLUSIVE = Domain(
         frozenset({"window", "softcap", "qq_bias"}),
     )
 )
-FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks")
-FIELDS = ("dtypes", "num_queries_per_kv", "head_size", "block_size", *FLAGS)
+FLAGS: tuple[Feature, ...] = ("window", "softcap", "alibi", "qq_bias", "sinks", "lse")
+FIELDS = ("dtypes", "num_queries_per_kv", "head_size", "block_size", "value_size", *FLAGS)
 
 
 def parts(key: CompileKey) -> tuple[Any, ...]:

@@ -138,12 +138,24 @@ OF_MASKS: Final[Freedoms] = {
 }
 """What launchers with masks other than the causal one allow."""
 
+OF_LATENT: Final[Freedoms] = {
+    "length_of_zero": OF_DECODE["length_of_zero"],
+    "largest_key": lambda c: (c.heads.head_size, c.heads.value_size) == (576, 512),
+    "values_are_keys": lambda c: c.heads.value_size in (0, c.heads.head_size),
+    "no_lse": lambda c: c.lse is None,
+    "lse_with_gaps": lambda c: c.lse and c.strides.out_head and len(c.sequences) > 1,
+    "many_splits": lambda c: c.launch.num_segments >= 16,
+    "largest_group_of_all": lambda c: c.heads.num_queries_per_kv == 128,
+}
+"""What decode on a latent cache allows."""
+
 FREEDOMS: Final[dict[Family, Freedoms]] = {
     "unified": OF_ALL | OF_UNIFIED,
     "paged": OF_ALL | OF_SPLIT | OF_DECODE,
     "context": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
     "chunked": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
     "extend": {name: shows for name, shows in OF_ALL.items() if name not in NOT_OF_EXTEND} | OF_NEW_TOKENS | OF_MASKS,
+    "mla_decode": OF_LATENT,
 }
 
 
