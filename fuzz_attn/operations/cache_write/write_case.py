@@ -36,6 +36,7 @@ ROLES: Final = {
     "k_scale_cache": "scale of each slot and head of keys, written, float32 [num_pages, page_size, num_heads]",
     "v_scale_cache": "likewise of values",
     "kv_cache_dtype": "auto, fp8_e4m3, fp8_e5m2, int8_per_token_head or fp8_per_token_head, as a text",
+    "kv_quant_mode": "0 without scales, 1 with one, 2 or 3 with a scale of each token and head in int8 or fp8",
 }
 """The parameters that a target may have, in words."""
 NEEDED: Final = ("key", "value", "key_cache", "value_cache", "slot_mapping")

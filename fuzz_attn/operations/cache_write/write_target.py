@@ -47,8 +47,8 @@ class WriteTarget(Target):
     def run(self, tensors: Any) -> Called:
         """Call the target on tensors; raises what the target raises."""
         given = dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
-        given["kv_cache_dtype"] = tensors.kv_cache_dtype
-        given = dict.fromkeys(SCALE_CACHES) | given
+        told = {"kv_cache_dtype": tensors.kv_cache_dtype, "kv_quant_mode": tensors.kv_quant_mode}
+        given = dict.fromkeys(SCALE_CACHES) | given | told
         with self.surroundings():
             self.call(**{name: given[name] for name in self.roles})
         return Called()

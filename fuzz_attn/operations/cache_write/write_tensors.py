@@ -26,12 +26,13 @@ NOWHERE: Final = -1
 """The slot of a skipped token."""
 FAR_SPAN: Final = 2**31
 """Elements from the first page of a far cache to its last."""
-_NAMED: Final[dict[StoredType, str]] = {
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-    "int8_token_head": "int8_per_token_head",
-    "float8_e4m3fn_token_head": "fp8_per_token_head",
+_NAMED: Final[dict[StoredType, tuple[str, int]]] = {
+    "float8_e4m3fn": ("fp8_e4m3", 1),
+    "float8_e5m2": ("fp8_e5m2", 1),
+    "int8_token_head": ("int8_per_token_head", 2),
+    "float8_e4m3fn_token_head": ("fp8_per_token_head", 3),
 }
+"""What launchers call a kind of caches: ``kv_cache_dtype`` and ``kv_quant_mode``."""
 _UNUSED_INT8: Final = 0x80
 """The bits of -128, which no correct write stores: scales make 127 the largest."""
 _LINE: Final = 64
@@ -58,6 +59,7 @@ class WriteTensors(CallTensors):
     v_scale: torch.Tensor
     outputs: dict[str, OutputTensor]
     kv_cache_dtype: str = "auto"
+    kv_quant_mode: int = 0
     query_lens: tuple[int, ...] = (1,)
     context_lens: tuple[int, ...] = (0,)
     visibility: Visibility = field(default_factory=Visibility)
@@ -104,6 +106,7 @@ def materialise(
         rows = slice(0, case.num_tokens)
         keys[rows], values[rows] = keys[rows][::-1].copy(), values[rows][::-1].copy()
     key, value = _fused(case, keys, values, device) if case.fused else _apart(case, keys, values, device)
+    name, mode = _NAMED.get(case.stored_as, ("auto", 0))
     mapping = np.where(skipped, NOWHERE, slots)
     return WriteTensors(
         key=key,
@@ -112,7 +115,8 @@ def materialise(
         k_scale=_scale(case.k_scale, device),
         v_scale=_scale(case.v_scale, device),
         outputs=_caches(case, slots, skipped, device, variant),
-        kv_cache_dtype=_NAMED.get(case.stored_as, "auto"),
+        kv_cache_dtype=name,
+        kv_quant_mode=mode,
         query_lens=(case.num_tokens,),
     )
 
