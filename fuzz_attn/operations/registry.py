@@ -10,10 +10,13 @@ from msgspec.structs import force_setattr
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.attention.attention import Attention
+from fuzz_attn.operations.cache_write.cache_writing import CacheWrite
 from fuzz_attn.operations.merge_states.merging_states import MergeStates
 from fuzz_attn.operations.operation import Operation
 
-OPERATIONS: Final[dict[str, Operation]] = {operation.name: operation for operation in (Attention(), MergeStates())}
+OPERATIONS: Final[dict[str, Operation]] = {
+    operation.name: operation for operation in (Attention(), MergeStates(), CacheWrite())
+}
 """Every operation by its name. Attention comes first: a file that names none is of it."""
 
 FAMILIES: Final = {family: words for operation in OPERATIONS.values() for family, words in operation.families.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -114,13 +114,19 @@ class Target:
         except Exception as error:
             raise BindingError(f"the arguments of {self.name!r} cannot be computed: {error!r}") from error
 
+    @contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Restore what a call changes of the process; a target without a GPU is told in it that there is one."""
+        with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
+            yield
+
     def run(self, tensors: AttentionTensors) -> Called:
         """Call the target on tensors; ``tensors.outputs`` then hold what it wrote or returned, each by its name.
 
         Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
         """
         call = self.call_on(tensors)
-        with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
+        with self.surroundings():
             result = self.call(**call.arguments)
         beyond = call.finish(result)
         return Called(call.changed(), beyond)

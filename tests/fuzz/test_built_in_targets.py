@@ -10,7 +10,16 @@ from fuzz_attn.engine.orders import Setup
 from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.report.mask_gaps import Explanation
 
-CASES = {"unified": 150, "paged": 100, "context": 100, "chunked": 100, "extend": 100, "merge_states": 100}
+CASES = {
+    "unified": 150,
+    "paged": 100,
+    "context": 100,
+    "chunked": 100,
+    "extend": 100,
+    "mla_decode": 100,
+    "merge_states": 100,
+    "cache_write": 150,
+}
 
 
 @pytest.mark.parametrize("family", CASES)

@@ -14,7 +14,6 @@ from fuzz_attn.operations.merge_states.state_case import NAME, ROLES, StateDomai
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import object_named
 from fuzz_attn.targets.target import Called, Target
-from fuzz_attn.targets.torch_defaults import target_defaults
 
 LAUNCHER: Final = "merge_states:merge_states"
 
@@ -37,7 +36,7 @@ class StateTarget(Target):
     def run(self, tensors: Any) -> Called:
         """Call the target on tensors; raises what the target raises."""
         arguments = dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
-        with target_defaults():
+        with self.surroundings():
             self.call(**arguments)
         return Called()
 

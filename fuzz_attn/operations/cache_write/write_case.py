@@ -1,0 +1,360 @@
+"""Write case: the input of one cache write as plain data, the domain of a target, and all aspects.
+
+Keys and values of the new tokens are ``[num_tokens, num_heads, head_size]``. Slot ``s`` of a cache is place
+``s % page_size`` of page ``s // page_size``. A skipped token has the slot -1.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
+
+from fuzz_attn.case.aspects import SIMPLEST_SIZE, Aspect, AspectTable
+from fuzz_attn.case.case_fields import Seed
+from fuzz_attn.case.domain import sizes_of, within
+from fuzz_attn.case.dtypes import DTYPES, DTypeName, is_fp8
+from fuzz_attn.case.plain import Count, Plain, counted, shortest
+from fuzz_attn.errors import CaseError, DomainError
+
+NAME: Final = "cache_write"
+"""The operation, and its only family."""
+
+ROLES: Final = {
+    "key": "new keys, [num_tokens or more, num_heads, head_size]",
+    "value": "new values, likewise",
+    "key_cache": "cache of keys, written, [num_pages, page_size, num_heads, head_size]",
+    "value_cache": "cache of values, likewise",
+    "slot_mapping": "slot of each token, int64 [num_tokens], -1 for none",
+    "k_scale": "scale of an fp8 cache of keys, float32 [1]",
+    "v_scale": "scale of an fp8 cache of values, float32 [1]",
+    "k_scale_cache": "scale of each slot and head of keys, written, float32 [num_pages, page_size, num_heads]",
+    "v_scale_cache": "likewise of values",
+    "kv_cache_dtype": "auto, fp8_e4m3, fp8_e5m2, int8_per_token_head or fp8_per_token_head, as a text",
+    "kv_quant_mode": "0 without scales, 1 with one, 2 or 3 with a scale of each token and head in int8 or fp8",
+}
+"""The parameters that a target may have, in words."""
+NEEDED: Final = ("key", "value", "key_cache", "value_cache", "slot_mapping")
+SCALES: Final = ("k_scale", "v_scale")
+"""The parameters that a target needs for fp8 caches with a scale for each cache."""
+SCALE_CACHES: Final = ("k_scale_cache", "v_scale_cache")
+"""The parameters that a target needs for caches with a scale for each token and head."""
+
+NewType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+StoredType: TypeAlias = Literal[
+    "same", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8_token_head", "float8_e4m3fn_token_head"
+]
+CacheType: TypeAlias = DTypeName | Literal["int8"]
+OWN_SCALES: Final = "_token_head"
+"""The end of a type of caches with a scale for each token and head, which the write computes."""
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+Scale: TypeAlias = Annotated[float, Meta(ge=2.0**-40, le=2.0**40)]
+LARGEST: Final = {"num_heads": 256, "head_size": 256, "spare_pages": 4096, "head_gap": 4096, "value_gap": 4096}
+MOST_ELEMENTS: Final = 2**22
+"""Elements of one cache, and of the new keys."""
+LARGEST_NUMBER: Final = 3.5
+"""No new number is larger, as a multiple of the magnitude."""
+QUERY_HEADS: Final = 2
+"""Heads of a fused tensor before those of the keys."""
+
+
+def cache_type(stored_as: StoredType) -> CacheType:
+    """Return the type of caches that do not have the type of the new keys."""
+    return cast("CacheType", stored_as.removesuffix(OWN_SCALES))
+
+
+class WriteKey(Plain, frozen=True):
+    """What a kernel is compiled for."""
+
+    dtype: NewType = "float32"
+    stored_as: StoredType = "same"
+    head_size: Size = SIMPLEST_SIZE
+    page_size: Size = SIMPLEST_SIZE
+
+    @property
+    def number(self) -> int:
+        """A number for the key, the same in every process."""
+        return zlib.crc32(msgspec.json.encode((NAME, self.dtype, self.stored_as, self.head_size, self.page_size)))
+
+
+class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
+    """The input of one write; raises ``CaseError`` for sizes that are too large.
+
+    New numbers are normal numbers times ``magnitude``. Token i goes into slot i, or into any with ``shuffled``; with
+    ``skipped`` a third of the tokens go nowhere, the first among them. ``spare_pages`` pages are more than the tokens
+    need. ``heads_first`` swaps places and heads in the memory of a page. ``head_gap`` elements of poison lie between
+    heads of both caches, ``value_gap`` more in that of values. With ``fused``, keys and values are columns of one
+    tensor that begins with queries. ``padded_tokens`` rows of keys and values belong to no token. With ``far``, the
+    last page lies 2^31 elements behind the first.
+    """
+
+    num_tokens: Size = 1
+    num_heads: Size = 1
+    head_size: Size = SIMPLEST_SIZE
+    page_size: Size = SIMPLEST_SIZE
+    spare_pages: Count = 0
+    dtype: NewType = "float32"
+    stored_as: StoredType = "same"
+    magnitude: Scale = 1.0
+    k_scale: Scale = 1.0
+    v_scale: Scale = 1.0
+    shuffled: bool = False
+    skipped: bool = False
+    heads_first: bool = False
+    head_gap: Count = 0
+    value_gap: Count = 0
+    fused: bool = False
+    padded_tokens: Count = 0
+    far: bool = False
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        """Check the sizes; msgspec turns the error into one that names the place in the file."""
+        if self.stored_as == self.dtype:
+            force_setattr(self, "stored_as", "same")
+        if not self.is_fp8 or self.per_token_head:
+            force_setattr(self, "k_scale", 1.0)
+            force_setattr(self, "v_scale", 1.0)
+        super().__post_init__()
+        for name, largest in LARGEST.items():
+            if getattr(self, name) > largest:
+                raise CaseError(f"{name}={getattr(self, name)} must be at most {largest}")
+        if self.num_elements > MOST_ELEMENTS:
+            raise CaseError(f"a cache has {self.num_elements} elements, must have at most {MOST_ELEMENTS}")
+
+    @property
+    def cache_dtype(self) -> CacheType:
+        """The type of the caches."""
+        return self.dtype if self.stored_as == "same" else cache_type(self.stored_as)
+
+    @property
+    def per_token_head(self) -> bool:
+        """Whether each token and head of the caches has a scale, which is written too."""
+        return self.stored_as.endswith(OWN_SCALES)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the caches have an fp8 type."""
+        return self.cache_dtype != "int8" and is_fp8(self.cache_dtype)
+
+    @property
+    def overflows(self) -> bool:
+        """Whether new numbers may lie beyond the largest of the caches and are finite in their own type."""
+        if self.cache_dtype == "int8" or self.per_token_head:
+            return False
+        limit = DTYPES[self.cache_dtype].largest
+        largest = min(LARGEST_NUMBER * self.magnitude, DTYPES[self.dtype].largest)
+        return largest / min(self.k_scale, self.v_scale) > limit
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of each cache."""
+        return -(-self.num_tokens // self.page_size) + self.spare_pages
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the larger one of a cache and the new keys."""
+        width = self.num_heads * (self.head_size + self.head_gap + self.value_gap)
+        rows = self.num_tokens + self.padded_tokens
+        return max(self.num_pages * self.page_size * width, rows * (2 * self.num_heads + QUERY_HEADS) * self.head_size)
+
+    @property
+    def compile_key(self) -> WriteKey:
+        """The part of the case that decides whether a kernel is compiled anew."""
+        return WriteKey(self.dtype, self.stored_as, self.head_size, self.page_size)
+
+
+class WriteDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
+    """The cases that a target promises to write; sizes are inclusive ranges, as in attention's domain."""
+
+    dtypes: tuple[NewType, ...] = ("float32", "float16", "bfloat16")
+    stored_as: tuple[StoredType, ...] = get_args(StoredType)
+    head_sizes: tuple[int, ...] = (1, 256)
+    page_sizes: tuple[int, ...] = (1, 4096)
+    features: frozenset[str] = frozenset(
+        (
+            "skipped",
+            "heads_first",
+            "strides",
+            "value_strides",
+            "fused",
+            "padded_tokens",
+            "overflow",
+            "far",
+        )
+    )
+
+    def __post_init__(self) -> None:
+        """Raise :class:`DomainError` for a domain without cases or with an unknown feature."""
+        unknown = sorted(self.features - FEATURES.keys())
+        if unknown or not (self.dtypes and self.stored_as and self.head_sizes and self.page_sizes):
+            raise DomainError(f"domain={self!r} has unknown features {unknown}, or lacks types or sizes")
+
+    @property
+    def family(self) -> str:
+        """The family of its targets."""
+        return NAME
+
+    @property
+    def excluded(self) -> tuple[frozenset[str], ...]:
+        """The combinations of features that are not supported together: none."""
+        return ()
+
+    def allows(self, feature: str) -> bool:
+        """Return whether cases may have the feature."""
+        return feature in self.features
+
+    def in_memory(self) -> WriteDomain:
+        """Return the domain without caches whose addresses mostly take no memory."""
+        return msgspec.structs.replace(self, features=self.features - {"far"})
+
+    def on_gpu(self) -> WriteDomain:
+        """Return the domain as a GPU has it, where all addresses take memory."""
+        return self.in_memory()
+
+
+_HEADS: Final = (16, 64, 128, 80, 96, 32, 256, 1, 24, 8, 72, 2, 40, 192, 33, 112)
+_PAGES: Final = (16, 8, 32, 1, 64, 24, 17, 128, 2, 48, 3, 256, 272)
+_TURN: Final = 5
+"""Page sizes from one head size to the next, so that no type meets the same page size twice in a row."""
+
+
+def key_pool(domain: WriteDomain) -> tuple[WriteKey, ...]:
+    """Return the compile keys that cases are drawn from, the simplest first; page sizes take turns."""
+    heads = [size for size in _HEADS if within(size, domain.head_sizes)] or list(sizes_of(domain.head_sizes))[:1]
+    pages = [size for size in _PAGES if within(size, domain.page_sizes)] or list(sizes_of(domain.page_sizes))[:1]
+    types = [(new, stored) for stored in domain.stored_as for new in domain.dtypes if new != stored]
+    return tuple(
+        WriteKey(dtype, stored, size, pages[(_TURN * row + column) % len(pages)])
+        for row, size in enumerate(heads)
+        for column, (dtype, stored) in enumerate(types)
+    )
+
+
+def unpromised(case: WriteCase, domain: WriteDomain) -> str:
+    """Return what of a case a target does not promise, in words; an empty string where it promises all."""
+    given: Any = case
+    lacking = (each.words for name, each in FEATURES.items() if each.value(given) and not domain.allows(name))
+    if words := next(lacking, ""):
+        return words
+    if case.dtype not in domain.dtypes:
+        return f"new keys of {case.dtype}"
+    if case.stored_as not in domain.stored_as:
+        return f"caches of {case.stored_as.replace('_token_head', ' with a scale for each token and head')}"
+    if not within(case.head_size, domain.head_sizes):
+        return f"heads of {case.head_size}"
+    return "" if within(case.page_size, domain.page_sizes) else f"pages of {case.page_size}"
+
+
+def described(case: WriteCase) -> list[tuple[str, str]]:
+    """Return (what, words) pairs; two different cases have different ones."""
+    order = "any order" if case.shuffled else "order"
+    pages = f"{counted(case.num_pages, 'page')} of {case.page_size}, {case.spare_pages} more than needed"
+    tokens = f"{counted(case.num_tokens, 'token')}, {counted(case.num_heads, 'head')} of {case.head_size}"
+    lines = [
+        ("operation", "cache write"),
+        ("new keys and values", f"{tokens}, {case.dtype}"),
+        ("caches", f"{pages}, {case.cache_dtype}"),
+        ("slots", f"in {order}" + ", some tokens skipped" * case.skipped),
+        ("numbers", f"magnitude {shortest(case.magnitude)}, seed {case.seed}"),
+    ]
+    if case.per_token_head:
+        lines.append(("scales", "of each token and head"))
+    elif case.is_fp8:
+        lines.append(("scales", f"k {shortest(case.k_scale)}, v {shortest(case.v_scale)}"))
+    memory = [
+        *(["heads before places"] if case.heads_first else []),
+        *([f"{case.head_gap} elements between heads"] if case.head_gap else []),
+        *([f"{case.value_gap} more between heads of values"] if case.value_gap else []),
+        *(["queries, keys and values in one tensor"] if case.fused else []),
+        *([counted(case.padded_tokens, "padded row")] if case.padded_tokens else []),
+        *(["pages that span 2^31 elements"] if case.far else []),
+    ]
+    return [*lines, ("memory", ", ".join(memory))] if memory else lines
+
+
+def _field(words: str, name: str, **more: Any) -> Aspect:
+    """Return an aspect whose value is that of a field."""
+    default = getattr(PLAIN, name)
+
+    def value(case: Any) -> Any:
+        return getattr(case, name)
+
+    def changed(case: Any, new: Any) -> Any:
+        return replace(case, **{name: new})
+
+    tried = more.pop("tried", ())
+    smaller = tuple(partial(_with, name=name, value=each) for each in tried)
+    return Aspect(words, value, changed, default, smaller=smaller, **more)
+
+
+def _with(case: Any, *, name: str, value: Any) -> Any:
+    return replace(case, **{name: value})
+
+
+def _flag(words: str, name: str, form: Any = True) -> Aspect:
+    """Return a feature that a case has where a field differs from its default."""
+
+    def changed(case: Any, on: Any) -> Any:
+        return replace(case, **{name: form if on else getattr(PLAIN, name)})
+
+    return Aspect(words, lambda case: bool(getattr(case, name) != getattr(PLAIN, name)), changed, has_form=True)
+
+
+def _when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
+    """Return a trait that a case loses with some fields."""
+    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
+
+
+PLAIN: Final = WriteCase()
+
+FEATURES: Final = {
+    "skipped": _flag("skipped tokens", "skipped"),
+    "heads_first": _flag("heads before places", "heads_first"),
+    "strides": _flag("padding between heads", "head_gap", 1),
+    "value_strides": _flag("other strides of values", "value_gap", 1),
+    "fused": _flag("queries, keys and values in one tensor", "fused"),
+    "padded_tokens": _flag("padded rows", "padded_tokens", 1),
+    "overflow": _when(
+        "numbers beyond those of the cache", lambda case: case.overflows, magnitude=1.0, k_scale=1.0, v_scale=1.0
+    ),
+    "far": _flag("offsets beyond 2^31", "far"),
+}
+"""Every feature by its name, in the order in which signatures name them."""
+
+FP8_CACHE: Final = "fp8 caches"
+_TRIED_SCALES: Final = (2.0, 0.5)
+
+ODDITIES: Final = (
+    *FEATURES.values(),
+    _field("slots in any order", "shuffled"),
+    _field("spare pages", "spare_pages", tried=(1, 2, 3, 4)),
+    _field("a scale of keys", "k_scale", tried=_TRIED_SCALES),
+    _field("a scale of values", "v_scale", tried=_TRIED_SCALES),
+    _field("numbers of another magnitude", "magnitude", tried=(16.0, 1024.0)),
+    _field("seed", "seed", tried=(0, 1, 2, 3), trait=False),
+)
+KINDS: Final = (
+    _when(FP8_CACHE, lambda case: case.is_fp8, stored_as="same"),
+    _when("a scale for each token and head", lambda case: case.per_token_head, stored_as="same"),
+    _when("int8 caches", lambda case: case.cache_dtype == "int8", stored_as="float8_e4m3fn_token_head"),
+    _when("another type of caches", lambda case: case.stored_as != "same", stored_as="same"),
+    _when("float8_e5m2", lambda case: case.stored_as == "float8_e5m2", stored_as="float8_e4m3fn"),
+    _when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),
+    _when("16-bit types", lambda case: case.dtype != "float32", dtype="float32"),
+    _field("tokens", "num_tokens", above="more than {} tokens", levels=(1, 16), trait=False, tried=(1, 2, 3, 4, 8)),
+    _field("several heads", "num_heads", tried=(1, 2, 3, 4)),
+    _field("head size", "head_size", above="heads larger than {}", levels=(64, 128), trait=False,
+           tried=(16, 8, 32, 24, 4, 17, 2, 1, 64, 80, 96, 128)),
+    _when("head size no power of two", lambda case: case.head_size & (case.head_size - 1) != 0, head_size=16),
+    _field("page size", "page_size", trait=False, tried=(16, 8, 4, 3, 2, 1, 24, 17)),
+    _when("page size no power of two", lambda case: case.page_size & (case.page_size - 1) != 0, page_size=16),
+    _when("another page size", lambda case: case.page_size != SIMPLEST_SIZE, page_size=SIMPLEST_SIZE),
+)  # fmt: skip
+TABLE: Final = AspectTable(ODDITIES, KINDS, ())
+"""All aspects."""

@@ -1,0 +1,219 @@
+"""Write explain: what a kernel did wrong in a failing cache write, by slots, tokens, heads and numbers.
+
+What is written is nearly exact, so the caches themselves tell which token a slot holds. A mistake of heads, scales or
+types explains a cache if it gives all of its numbers, each within the error bound. No more launches are needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
+
+from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, factor, ranges
+from fuzz_attn.inputs.output_tensors import OutputTensor
+from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
+from fuzz_attn.operations.cache_write.write_reference import NAMES, parts_of, stored
+from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.reference import Expected
+from fuzz_attn.properties.experiment import Experiment
+
+SHOWN: Final = 3
+"""Slots or tokens of one kind that are named one by one."""
+
+
+_OTHER: Final = {
+    "key_cache": "value_cache",
+    "value_cache": "key_cache",
+    "k_scale_cache": "v_scale_cache",
+    "v_scale_cache": "k_scale_cache",
+}
+
+
+ALIKE: Final = 2.0**-20
+"""How far ratios of scales may lie apart that stand for one factor."""
+
+
+class Cache(NamedTuple):
+    """A cache after a launch, beside what it should hold.
+
+    ``held`` float64 ``[num_slots, num_heads, head_size]`` and ``written`` bool, of each slot whether any of it is.
+    ``slots`` is the slot of each token, -1 for none; ``known`` what each token's slot must hold, also of those.
+    """
+
+    name: str
+    held: torch.Tensor
+    written: torch.Tensor
+    slots: list[int]
+    known: Expected
+
+    def holds(self, slot: int, token: int) -> bool:
+        """Return whether a slot holds all numbers of a token."""
+        error = (self.held[slot] - self.known.value[token]).abs()
+        return bool((error <= self.known.bound[token]).all())
+
+    def nearly_holds(self, slot: int, token: int, unit: float) -> bool:
+        """Return whether a slot holds numbers next to those of a token, in a type with this spacing at 1."""
+        value, bound = self.known.value[token], self.known.bound[token]
+        return bool(((self.held[slot] - value).abs() <= torch.maximum(4.0 * bound, 2.0 * unit * value.abs())).all())
+
+    def token_in(self, slot: int) -> int | None:
+        """Return the token whose numbers a slot holds; None for none."""
+        return next((token for token in range(len(self.slots)) if self.holds(slot, token)), None)
+
+
+def explain(experiment: Experiment) -> Explanation:
+    """Return what is wrong in the caches after the first launch, the first of K and V that tells."""
+    assert isinstance(experiment, WriteExperiment)
+    if experiment.first.error:
+        return _of([Finding("unknown", "the target raised")])
+    tensors: WriteTensors = experiment.left
+    found: dict[tuple[Reason, str], list[str]] = {}
+    for name in sorted(tensors.outputs, key=lambda name: name not in NAMES):  # numbers follow from their scales
+        for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors):
+            found.setdefault((reason, words), []).append(name)
+    findings = [Finding(reason, f"{' and '.join(names)}: {words}") for (reason, words), names in found.items()]
+    findings = findings or [Finding("address", each.message) for each in experiment.first.observations[:1]]
+    return _of(findings or [Finding("unknown", "no typical mistake gives these caches")])
+
+
+def _of(findings: list[Finding]) -> Explanation:
+    return Explanation(tuple(findings), launches=1)
+
+
+def _cache(experiment: WriteExperiment, tensors: WriteTensors, name: str) -> Cache:
+    output = experiment.first.tensors.outputs[name]
+    written = ~dataclasses.replace(output, region=()).unwritten.flatten(0, 1)
+    held = output.tensor.double().flatten(0, 1)
+    new, scale = parts_of(tensors)[name]
+    known = stored(new, scale, tensors, name)
+    return Cache(name, held, written.flatten(1).any(1), tensors.slot_mapping.tolist(), known)
+
+
+def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) -> Iterator[tuple[Reason, str]]:
+    """Yield what is wrong in one cache: a mistake that gives all of it, else wrong slots."""
+    launched, known = experiment.first.tensors, experiment.reference[cache.name]
+    if not judge(launched, {cache.name: known}).passed:
+        for reason, words, expected in _mistakes(cache.name, tensors):
+            if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed:
+                yield reason, words
+                return
+        dtype = launched.outputs[cache.name].tensor.dtype
+        if words := _of_scales(cache) if cache.name in NAMES else _of_limit(cache, dtype):
+            yield "scale", words
+            return
+    yield from _slots_of_no_token(cache)
+    yield from _wrong_tokens(cache, launched.outputs[cache.name])
+
+
+def _like(expected: Expected, tensors: WriteTensors, name: str) -> Expected:
+    """Return what all tokens would hold as the reference has it: without skipped tokens."""
+    live = tensors.outputs[name].live
+    return expected if live is None else dataclasses.replace(expected, value=expected.value.masked_fill(~live, 0.0))
+
+
+def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, Expected]]:
+    """Yield typical mistakes: a reason, words, and what the cache would hold."""
+    parts = parts_of(tensors)
+    new, scale = parts[name]
+    other = _OTHER[name]
+    others, other_scale = parts[other]
+    for head in range(new.shape[1] if new.shape[1] > 1 else 0):
+        of_head = stored(new[:, head : head + 1].expand_as(new), scale, tensors, name)
+        yield "head mapping", f"all heads hold head {head}", of_head
+    if name in NAMES:
+        yield (
+            "scale",
+            "scales follow from the largest number and not from the largest magnitude",
+            stored(new.clamp_min(0.0), scale, tensors, name),
+        )
+    yield "address", f"it holds the numbers of {other}", stored(others, scale, tensors, name)
+    if is_fp8_dtype(tensors.outputs[name].tensor.dtype) and name not in NAMES and len(tensors.outputs) == 2:
+        one = torch.ones_like(scale)
+        yield "scale", "numbers are not divided by the scale", stored(new, one, tensors, name)
+        yield "scale", "numbers are multiplied with the scale", stored(new, one / scale, tensors, name)
+        yield "scale", f"numbers are divided by the scale of {other}", stored(new, other_scale, tensors, name)
+    for narrow in (torch.float16, torch.bfloat16):
+        words = f"numbers are rounded to {str(narrow).removeprefix('torch.')} on the way"
+        yield "arithmetic", words, stored(new.to(narrow).to(new.dtype), scale, tensors, name)
+
+
+def _of_scales(cache: Cache) -> str:
+    """Return by which factor all scales are wrong, in words; nothing if that differs."""
+    live = torch.tensor(cache.slots) != NOWHERE
+    ratio = cache.held.cpu()[torch.tensor(cache.slots)[live]] / cache.known.value.cpu()[live]
+    low, high = float(ratio.min()), float(ratio.max())
+    return f"scales are {factor(low)} times what they must be" if high - low <= ALIKE * low else ""
+
+
+def _of_limit(cache: Cache, dtype: torch.dtype) -> str:
+    """Return what is wrong of the largest numbers of an fp8 cache, in words, if all else is right; else nothing."""
+    if not is_fp8_dtype(dtype):
+        return ""
+    live = torch.tensor(cache.slots) != NOWHERE
+    held = cache.held.cpu()[torch.tensor(cache.slots)[live]]
+    value, bound = cache.known.value.cpu()[live], cache.known.bound.cpu()[live]
+    wrong = ~((held - value).abs() <= bound)
+    if not bool(wrong.any()):
+        return ""
+    beyond = wrong & (value.abs() == torch.finfo(dtype).max)
+    if bool((beyond == wrong).all()) and not bool(held[wrong].isfinite().any()):
+        return "numbers beyond the largest of the cache are not clamped"
+    limit = float(held.nan_to_num().abs().max())
+    clamped = bool(((held - value.clamp(-limit, limit)).abs() <= bound).all())
+    return f"numbers are clamped to {limit:g}" if clamped else ""
+
+
+def _slots_of_no_token(cache: Cache) -> Iterator[tuple[Reason, str]]:
+    """Yield the slots that are written though no token has them."""
+    written = cache.written.clone()
+    written[[slot for slot in cache.slots if slot != NOWHERE]] = False
+    slots = written.nonzero().flatten().tolist()
+    for slot in slots[:SHOWN]:
+        token = cache.token_in(slot)
+        what = "is written" if token is None else f"holds token {token}, {_place_of(cache, token)}"
+        yield "address", f"slot {slot}, which no token has, {what}"
+    if len(slots) > SHOWN:
+        yield "address", f"{len(slots)} slots are written that no token has"
+
+
+def _place_of(cache: Cache, token: int) -> str:
+    slot = cache.slots[token]
+    return "which is skipped" if slot == NOWHERE else f"whose slot is {slot}"
+
+
+def _wrong_tokens(cache: Cache, output: OutputTensor) -> Iterator[tuple[Reason, str]]:
+    """Yield the tokens whose slots do not hold them."""
+    live = [(token, slot) for token, slot in enumerate(cache.slots) if slot != NOWHERE]
+    missing = [token for token, slot in live if not cache.written[slot]]
+    for token in missing[:SHOWN]:
+        yield "unwritten", f"token {token} is not written to slot {cache.slots[token]}"
+    if len(missing) > SHOWN:
+        yield "unwritten", f"{len(missing)} of {len(live)} tokens are not written"
+    wrong = [(token, slot) for token, slot in live if cache.written[slot] and not cache.holds(slot, token)]
+    if not wrong:
+        return
+    axes = {"head": (0, 2), "column": (0, 1)}
+    unwritten = output.unwritten[[token for token, _ in wrong]]
+    unwritten = unwritten[..., None] if unwritten.ndim == 2 else unwritten
+    for axis, rest in axes.items():
+        never = unwritten.all(rest)
+        if bool(never.any()):
+            yield "unwritten", f"{axis}s {ranges(never.nonzero().flatten().tolist())} are not written"
+            return
+    for token, slot in wrong[:SHOWN]:
+        other = cache.token_in(slot)
+        if other is not None:
+            yield "address", f"slot {slot} holds token {other} and not token {token}"
+        elif cache.nearly_holds(slot, token, _spacing(output.tensor.dtype)):
+            yield "arithmetic", f"numbers of token {token} in slot {slot} are rounded wrongly"
+        else:
+            yield "address", f"slot {slot} holds other numbers than those of token {token}"
+
+
+def _spacing(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0

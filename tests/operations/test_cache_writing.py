@@ -1,0 +1,316 @@
+"""Cache writes, end to end: the healthy kernel passes, seeded bugs are found, explained, shrunk and saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+import fuzz_attn.kernels.cache_write as healthy
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.engine.failures.reduction import simplify
+from fuzz_attn.engine.orders import Order
+from fuzz_attn.engine.schedule import play_round
+from fuzz_attn.errors import TargetError
+from fuzz_attn.kernels.common.contract import ContractError
+from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, described, key_pool
+from fuzz_attn.operations.registry import OPERATIONS, operation_of, operation_of_family
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.targets.target import Target
+
+OPERATION: Final = OPERATIONS["cache_write"]
+DOMAIN: Final = WriteDomain()
+SOURCE: Final = Path(healthy.__file__).read_text(encoding="utf-8")
+BUGS: Final = {
+    "a skipped token is written": ("mask = (columns < HEAD_SIZE) & (slot >= 0)", "mask = columns < HEAD_SIZE"),
+    "a skipped token goes to the end of page 0": (
+        "slot = tl.load(slot_mapping_ptr + token)\n",
+        "slot = tl.load(slot_mapping_ptr + token)\n    slot = tl.where(slot < 0, page_size - 1, slot)\n",
+    ),
+    "slot 0 is skipped": ("(slot >= 0)", "(slot > 0)"),
+    "pages have 16 slots": ("page = slot // page_size\n    place = slot % page_size",
+                            "page = slot // 16\n    place = slot % 16"),
+    "the place in the page is lost": ("place = slot % page_size", "place = slot * 0"),
+    "the last token is lost": ("[num_tokens, num_kv_heads](", "[max(num_tokens - 1, 1), num_kv_heads]("),
+    "padded rows are written": ("num_tokens = slot_mapping.shape[0]", "num_tokens = num_rows"),
+    "the head stride of keys for values": ("head * value_cache_stride_head + columns",
+                                           "head * key_cache_stride_head + columns"),
+    "the page stride of keys for values": ("page * value_cache_stride_page", "page * key_cache_stride_page"),
+    "places lie densely": ("place * key_cache_stride_slot", "place * key_cache_stride_head * tl.num_programs(1)"),
+    "rows of tokens lie densely": ("token * key_stride_token", "token * key_stride_head * tl.num_programs(1)"),
+    "columns behind the head are written": ("mask = (columns < HEAD_SIZE) &", "mask = (columns < HEAD_BLOCK) &"),
+    "the scale is multiplied": ("numbers / tl.load(scale_ptr)", "numbers * tl.load(scale_ptr)"),
+    "the scale of keys for values": ("as_stored(value, v_scale_ptr, LIMIT)", "as_stored(value, k_scale_ptr, LIMIT)"),
+    "the scale is ignored": ("numbers / tl.load(scale_ptr)", "numbers"),
+    "the scale is rounded": ("tl.load(scale_ptr)", "tl.load(scale_ptr).to(tl.bfloat16).to(tl.float32)"),
+    "clamped to 240, as another e4m3": ("numbers = tl.clamp(quotient, -LIMIT, LIMIT,",
+                                        "numbers = tl.clamp(quotient, -240.0, 240.0,"),
+    "clamped before it is divided": (
+        "quotient = numbers / tl.load(scale_ptr)\n",
+        "quotient = tl.clamp(numbers, -LIMIT, LIMIT) / tl.load(scale_ptr)\n",
+    ),
+    "clamped to the limit of e4m3": ("LIMIT=torch.finfo(key_cache.dtype).max", "LIMIT=torch.finfo(FP8_DTYPES[0]).max"),
+    "32-bit offsets": ("key_to = key_cache_ptr + page * key_cache_stride_page",
+                       "key_to = key_cache_ptr + page.to(tl.int32) * key_cache_stride_page"),
+    "by way of float16": ("numbers = values.to(tl.float32)\n    if LIMIT",
+                          "numbers = values.to(tl.float16).to(tl.float32)\n    if LIMIT"),
+    "head 0 for all heads": ("head * value_stride_head", "head * 0"),
+    "keys for values": ("value = tl.load(value_ptr", "value = tl.load(key_ptr"),
+    "own scales are rounded": ("/ LIMIT\n", "/ LIMIT\n    scale = scale.to(tl.bfloat16).to(tl.float32)\n"),
+    "own scales see the largest number only": ("tl.max(tl.abs(numbers), 0)", "tl.max(numbers, 0)"),
+    "own scales for 128": ("tl.max(tl.abs(numbers), 0) / LIMIT", "tl.max(tl.abs(numbers), 0) / 128.0"),
+    "columns behind the head widen the range": ("key_stride_head + columns, mask=mask, other=0.0)",
+                                                "key_stride_head + columns, mask=mask, other=99.0)"),
+    "integers are cut": ("tl.floor(quotient + 0.5)", "quotient"),
+    "integers are rounded down": ("tl.floor(quotient + 0.5)", "tl.floor(quotient)"),
+    "own scales of keys for values": ("tl.store(value_scale_to + head * v_scale_cache_stride_head, value_scale,",
+                                      "tl.store(value_scale_to + head * v_scale_cache_stride_head, key_scale,"),
+    "own scales at the strides of the cache": ("page * k_scale_cache_stride_page", "page * key_cache_stride_page"),
+    "own scales of skipped tokens": ("value_scale, mask=slot >= 0)", "value_scale)"),
+    "own scales of one head": ("value_scale_to + head * v_scale_cache_stride_head", "value_scale_to"),
+    "own scales are doubled": ("tl.abs(numbers), 0) / LIMIT", "tl.abs(numbers), 0) / LIMIT * 2.0"),
+}  # fmt: skip
+"""Each bug as an edit of the kernel."""
+
+
+@cache
+def backend() -> SimulatorBackend:
+    return SimulatorBackend()
+
+
+def target_with(old: str, new: str, folder: Path) -> Target:
+    assert SOURCE.count(old) == 1
+    file = folder / "writing.py"
+    file.write_text(SOURCE.replace(old, new).replace("from .common", "from fuzz_attn.kernels.common"))
+    return OPERATION.load_target(f"{file}:cache_write", "cache_write", None)
+
+
+def judged(target: Target, case: WriteCase, relation: str | None = None) -> tuple[Verdict, ...]:
+    verdicts = OPERATION.failures(OPERATION.experiment(case, target, backend()), relation)
+    return tuple(verdict for verdict in verdicts if not verdict.passed)
+
+
+@cache
+def drawn(seed: int, count: int) -> tuple[tuple[WriteCase, str | None], ...]:
+    found: list[tuple[WriteCase, str | None]] = []
+    play_round(DOMAIN, seed, count, lambda case, relation: found.append((case, relation)))
+    return tuple(found)
+
+
+def test_the_healthy_kernel_passes() -> None:
+    target = OPERATION.load_target("cache_write", None, None)
+    cases = drawn(1, 200)
+    assert not [(case, failed) for case, relation in cases if (failed := judged(target, case, relation))]
+    assert {relation for _, relation in cases} == {None, *OPERATION.relations}
+    assert {case.dtype for case, _ in cases} == set(DOMAIN.dtypes)
+    assert {case.stored_as for case, _ in cases} == set(DOMAIN.stored_as)
+    assert {name for case, _ in cases for name in OPERATION.all_features_of(case)} == set(OPERATION.features)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
+    target = target_with(*BUGS[name], tmp_path)
+    assert any(judged(target, case, relation) for case, relation in drawn(2, 300))
+
+
+def test_a_bug_shrinks_to_one_token_and_one_head(tmp_path: Path) -> None:
+    target = target_with(*BUGS["the scale is multiplied"], tmp_path)
+    case = WriteCase(9, 3, 80, 24, 2, "bfloat16", "float8_e5m2", 37.0, 18.5, 111.0, True, True, True, 3, 1, True, 3)
+    fails: Callable[[Order], bool] = lambda order: bool(judged(target, order.case, order.relation))  # noqa: E731
+    assert fails(Order(case))
+    found = simplify(Order(case, "determinism"), fails, DOMAIN)
+    assert found == Order(WriteCase(stored_as="float8_e4m3fn", k_scale=found.case.k_scale, v_scale=found.case.v_scale))
+    assert (found.case.k_scale, found.case.v_scale) in {(1.0, 2.0), (2.0, 1.0), (0.5, 1.0), (1.0, 0.5)}
+
+
+TORCH: Final = """
+import torch
+
+def write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale):
+    assert key_cache.dtype != torch.int8
+    for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+        for token, slot in enumerate(slot_mapping.tolist()):
+            if slot >= 0:
+                page, place = divmod(slot, cache.shape[1])
+                numbers = new[token].float()
+                if cache.dtype.itemsize == 1:
+                    numbers = numbers / scale
+                    limit = torch.finfo(cache.dtype).max
+                    numbers = numbers.clamp(-limit, limit)
+                cache[page, place] = numbers.to(cache.dtype)
+
+def without_scales(key, value, key_cache, value_cache, slot_mapping):
+    one = torch.ones(1)
+    write(key, value, key_cache, value_cache, slot_mapping, one, one)
+"""
+
+
+def test_a_loop_in_torch_passes(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(TORCH)
+    target = OPERATION.load_target(f"{file}:write", "cache_write", None)
+    cases = [(case, relation) for case, relation in drawn(3, 60) if not case.per_token_head]
+    assert not [case for case, relation in cases if judged(target, case, relation)]
+
+
+def test_an_fp8_cast_that_does_not_saturate_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(TORCH.replace("numbers = numbers.clamp(-limit, limit)", "pass"))
+    target = OPERATION.load_target(f"{file}:write", "cache_write", None)
+    cases = [(case, relation) for case, relation in drawn(3, 60) if not case.per_token_head]
+    found = [case for case, relation in cases if judged(target, case, relation)]
+    assert found
+    assert all(case.overflows for case in found)
+    explained = OPERATION.explain(OPERATION.experiment(found[0], target, backend()), None)
+    assert explained.sentence.startswith("scale: ")
+    assert "numbers beyond the largest of the cache are not clamped" in explained.sentence
+
+
+def test_a_launcher_that_asks_for_a_gpu_is_told_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "loop.py"
+    file.write_text(
+        TORCH.replace("    assert key", "    assert torch.cuda.get_device_capability() >= (9, 0)\n    assert key")
+    )
+    target = OPERATION.load_target(f"{file}:write", "cache_write", None)
+    assert not judged(dataclasses.replace(target, without_gpu=True), WriteCase(num_tokens=2))
+
+
+CASTS: Final = {"same", "float16", "bfloat16"}
+FP8: Final = {"float8_e4m3fn", "float8_e5m2"}
+OWN: Final = {"int8_token_head", "float8_e4m3fn_token_head"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "stored_as"),
+    [
+        ("", CASTS),
+        (", k_scale, v_scale", CASTS | FP8),
+        (", k_scale_cache, v_scale_cache", OWN),
+        (", k_scale_cache=None, v_scale_cache=None", CASTS | OWN),
+        (", k_scale=None, v_scale=None, k_scale_cache=None, v_scale_cache=None", CASTS | FP8 | OWN),
+    ],
+)
+def test_parameters_for_scales_decide_the_types_of_caches(parameters: str, stored_as: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text(f"def write(key, value, key_cache, value_cache, slot_mapping{parameters}): ...\n")
+    domain: Any = OPERATION.load_target(f"{file}:write", "cache_write", None).domain
+    assert set(domain.stored_as) == stored_as
+    assert {key.stored_as for key in key_pool(domain)} == stored_as
+
+
+def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text(
+        "def write(key, value, key_cache, value_cache, slot_mapping, stream): ...\ndef less(key, value): ...\n"
+    )
+    with pytest.raises(TargetError, match="needs parameters that no cache write has: stream"):
+        OPERATION.load_target(f"{file}:write", "cache_write", None)
+    with pytest.raises(TargetError, match="lacks the parameters key_cache, value_cache, slot_mapping"):
+        OPERATION.load_target(f"{file}:less", "cache_write", None)
+
+
+def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
+    case = WriteCase(num_tokens=3, skipped=True, stored_as="float8_e4m3fn", k_scale=2.0)
+    found = counterexample.signed("kernel.py:write", "cache_write", "token_order", case, Verdict("oracle", "nan"))
+    path = counterexample.save(found, tmp_path)
+    assert '"operation": "cache_write"' in path.read_text(encoding="utf-8")
+    assert counterexample.load(path) == found
+
+
+def test_the_operation_follows_from_case_domain_and_family() -> None:
+    assert operation_of(WriteCase()) is operation_of(DOMAIN) is operation_of_family("cache_write") is OPERATION
+
+
+def test_two_different_cases_have_different_descriptions() -> None:
+    cases = {case for case, _ in drawn(1, 200)}
+    assert len({str(described(case)) for case in cases}) == len(cases)
+
+
+def test_a_case_loses_each_of_its_traits() -> None:
+    for case, _ in drawn(1, 200):
+        for trait in OPERATION.aspects.traits:
+            given: Any = case
+            without = trait.without(given)
+            assert not trait.present(without), trait.words
+
+
+def test_each_type_meets_several_page_sizes() -> None:
+    pages: dict[tuple[str, str], set[int]] = {}
+    for key in key_pool(DOMAIN):
+        pages.setdefault((key.dtype, key.stored_as), set()).add(key.page_size)
+    assert len(pages) == 19
+    assert min(map(len, pages.values())) > 8
+
+
+EXPLAINED: Final = {
+    "a skipped token goes to the end of page 0":
+        "address: key_cache and value_cache: slot 3, which no token has, holds token 0, which is skipped",
+    "slot 0 is skipped": "unwritten: key_cache and value_cache: token 2 is not written to slot 0",
+    "the last token is lost": "unwritten: key_cache and value_cache: token 3 is not written to slot 5",
+    "the scale is multiplied": "scale: key_cache and value_cache: numbers are multiplied with the scale",
+    "the scale is ignored": "scale: key_cache and value_cache: numbers are not divided by the scale",
+    "the scale of keys for values": "scale: value_cache: numbers are divided by the scale of key_cache",
+    "the scale is rounded": "arithmetic: key_cache and value_cache: numbers of token 2 in slot 0 are rounded wrongly",
+    "clamped to 240, as another e4m3": "scale: key_cache and value_cache: numbers are clamped to 240",
+    "by way of float16": "arithmetic: key_cache and value_cache: numbers are rounded to float16 on the way",
+    "head 0 for all heads": "head mapping: value_cache: all heads hold head 0",
+    "own scales are doubled": "scale: k_scale_cache and v_scale_cache: scales are 2 times what they must be",
+    "own scales for 128": "scale: k_scale_cache and v_scale_cache: scales are 0.9922 times what they must be",
+    "own scales of keys for values": "address: v_scale_cache: it holds the numbers of k_scale_cache",
+    "integers are cut": "arithmetic: key_cache and value_cache: numbers of token 1 in slot 4 are rounded wrongly",
+    "keys for values": "address: value_cache: it holds the numbers of key_cache",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_mistake_is_explained(name: str, tmp_path: Path) -> None:
+    target = target_with(*BUGS[name], tmp_path)
+    is_cast = name in ("by way of float16", "head 0 for all heads", "keys for values")
+    has_own_scales = name.startswith(("own scales", "integers"))
+    stored_as: Any = "same" if is_cast else "int8_token_head" if has_own_scales else "float8_e4m3fn"
+    case = WriteCase(4, 4, 64, 4, spare_pages=1, stored_as=stored_as, magnitude=500.0, k_scale=3.3, v_scale=1.1,
+                     shuffled=True, skipped=True, seed=13)  # fmt: skip
+    experiment = OPERATION.experiment(case, target, backend())
+    assert any(not verdict.passed for verdict in OPERATION.failures(experiment, None))
+    assert OPERATION.explain(experiment, None).sentence == EXPLAINED[name]
+
+
+def given() -> dict[str, torch.Tensor]:
+    tensors = {name: torch.zeros(3, 2, 16) for name in ("key", "value")}
+    caches = {name: torch.zeros(2, 16, 2, 16) for name in ("key_cache", "value_cache")}
+    return tensors | caches | {"slot_mapping": torch.arange(3)}
+
+
+WRONG: Final = {
+    "key_cache has shape": {"key_cache": torch.zeros(2, 16, 3, 16)},
+    "value_cache has shape": {"value_cache": torch.zeros(2, 8, 2, 16)},
+    "value has dtype float16": {"value": torch.zeros(3, 2, 16, dtype=torch.float16)},
+    "value_cache has dtype float16": {"value_cache": torch.zeros(2, 16, 2, 16, dtype=torch.float16)},
+    "key_cache has dtype float64": {"key_cache": torch.zeros(2, 16, 2, 16, dtype=torch.float64)},
+    "slot_mapping has dtype int32": {"slot_mapping": torch.arange(3, dtype=torch.int32)},
+    "slot_mapping has stride 2": {"slot_mapping": torch.arange(6)[::2]},
+    "key has 3 rows, must have at least num_tokens=4": {"slot_mapping": torch.arange(4)},
+    "key has stride 2 in its last dimension": {"key": torch.zeros(3, 2, 32)[..., ::2]},
+    "head_size=257": {"key": torch.zeros(3, 2, 257)},
+    "k_scale must be given": {name: torch.zeros(2, 16, 2, 16, dtype=torch.float8_e4m3fn)
+                              for name in ("key_cache", "value_cache")},
+    "k_scale has shape": {"k_scale": torch.ones(2)},
+    "v_scale_cache must be given": {
+        **{name: torch.zeros(2, 16, 2, 16, dtype=torch.int8) for name in ("key_cache", "value_cache")},
+        "k_scale_cache": torch.zeros(2, 16, 2),
+    },
+    "v_scale_cache must be None": {"v_scale_cache": torch.zeros(2, 16, 2)},
+    "key_cache has dtype float32, must be one of int8": {"k_scale_cache": torch.zeros(2, 16, 2)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_the_contract_names_what_it_refuses(words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        healthy.cache_write(**given() | WRONG[words])
