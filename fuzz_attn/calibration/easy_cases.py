@@ -69,7 +69,9 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
     return AttentionCase(
         sequences=(Sequence(query_len, keys - query_len), Sequence(1, 0 if size.batch == "fresh" else 4)),
         family=family,
-        heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=size.group, head_size=size.head_size),
+        heads=HeadLayout(
+            num_kv_heads=1 if interface.cache.is_latent else 2, num_queries_per_kv=size.group, head_size=size.head_size
+        ),
         dtypes=DTypes(q=size.dtype, kv=size.dtype, out=size.dtype),
         pages=PageLayout(block_size=size.block_size, permuted=True, spare_blocks=1),
         softmax_scale=float(size.head_size**-0.5),

@@ -51,9 +51,10 @@ class CacheFormat:
 
     ``key_axes`` and ``value_axes`` permute a cache to ``[num_blocks, block_size, num_kv_heads, ...]``, so that block
     and slot are the first two indices. ``arrangements`` are the values of ``strides.cache`` that the format allows; for
-    any other one the caches lie ``separate``. ``piece_bytes`` of a key lie together; 0 is the whole key. Where
-    ``in_one_row``, all slots are equally far apart, so that pages and slots can be passed as one axis. In a cache that
-    ``is_latent`` each value is the first elements of its key, and there is one KV head.
+    any other one the caches lie ``separate``, and instead of in one allocation where values have their own size.
+    ``piece_bytes`` of a key lie together; 0 is the whole key. Where ``in_one_row``, all slots are equally far apart, so
+    that pages and slots can be passed as one axis. In a cache that ``is_latent`` each value is the first elements of
+    its key, and there is one KV head.
     """
 
     key_axes: tuple[int, ...]

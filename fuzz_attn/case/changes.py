@@ -196,7 +196,7 @@ def with_head_size(case: C, size: int) -> C:
     return replace(case, heads=heads, softmax_scale=size**-0.5 if usual else case.softmax_scale)
 
 
-def with_value_size(case: CaseFields, size: int) -> CaseFields:
+def with_value_size(case: C, size: int) -> C:
     """Return the case with values of another size, 0 for that of keys."""
     return replace_layout(case, heads=msgspec.structs.replace(case.heads, value_size=size))
 

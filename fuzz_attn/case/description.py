@@ -170,7 +170,9 @@ def _memory(case: AttentionCase) -> Iterator[Line]:
         "slot of a page's keys": strides.key_slot,
         "dimension of a page's values": strides.value_dim,
     }
-    words = [_CACHES[strides.cache]] * (strides.cache != "separate")
+    apart = "each cache in memory of its own, as values have their own size, instead of "
+    words = [apart * (case.cache_layout.arrangement != strides.cache) + _CACHES[strides.cache]]
+    words *= strides.cache != "separate"
     words += [f"gap of {size} after each {name}" for name, size in gaps.items() if size]
     words += [f"keys in pieces of {strides.key_piece}"] * bool(strides.key_piece)
     words += [f"{FAR_AXES[name]} spread over 2^31 elements" for name in strides.far]

@@ -185,7 +185,9 @@ memory_option: Final = click.option(
 family_option: Final = click.option(
     "--family",
     type=click.Choice(tuple(FAMILIES)),
-    help="Kernel family. Default: the one that fits the signature. Without --target: this project's own kernel.",
+    metavar="FAMILY",
+    help=f"Kernel family: {', '.join(FAMILIES)}. Default: the one that fits the signature. Without --target: this "
+    "project's own kernel.",
 )
 binding_option: Final = click.option(
     "--binding", type=FILE, metavar="FILE", help="TOML file that says how the target is called."

@@ -328,7 +328,7 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     """Return the script of a counterexample on the target that ``spec`` names, called with ``binding``.
 
     Its bounds hold on every device, also where tensor cores truncate. Raises :class:`fuzz_attn.errors.FuzzAttnError`
-    for a target that does not load, and for an operation that cannot be exported yet.
+    for a target that does not load or lacks an output of the case, and for an operation that cannot be exported yet.
     """
     operation = operation_of(found.case)
     if not operation.is_exported:
@@ -338,7 +338,20 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     target = judge.target.on_device(TENSOR_CORE_SLACK)
     experiment = RecordedExperiment(found.case, target, judge.backend)
     expected = expectations(experiment, found.verdict.property_name, found.relation)
+    for each in expected:
+        _require_outputs(each)
     sources = [
         source_of(spec if each.call.target is target else each.call.target.name, each.call.target) for each in expected
     ]
     return script_of(found, expected, sources)
+
+
+def _require_outputs(expected: Expectation) -> None:
+    """Raise :class:`fuzz_attn.errors.FuzzAttnError` unless the target writes or returns each output of the case."""
+    call = expected.call
+    for name in expected.outputs:
+        if name not in call.written and name not in call.returned:
+            raise FuzzAttnError(
+                f"the case has the output {name!r}, which target {call.target.name!r} neither takes as a parameter nor "
+                f"returns: no script can check it; state in a binding file where it is"
+            )

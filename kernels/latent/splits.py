@@ -119,11 +119,8 @@ def kernel_mla_split(
     # [BLOCK_H], at least one key each, so no sum is 0
     index = split_index(seq_idx, num_query_heads, head.to(tl.int64), split, NUM_SPLITS)
     tl.store(splits.lse_ptr + index, row_max + tl.log(row_sum), mask=head_mask)
-    tl.store(
-        splits.output_ptr + index[:, None] * HEAD_SIZE_V + latent.offset[None, :],
-        output / row_sum[:, None],
-        mask=head_mask[:, None] & latent.mask[None, :],
-    )
+    part_ptr = splits.output_ptr + index[:, None] * HEAD_SIZE_V + latent.offset[None, :]
+    tl.store(part_ptr, output / row_sum[:, None], mask=head_mask[:, None] & latent.mask[None, :])
 
 
 @triton.jit(do_not_specialize=["num_query_heads", "lse_stride_token", "lse_stride_head"])
@@ -166,10 +163,7 @@ def kernel_mla_merge(
         other=0.0,
     )
     output = normalize(tl.sum(parts * weight[:, None], axis=0), total)
-    tl.store(
-        out.ptr + seq_idx * out.stride_token + head * out.stride_head + latent.offset,
-        output.to(out.ptr.dtype.element_ty),
-        mask=latent.mask,
-    )
+    row_ptr = out.ptr + seq_idx * out.stride_token + head * out.stride_head
+    tl.store(row_ptr + latent.offset, output.to(out.ptr.dtype.element_ty), mask=latent.mask)
     if lse_ptr is not None:
         tl.store(lse_ptr + seq_idx * lse_stride_token + head * lse_stride_head, largest + tl.log(total))

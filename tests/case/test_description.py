@@ -138,6 +138,14 @@ def test_richest_case() -> None:
                 "scales expanded over sequences and heads, window in alternative form 1, 2 more rows in the table",
             ),
         ),
+        (
+            {"heads": HeadLayout(1, 1, 16, 8), "strides": Strides(cache="kv_first")},
+            (
+                "memory",
+                "each cache in memory of its own, as values have their own size, instead of K and V in one allocation "
+                "[2, num_blocks, ...]",
+            ),
+        ),
         ({"padded_tokens": 1}, ("padding", "1 more row in q and out than tokens")),
         (
             {"dtypes": DTypes("float16", "float16", "float32")},

@@ -15,7 +15,14 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.mutation.batch_runner import CaseStream
 
-DRAWN: dict[Family, int] = {"unified": 2500, "paged": 250, "context": 500, "chunked": 250, "extend": 600}
+DRAWN: dict[Family, int] = {
+    "unified": 2500,
+    "paged": 250,
+    "context": 500,
+    "chunked": 250,
+    "extend": 600,
+    "mla_decode": 1000,
+}
 """Cases after which a campaign of a family shows nothing new, with a margin."""
 
 

@@ -21,16 +21,19 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.mask_recipes import Custom
 from fuzz_attn.case.parts import CallForm, DTypes, FarAxis, HeadLayout, PageLayout, Scales, Sequence, Strides
-from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
+from fuzz_attn.case.recipes import AlibiRecipe, LogSumExp, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
+from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.export.script import WIDTH, exported, wrapped
 from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.targets.built_in import built_in
 
 HERE = Path(__file__).parent
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
@@ -41,6 +44,8 @@ LAUNCHERS: dict[Family, str] = {
     "paged": "paged_attention:paged_attention_decode",
     "context": "context_attention:context_attention_fwd",
     "chunked": "chunked_prefill:chunked_prefill_paged_decode",
+    "extend": "extend_attention:extend_attention",
+    "mla_decode": "mla_decode:mla_decode",
 }
 SPLIT = AttentionCase(
     sequences=(Sequence(1, 4), Sequence(1, 20)),
@@ -72,7 +77,19 @@ CASES: dict[str, AttentionCase] = {
         sinks=SinkRecipe(dtype="float64"),
         form=CallForm("expanded", 1, 1, False, 1, 1),
     ),
+    "extend": replace(
+        SPLIT,
+        family="extend",
+        sequences=(Sequence(3, 4), Sequence(2, 20)),
+        mask=Custom("tree"),
+        alibi=None,
+        strides=Strides(q_token=16, out_token=16, cache="kv_first", cache_slot=16),
+    ),
+    "mla_decode": replace(
+        SPLIT, family="mla_decode", heads=HeadLayout(1, 4, 24, 16), strides=Strides(), window=0, alibi=None, sinks=None
+    ),
 }
+WITH_LSE = replace(CASES["mla_decode"], lse=LogSumExp())
 BROKEN = """
 
 import functools
@@ -277,17 +294,51 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
 
 
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
-    """With relations of each kind, and with large tensors in a file beside the script."""
+    """Of what the kernels promise, with relations of each kind, and with large tensors in a file beside the script."""
     random = Random(7)
     for family, place in LAUNCHERS.items():
-        domain = Domain(family=family, paths=FAMILIES[family].paths, tile_hint=True)
-        for relation in ("poison_independence", "page_permutation", "value_shift", "unit_scales"):
+        target = built_in(family)
+        assert target is not None
+        domain, latent = target.domain, FAMILIES[family].cache.is_latent
+        # Values of a latent cache cannot change alone, and it has no scales.
+        own = ("batch_order", "head_permutation") if latent else ("value_shift", "unit_scales")
+        for relation in ("poison_independence", "page_permutation", *own):
             save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == 16
+    assert len(found) == 24
     assert {name: text for name, (status, text) in found.items() if status} == {}
+
+
+BROKEN_LSE = """
+from functools import wraps
+from standing.mla_decode import mla_decode
+
+@wraps(mla_decode)
+def broken_lse(*arguments, **given):
+    mla_decode(*arguments, **given)
+    given["lse"][1, 2] += 0.5
+"""
+
+
+def test_scripts_check_a_log_sum_exp(scripts: Path, kernels: Path) -> None:
+    (kernels / "lse_decode.py").write_text(BROKEN_LSE)
+    for relation in (None, "page_permutation", "batch_order"):
+        for name in ("mla_decode", "broken_lse"):
+            save(scripts, f"{name}_{relation}", f"lse_decode:{name}", WITH_LSE, relation)
+    export(scripts)
+    found = results(scripts, kernels, "--device", "cpu")
+    assert {name: status for name, (status, _) in found.items()} == {name: int("broken" in name) for name in found}
+    out, lse = found["broken_lse_None"][1].split("Output lse\n")
+    assert out == "Output out\n"
+    assert lse.startswith("1 of 8 elements wrong")
+
+
+def test_an_output_that_the_target_does_not_write_is_refused_in_one_line(scripts: Path, kernels: Path) -> None:
+    save(scripts, "a", "standing.unified_attention:unified_attention", replace(CASES["unified"], lse=LogSumExp()))
+    with pytest.raises(FuzzAttnError, match="the case has the output 'lse', which target"):
+        export(scripts)
 
 
 def drawn(domain: Domain, relation: str, random: Random) -> AttentionCase:

@@ -47,10 +47,11 @@ def expected_slots(case: AttentionCase) -> dict[int, int]:
 def test_each_element_is_where_the_layout_puts_it(case: AttentionCase) -> None:
     tensors, numbers, usual = materialise(case), numbers_of(case), FAMILIES[case.family].cache.piece(case.dtypes.kv)
     piece = case.strides.key_piece or usual
-    heads, size, slots = case.heads.num_kv_heads, case.heads.head_size, case.pages.block_size
+    heads, slots = case.heads.num_kv_heads, case.pages.block_size
+    size, value_size = case.heads.head_size, case.heads.value_size or case.heads.head_size
     blocks = page_map(case).num_blocks
     assert tensors.key_cache.shape == (blocks, heads, size // piece, slots, piece)
-    assert tensors.value_cache.shape == (blocks, heads, size, slots)
+    assert tensors.value_cache.shape == (blocks, heads, value_size, slots)
     assert usual * TORCH_DTYPES[case.dtypes.kv].itemsize == 16
     keys = np.full(tensors.key_cache.shape, slot_poison(case.dtypes.kv, case.poison.keys))
     values = np.full(tensors.value_cache.shape, slot_poison(case.dtypes.kv, case.poison.values))
@@ -60,6 +61,7 @@ def test_each_element_is_where_the_layout_puts_it(case: AttentionCase) -> None:
         block, slot = divmod(place, slots)
         for column in range(size):
             keys[block, :, column // piece, slot, column % piece] = stored_keys[key, :, column]
+        for column in range(value_size):
             values[block, :, column, slot] = stored_values[key, :, column]
     np.testing.assert_array_equal(bits_of(tensors.key_cache), keys)
     np.testing.assert_array_equal(bits_of(tensors.value_cache), values)
@@ -112,11 +114,13 @@ def new_rows(case: AttentionCase) -> list[int]:
 @given(dense_cases)
 def test_new_keys_and_values_are_packed_in_the_type_of_q(case: AttentionCase) -> None:
     tensors, numbers = materialise(case), numbers_of(case)
-    for packed, array in ((tensors.new_keys, numbers.keys), (tensors.new_values, numbers.values)):
+    sizes = case.heads.head_size, case.heads.value_size or case.heads.head_size
+    arrays, new = (numbers.keys, numbers.values), (tensors.new_keys, tensors.new_values)
+    for packed, array, size in zip(new, arrays, sizes, strict=True):
         assert packed is not None
         assert packed.dtype == TORCH_DTYPES[case.dtypes.q]
         rows = case.num_tokens + case.padded_tokens + case.form.extra_new_rows
-        assert packed.shape == (rows, case.heads.num_kv_heads, case.heads.head_size)
+        assert packed.shape == (rows, case.heads.num_kv_heads, size)
         np.testing.assert_array_equal(bits_of(packed[: case.num_tokens]), rounded(array[new_rows(case)], case.dtypes.q))
         assert bool(packed[case.num_tokens :].isnan().all())
         assert packed.stride()[-1] == 1

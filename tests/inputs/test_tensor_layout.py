@@ -82,12 +82,24 @@ def live_slots(case: AttentionCase) -> dict[int, int]:
     return {int(slot): key for key, slot in enumerate(pages.slots) if pages.held[key]}
 
 
+def value_size(case: AttentionCase) -> int:
+    """Return the size of a value, which is that of a key unless the case has its own."""
+    return case.heads.value_size or case.heads.head_size
+
+
+def arrangement(case: AttentionCase) -> str:
+    """Return how the caches lie: pages of values with a size of their own are no neighbours of those of keys."""
+    neighbours = case.strides.cache in ("kv_first", "blocks_first")
+    return "separate" if neighbours and case.heads.value_size else case.strides.cache
+
+
 def expected_cache(case: AttentionCase, name: str, poison: int) -> Bits:
-    """Return the bits of a cache ``[num_blocks * block_size, num_kv_heads, head_size]``."""
+    """Return the bits of a cache ``[num_blocks * block_size, num_kv_heads, size]``, the size of a key or of a value."""
     array, scale = getattr(numbers_of(case), name), {"keys": case.scales.k, "values": case.scales.v}[name]
     stored = rounded(array, case.dtypes.kv, scale)
     slots = page_map(case).num_blocks * case.pages.block_size
-    expected = np.full((slots, case.heads.num_kv_heads, case.heads.head_size), poison, dtype=np.int64)
+    size = case.heads.head_size if name == "keys" else value_size(case)
+    expected = np.full((slots, case.heads.num_kv_heads, size), poison, dtype=np.int64)
     for slot, key in live_slots(case).items():
         expected[slot] = stored[key]
     return expected
@@ -112,7 +124,7 @@ def test_live_slots_hold_the_numbers_and_all_others_poison(case: AttentionCase) 
 def test_padding_of_the_caches_is_poison(case: AttentionCase) -> None:
     tensors, poisons = materialise(case), cache_poisons(case)
     one_memory = tensors.key_cache.untyped_storage().data_ptr() == tensors.value_cache.untyped_storage().data_ptr()
-    assert one_memory == (case.strides.cache in ("kv_first", "blocks_first"))
+    assert one_memory == (arrangement(case) in ("kv_first", "blocks_first"))
     for cache, poison in zip((tensors.key_cache, tensors.value_cache), poisons, strict=True):
         unused = np.ones(len(memory_of(cache)), dtype=np.bool_)
         for view in (tensors.key_cache, tensors.value_cache) if one_memory else (cache,):
@@ -158,14 +170,14 @@ def test_block_table_is_surrounded_by_garbage(case: AttentionCase) -> None:
 
 def expected_strides(case: AttentionCase) -> dict[str, tuple[int, ...]]:
     heads, strides, size = case.heads, case.strides, case.heads.head_size
-    slots, two = case.pages.block_size, strides.cache in ("separate", "heads_first")
+    slots, two, width = case.pages.block_size, arrangement(case) in ("separate", "heads_first"), value_size(case)
     table = -(-case.max_seq_len // slots) + case.pages.extra_columns
     return {
         "block_table": (table + strides.block_table, 1),
         "query": (heads.num_query_heads * (size + strides.q_head) + strides.q_token, size + strides.q_head, 1),
-        "output": (heads.num_query_heads * (size + strides.out_head) + strides.out_token, size + strides.out_head, 1),
+        "output": (heads.num_query_heads * (width + strides.out_head) + strides.out_token, width + strides.out_head, 1),
         "key_cache": cache_strides(case, size + strides.cache_slot),
-        "value_cache": cache_strides(case, size + strides.cache_slot + (strides.value_slot if two else 0)),
+        "value_cache": cache_strides(case, width + strides.cache_slot + (strides.value_slot if two else 0)),
     }
 
 
@@ -177,13 +189,13 @@ def cache_strides(case: AttentionCase, row: int) -> tuple[int, ...]:
         "kv_first": (slots * slot, slot, row, 1),
         "blocks_first": (2 * slots * slot, slot, row, 1),
         "heads_first": (slots * slot, row, slots * row, 1),
-    }[case.strides.cache]
+    }[arrangement(case)]
 
 
 def expected_offset(case: AttentionCase, num_blocks: int) -> int:
     """Return where the first value lies in the memory of ``value_cache``."""
     block = case.pages.block_size * case.heads.num_kv_heads * (case.heads.head_size + case.strides.cache_slot)
-    return {"kv_first": num_blocks * block, "blocks_first": block}.get(case.strides.cache, 0)
+    return {"kv_first": num_blocks * block, "blocks_first": block}.get(arrangement(case), 0)
 
 
 @settings(QUIET, max_examples=150)
@@ -204,10 +216,11 @@ def test_strides_and_offsets_are_those_of_the_case(case: AttentionCase) -> None:
 def test_shapes_and_types(case: AttentionCase) -> None:
     tensors, heads = materialise(case), case.heads
     rows = case.num_tokens + case.padded_tokens
-    cache = (page_map(case).num_blocks, case.pages.block_size, heads.num_kv_heads, heads.head_size)
+    slots = (page_map(case).num_blocks, case.pages.block_size, heads.num_kv_heads)
     assert tensors.query.shape == (rows, heads.num_query_heads, heads.head_size)
-    assert tensors.output.shape == (rows + case.form.extra_output_rows, heads.num_query_heads, heads.head_size)
-    assert tensors.key_cache.shape == tensors.value_cache.shape == cache
+    assert tensors.output.shape == (rows + case.form.extra_output_rows, heads.num_query_heads, value_size(case))
+    assert tensors.key_cache.shape == (*slots, heads.head_size)
+    assert tensors.value_cache.shape == (*slots, value_size(case))
     assert tensors.query.dtype == TORCH_DTYPES[case.dtypes.q]
     assert tensors.output.dtype == TORCH_DTYPES[case.dtypes.out]
     assert tensors.key_cache.dtype == tensors.value_cache.dtype == TORCH_DTYPES[case.dtypes.kv]

@@ -19,8 +19,9 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.cache_layout import SLOTS
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.mask_recipes import SIMPLEST, MaskKind
+from fuzz_attn.case.recipes import LogSumExp
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 
@@ -32,11 +33,15 @@ FEATURES: frozenset[Feature] = FEATURES_OF["extend"] - {"far_axes", "fp8_kv", "f
 DOMAIN = Domain("extend", dtypes=("float32",), head_sizes=(8, 16, 33), block_sizes=(1, 4, 16), features=FEATURES)
 
 
-def looped(arguments: dict[str, Any]) -> Array:
-    """Return the output ``[num_tokens, num_query_heads, head_size]``, from the contract of the launcher only."""
+def looped(arguments: dict[str, Any], form: LogSumExp) -> tuple[Array, Array]:
+    """Return the output ``[num_tokens, num_query_heads, head_size_v]``, from the contract of the launcher only.
+
+    And the log-sum-exp ``[num_tokens, num_query_heads]``, which this launcher does not write, by the words of a recipe.
+    """
     q, k, v, k_buffer, v_buffer = (arguments[name].double().numpy() for name in ("q", "k", "v", "k_buffer", "v_buffer"))
     starts, contexts, slots = (arguments[name].tolist() for name in ("qo_indptr", "kv_indptr", "kv_indices"))
-    output, group = np.zeros((starts[-1], *q.shape[1:])), q.shape[1] // k.shape[1]
+    output, group = np.zeros((starts[-1], q.shape[1], v.shape[2])), q.shape[1] // k.shape[1]
+    lse = np.zeros(output.shape[:2])
     for sequence, (start, end) in enumerate(pairwise(starts)):
         own = slots[contexts[sequence] : contexts[sequence + 1]]
         lengths = end - start, len(own)
@@ -49,7 +54,9 @@ def looped(arguments: dict[str, Any]) -> Array:
             values = [values[at, head // group] for _, values, at in places]
             sink = [] if arguments["sinks"] is None else [float(arguments["sinks"][head])]
             output[start + row, head] = averaged(scores, values, sink) if values else 0.0
-    return output
+            logits = [*scores, *sink] if form.with_sinks else scores
+            lse[start + row, head] = summed(logits, form.base) if values else float(form.empty)
+    return output, lse
 
 
 def sees(arguments: dict[str, Any], sequence: int, row: int, key: int, lengths: tuple[int, int]) -> bool:
@@ -81,16 +88,33 @@ def averaged(scores: list[float], values: list[Array], sink: list[float]) -> Arr
     return np.asarray(sum(weight / total * value for weight, value in zip(weights, values, strict=True)))
 
 
+def summed(logits: list[float], base: str) -> float:
+    """Return the logarithm of a sum of exponentials."""
+    top = max(logits)
+    natural = top + math.log(sum(math.exp(each - top) for each in logits))
+    return natural if base == "e" else natural / math.log(2)
+
+
 def checked(case: AttentionCase) -> None:
     """Compare the oracle with the loops."""
     tensors = materialise(case, stored_as=SLOTS)
-    expected = attend(tensors)["out"]
+    known = attend(tensors)
     arguments = call_of(EXTEND.binding, SIGNATURE, tensors).arguments
+    output, lse = looped(arguments, case.lse or LogSumExp())
+    assert known["out"].value.isfinite().all()
+    assert is_close(known["out"], output)
+    assert set(known) == ({"out"} if case.lse is None else {"out", "lse"})
+    if case.lse is not None:
+        assert is_close(known["lse"], lse if case.lse.order == "tokens" else lse.T)
+
+
+def is_close(expected: Expected, found: Array) -> bool:
+    """Return whether the oracle and the loops agree."""
     judged = expected.judged.expand_as(expected.value) & expected.bound.isfinite()
-    error = (expected.value - torch.from_numpy(looped(arguments))).abs()
-    assert expected.value.isfinite().all()
+    loops = torch.from_numpy(found)
+    error = (expected.value - loops).abs().masked_fill(expected.value == loops, 0.0)  # infinities have no difference
     assert (expected.bound > 0).all()
-    assert bool((error[judged] <= 1e-6 * expected.bound[judged]).all()), float((error / expected.bound)[judged].max())
+    return bool((error[judged] <= 1e-6 * expected.bound[judged]).all())
 
 
 @pytest.mark.parametrize("kind", SIMPLEST)

@@ -268,6 +268,7 @@ def test_a_type_that_holds_every_query_rounds_none(query: str, cache: str, by_ha
 
 
 def test_queries_that_a_narrow_type_cannot_hold_have_no_bound(by_hand: Builder) -> None:
-    tensors = by_hand([[500.0], [100.0]], [[1e-3]], [[1.0]], output=torch.zeros(2, 1, 1))
+    # As many keys as rows: one that sees no key is 0, whatever its query becomes.
+    tensors = by_hand([[500.0], [100.0]], [[1e-3]] * 2, [[1.0]] * 2, output=torch.zeros(2, 1, 1))
     bound = attend(tensors, RoundingModel(query="float8_e4m3fn"))["out"].bound
     assert bound.flatten().isinf().tolist() == [True, False]

@@ -38,7 +38,8 @@ from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.targets.built_in import built_in
 
 healthy = built_in("{family}")
-domain = msgspec.structs.replace(healthy.domain, features=FEATURES_OF["{family}"])
+promised = frozenset(name for name in FEATURES_OF["{family}"] if healthy.domain.allows(name))
+domain = msgspec.structs.replace(healthy.domain, features=promised)
 declared = dataclasses.replace(healthy, name="declared", call={function}, domain=domain)
 """
 COMPILED: Final = shutil.ignore_patterns("__pycache__")
