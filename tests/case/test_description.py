@@ -67,6 +67,9 @@ poison: the largest number in dead keys, -Inf in dead values, 0 in dead table en
 launch: 3D kernel, 5 segments, tiles of 32 keys"""
 
 
+ONE_ALLOCATION = "K and V in one allocation [2, num_blocks, ...]"
+
+
 def text_of(case: AttentionCase) -> str:
     return "\n".join(f"{what}: {words}" for what, words in describe(case))
 
@@ -142,8 +145,7 @@ def test_richest_case() -> None:
             {"heads": HeadLayout(1, 1, 16, 8), "strides": Strides(cache="kv_first")},
             (
                 "memory",
-                "each cache in memory of its own, as values have their own size, instead of K and V in one allocation "
-                "[2, num_blocks, ...]",
+                f"each cache in memory of its own, as values have their own size, instead of {ONE_ALLOCATION}",
             ),
         ),
         ({"padded_tokens": 1}, ("padding", "1 more row in q and out than tokens")),
