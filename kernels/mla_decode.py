@@ -7,8 +7,10 @@ from .common.rows import Tokens
 from .latent.contract import check_latent_call
 from .latent.splits import LatentCache, Splits, kernel_mla_merge, kernel_mla_split
 
-LARGE_VALUE = 128
-"""Above this size of a value, a program takes few heads and keys: its accumulator would need too many registers."""
+LARGE_PART = 128
+"""Above this size of a value, or of the rest of a key, a program takes few heads and keys: it needs many registers."""
+TILE_BYTES = 2**17
+"""The bytes of the keys of a tile, padded, that leave room for the queries in the shared memory of a GPU."""
 WANTED_PROGRAMS = 256
 MAX_AUTOMATIC_SPLITS = 16
 
@@ -46,7 +48,8 @@ def mla_decode(
             leaves it out.
         num_splits: into how many parts the keys of a sequence are cut, at most 64; 0 is one. Some may have no keys.
             None lets a heuristic choose.
-        tile_size: keys in a tile, a power of two from 16 to 128. None lets a heuristic choose.
+        tile_size: keys in a tile, a power of two from 16 to 128; of large keys fewer, if their tile would not fit into
+            shared memory. None lets a heuristic choose.
 
     Raises:
         ContractError: an argument is outside of the above. Lengths and page numbers on the device are not read.
@@ -56,9 +59,12 @@ def mla_decode(
     num_seqs, num_query_heads, head_size, head_size_v = seq_lens.shape[0], q.shape[1], q.shape[2], out.shape[2]
     if not num_seqs:
         return
-    is_large = head_size_v > LARGE_VALUE
+    padded = head_size_padded_for(head_size_v, q.dtype)
+    rope_padded = head_size_padded_for(head_size - head_size_v, q.dtype)
+    is_large = max(head_size_v, head_size - head_size_v) > LARGE_PART
     block_h = MIN_BLOCK_M if is_large else min(64, max(MIN_BLOCK_M, next_power_of_two(num_query_heads)))
-    tile = tile_size or (16 if is_large else 32)
+    fitting = TILE_BYTES // ((padded + rope_padded) * q.element_size())
+    tile = max(16, min(tile_size or (16 if is_large else 32), next_power_of_two(fitting + 1) // 2))
     head_blocks = ceil_div(num_query_heads, block_h)
     if num_splits is None:
         num_tiles = ceil_div(block_table.shape[1] * latent_cache.shape[1], tile)
@@ -67,7 +73,6 @@ def mla_decode(
     num_splits = max(num_splits, 1)
     scratch = q.new_empty((num_seqs, num_query_heads, num_splits, head_size_v), dtype=torch.float32)
     splits = Splits(scratch, q.new_empty((num_seqs, num_query_heads, num_splits), dtype=torch.float32))
-    padded = head_size_padded_for(head_size_v, q.dtype)
     kernel_mla_split[num_seqs, head_blocks, num_splits](
         splits,
         Tokens(q, q.stride(0), q.stride(1)),
@@ -80,7 +85,7 @@ def mla_decode(
         HEAD_SIZE=head_size,
         HEAD_SIZE_V=head_size_v,
         HEAD_SIZE_V_PADDED=padded,
-        ROPE_SIZE_PADDED=head_size_padded_for(head_size - head_size_v, q.dtype),
+        ROPE_SIZE_PADDED=rope_padded,
         BLOCK_SIZE=latent_cache.shape[1],
         TILE_SIZE=tile,
         BLOCK_H=block_h,

@@ -33,6 +33,7 @@ from fuzz_attn.engine.failures.life import MOST_FAILURES
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
+from fuzz_attn.errors import CaseError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS, second_case
@@ -238,7 +239,11 @@ class SecondCases(FakeWorker):
         answer = super().answer(order)
         if not answer.verdict.passed or order.relation != self.relation:
             return answer
-        verdict = super().answer(Order(second_case(order.case, order.relation))).verdict
+        try:
+            second = second_case(order.case, order.relation)
+        except CaseError:  # a case may be too large for its second launch as a case of its own
+            return answer
+        verdict = super().answer(Order(second)).verdict
         return Answer(verdict if verdict.passed else msgspec.structs.replace(verdict, property_name=order.relation))
 
 
