@@ -159,7 +159,7 @@ def budget_for(
     most = min(cached, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
     elements = MOST_QUERY_ELEMENTS if extreme and products == MOST_PRODUCTS else MAX_QUERY_ELEMENTS
     queries = elements // (row * key.num_queries_per_kv)
-    partial = num_heads * key.launch.num_segments << ((key.value_size or key.head_size) - 1).bit_length()
+    partial = num_heads * key.launch.num_segments << (max(key.value_size, key.head_size) - 1).bit_length()
     merged = min(MAX_TOTAL_ELEMENTS, products // 32) // partial - MOST_PADDED_TOKENS if partial else tokens
     tokens = min(
         tokens,
