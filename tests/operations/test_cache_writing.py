@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,21 +11,19 @@ import pytest
 import torch
 
 import fuzz_attn.kernels.cache_write as healthy
-from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
-from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.errors import TargetError
 from fuzz_attn.kernels.common.contract import ContractError
 from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, described, key_pool
-from fuzz_attn.operations.registry import OPERATIONS, operation_of, operation_of_family
+from fuzz_attn.operations.registry import operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.targets.target import Target
+from tests.operations.edited import EditedKernel, backend, drawn
 
-OPERATION: Final = OPERATIONS["cache_write"]
+KERNEL: Final = EditedKernel("cache_write", healthy)
+OPERATION: Final = KERNEL.operation
 DOMAIN: Final = WriteDomain()
-SOURCE: Final = Path(healthy.__file__).read_text(encoding="utf-8")
 BUGS: Final = {
     "a skipped token is written": ("mask = (columns < HEAD_SIZE) & (slot >= 0)", "mask = columns < HEAD_SIZE"),
     "a skipped token goes to the end of page 0": (
@@ -79,34 +76,10 @@ BUGS: Final = {
 """Each bug as an edit of the kernel."""
 
 
-@cache
-def backend() -> SimulatorBackend:
-    return SimulatorBackend()
-
-
-def target_with(old: str, new: str, folder: Path) -> Target:
-    assert SOURCE.count(old) == 1
-    file = folder / "writing.py"
-    file.write_text(SOURCE.replace(old, new).replace("from .common", "from fuzz_attn.kernels.common"))
-    return OPERATION.load_target(f"{file}:cache_write", "cache_write", None)
-
-
-def judged(target: Target, case: WriteCase, relation: str | None = None) -> tuple[Verdict, ...]:
-    verdicts = OPERATION.failures(OPERATION.experiment(case, target, backend()), relation)
-    return tuple(verdict for verdict in verdicts if not verdict.passed)
-
-
-@cache
-def drawn(seed: int, count: int) -> tuple[tuple[WriteCase, str | None], ...]:
-    found: list[tuple[WriteCase, str | None]] = []
-    play_round(DOMAIN, seed, count, lambda case, relation: found.append((case, relation)))
-    return tuple(found)
-
-
 def test_the_healthy_kernel_passes() -> None:
     target = OPERATION.load_target("cache_write", None, None)
-    cases = drawn(1, 200)
-    assert not [(case, failed) for case, relation in cases if (failed := judged(target, case, relation))]
+    cases = drawn(DOMAIN, 1, 200)
+    assert not [(case, failed) for case, relation in cases if (failed := KERNEL.judged(target, case, relation))]
     assert {relation for _, relation in cases} == {None, *OPERATION.relations}
     assert {case.dtype for case, _ in cases} == set(DOMAIN.dtypes)
     assert {case.stored_as for case, _ in cases} == set(DOMAIN.stored_as)
@@ -115,14 +88,14 @@ def test_the_healthy_kernel_passes() -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
-    target = target_with(*BUGS[name], tmp_path)
-    assert any(judged(target, case, relation) for case, relation in drawn(2, 300))
+    target = KERNEL.target_with(*BUGS[name], tmp_path)
+    assert any(KERNEL.judged(target, case, relation) for case, relation in drawn(DOMAIN, 2, 300))
 
 
 def test_a_bug_shrinks_to_one_token_and_one_head(tmp_path: Path) -> None:
-    target = target_with(*BUGS["the scale is multiplied"], tmp_path)
+    target = KERNEL.target_with(*BUGS["the scale is multiplied"], tmp_path)
     case = WriteCase(9, 3, 80, 24, 2, "bfloat16", "float8_e5m2", 37.0, 18.5, 111.0, True, True, True, 3, 1, True, 3)
-    fails: Callable[[Order], bool] = lambda order: bool(judged(target, order.case, order.relation))  # noqa: E731
+    fails: Callable[[Order], bool] = lambda order: bool(KERNEL.judged(target, order.case, order.relation))  # noqa: E731
     assert fails(Order(case))
     found = simplify(Order(case, "determinism"), fails, DOMAIN)
     assert found == Order(WriteCase(stored_as="float8_e4m3fn", k_scale=found.case.k_scale, v_scale=found.case.v_scale))
@@ -155,16 +128,16 @@ def test_a_loop_in_torch_passes(tmp_path: Path) -> None:
     file = tmp_path / "loop.py"
     file.write_text(TORCH)
     target = OPERATION.load_target(f"{file}:write", "cache_write", None)
-    cases = [(case, relation) for case, relation in drawn(3, 60) if not case.per_token_head]
-    assert not [case for case, relation in cases if judged(target, case, relation)]
+    cases = [(case, relation) for case, relation in drawn(DOMAIN, 3, 60) if not case.per_token_head]
+    assert not [case for case, relation in cases if KERNEL.judged(target, case, relation)]
 
 
 def test_an_fp8_cast_that_does_not_saturate_is_found(tmp_path: Path) -> None:
     file = tmp_path / "loop.py"
     file.write_text(TORCH.replace("numbers = numbers.clamp(-limit, limit)", "pass"))
     target = OPERATION.load_target(f"{file}:write", "cache_write", None)
-    cases = [(case, relation) for case, relation in drawn(3, 60) if not case.per_token_head]
-    found = [case for case, relation in cases if judged(target, case, relation)]
+    cases = [(case, relation) for case, relation in drawn(DOMAIN, 3, 300) if not case.per_token_head]
+    found = [case for case, relation in cases if KERNEL.judged(target, case, relation)]
     assert found
     assert all(case.overflows for case in found)
     explained = OPERATION.explain(OPERATION.experiment(found[0], target, backend()), None)
@@ -178,7 +151,7 @@ def test_a_launcher_that_asks_for_a_gpu_is_told_of_one(tmp_path: Path) -> None:
         TORCH.replace("    assert key", "    assert torch.cuda.get_device_capability() >= (9, 0)\n    assert key")
     )
     target = OPERATION.load_target(f"{file}:write", "cache_write", None)
-    assert not judged(dataclasses.replace(target, without_gpu=True), WriteCase(num_tokens=2))
+    assert not KERNEL.judged(dataclasses.replace(target, without_gpu=True), WriteCase(num_tokens=2))
 
 
 CASTS: Final = {"same", "float16", "bfloat16"}
@@ -209,7 +182,7 @@ def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
     file.write_text(
         "def write(key, value, key_cache, value_cache, slot_mapping, stream): ...\ndef less(key, value): ...\n"
     )
-    with pytest.raises(TargetError, match="needs parameters that no cache write has: stream"):
+    with pytest.raises(TargetError, match="needs parameters that a cache write does not have: stream"):
         OPERATION.load_target(f"{file}:write", "cache_write", None)
     with pytest.raises(TargetError, match="lacks the parameters key_cache, value_cache, slot_mapping"):
         OPERATION.load_target(f"{file}:less", "cache_write", None)
@@ -228,12 +201,12 @@ def test_the_operation_follows_from_case_domain_and_family() -> None:
 
 
 def test_two_different_cases_have_different_descriptions() -> None:
-    cases = {case for case, _ in drawn(1, 200)}
+    cases = {case for case, _ in drawn(DOMAIN, 1, 200)}
     assert len({str(described(case)) for case in cases}) == len(cases)
 
 
 def test_a_case_loses_each_of_its_traits() -> None:
-    for case, _ in drawn(1, 200):
+    for case, _ in drawn(DOMAIN, 1, 200):
         for trait in OPERATION.aspects.traits:
             given: Any = case
             without = trait.without(given)
@@ -270,7 +243,7 @@ EXPLAINED: Final = {
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_mistake_is_explained(name: str, tmp_path: Path) -> None:
-    target = target_with(*BUGS[name], tmp_path)
+    target = KERNEL.target_with(*BUGS[name], tmp_path)
     is_cast = name in ("by way of float16", "head 0 for all heads", "keys for values")
     has_own_scales = name.startswith(("own scales", "integers"))
     stored_as: Any = "same" if is_cast else "int8_token_head" if has_own_scales else "float8_e4m3fn"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,24 +10,22 @@ import pytest
 from hypothesis import find
 
 import fuzz_attn.kernels.merge_states as healthy
-from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.errors import CounterexampleError, TargetError
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, described, key_pool
 from fuzz_attn.operations.merge_states.state_draws import state_cases
 from fuzz_attn.operations.operation import Case
-from fuzz_attn.operations.registry import OPERATIONS, operation_of, operation_of_family
+from fuzz_attn.operations.registry import operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.targets.target import Target
+from tests.operations.edited import EditedKernel, backend, drawn
 
-OPERATION: Final = OPERATIONS["merge_states"]
+KERNEL: Final = EditedKernel("merge_states", healthy)
+OPERATION: Final = KERNEL.operation
 DOMAIN: Final = StateDomain()
-SOURCE: Final = Path(healthy.__file__).read_text(encoding="utf-8")
 BUGS: Final = {
     "an empty state's output is read": ("mask=columns < num_columns,", "mask=columns < HEAD_SIZE,"),
     "no maximum is subtracted": ("tl.where(has_keys, largest, 0.0)), 0.0)", "0.0), 0.0)"),
@@ -49,34 +46,10 @@ BUGS: Final = {
 """Each bug as an edit of the kernel."""
 
 
-@cache
-def backend() -> SimulatorBackend:
-    return SimulatorBackend()
-
-
-def target_with(old: str, new: str, folder: Path) -> Target:
-    assert SOURCE.count(old) == 1
-    file = folder / "merging.py"
-    file.write_text(SOURCE.replace(old, new).replace("from .common", "from fuzz_attn.kernels.common"))
-    return OPERATION.load_target(f"{file}:merge_states", "merge_states", None)
-
-
-def judged(target: Target, case: StateCase, relation: str | None = None) -> tuple[Verdict, ...]:
-    verdicts = OPERATION.failures(OPERATION.experiment(case, target, backend()), relation)
-    return tuple(verdict for verdict in verdicts if not verdict.passed)
-
-
-@cache
-def drawn(seed: int, count: int) -> tuple[tuple[StateCase, str | None], ...]:
-    found: list[tuple[StateCase, str | None]] = []
-    play_round(DOMAIN, seed, count, lambda case, relation: found.append((case, relation)))
-    return tuple(found)
-
-
 def test_the_healthy_kernel_passes() -> None:
     target = OPERATION.load_target("merge_states", None, None)
-    cases = drawn(1, 100)
-    assert not [(case, failed) for case, relation in cases if (failed := judged(target, case, relation))]
+    cases = drawn(DOMAIN, 1, 100)
+    assert not [(case, failed) for case, relation in cases if (failed := KERNEL.judged(target, case, relation))]
     assert {relation for _, relation in cases} == {None, *OPERATION.relations}
     assert {case.dtype for case, _ in cases} == set(DOMAIN.dtypes)
     assert {name for case, _ in cases for name in OPERATION.all_features_of(case)} == set(OPERATION.features)
@@ -90,14 +63,14 @@ def test_the_healthy_kernel_passes_in_the_interpreter(campaign: Callable[..., Re
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
-    target = target_with(*BUGS[name], tmp_path)
-    assert any(judged(target, case, relation) for case, relation in drawn(2, 120))
+    target = KERNEL.target_with(*BUGS[name], tmp_path)
+    assert any(KERNEL.judged(target, case, relation) for case, relation in drawn(DOMAIN, 2, 120))
 
 
 def test_a_bug_shrinks_to_one_row_and_two_states(tmp_path: Path) -> None:
-    target = target_with(*BUGS["the LSE lacks the sum of weights"], tmp_path)
+    target = KERNEL.target_with(*BUGS["the LSE lacks the sum of weights"], tmp_path)
     case = StateCase(9, 5, 3, 80, "bfloat16", 100.0, 5.0, True, True, "nan", 3, 16, 99)
-    fails: Callable[[Order], bool] = lambda order: bool(judged(target, order.case, order.relation))  # noqa: E731
+    fails: Callable[[Order], bool] = lambda order: bool(KERNEL.judged(target, order.case, order.relation))  # noqa: E731
     assert fails(Order(case))
     assert simplify(Order(case, "determinism"), fails, DOMAIN) == Order(StateCase(num_states=2))
 
@@ -126,12 +99,12 @@ def test_cases_shrink_to_one_row_and_two_states() -> None:
 
 
 def test_two_different_cases_have_different_descriptions() -> None:
-    cases = {case for case, _ in drawn(1, 100)}
+    cases = {case for case, _ in drawn(DOMAIN, 1, 100)}
     assert len({str(described(case)) for case in cases}) == len(cases)
 
 
 def test_a_case_loses_each_of_its_traits() -> None:
-    for case, _ in drawn(1, 100):
+    for case, _ in drawn(DOMAIN, 1, 100):
         for trait in OPERATION.aspects.traits:
             given: Any = case
             without = trait.without(given)
@@ -141,7 +114,7 @@ def test_a_case_loses_each_of_its_traits() -> None:
 def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.py"
     file.write_text("def merge(partial_outputs, partial_lses, out, lse, stream): ...\ndef less(out, lse): ...\n")
-    with pytest.raises(TargetError, match="needs parameters that no merge has: stream"):
+    with pytest.raises(TargetError, match="needs parameters that a merge of states does not have: stream"):
         OPERATION.load_target(f"{file}:merge", "merge_states", None)
     with pytest.raises(TargetError, match="lacks the parameters partial_outputs, partial_lses"):
         OPERATION.load_target(f"{file}:less", "merge_states", None)
@@ -161,7 +134,7 @@ EXPLAINED: Final = {
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_mistake_is_explained(name: str, tmp_path: Path) -> None:
-    target = target_with(*BUGS[name], tmp_path)
+    target = KERNEL.target_with(*BUGS[name], tmp_path)
     case = StateCase(3, 4, 2, empty_states=name.startswith("an empty"), empty_rows="row" in name, poison="nan", seed=3)
     experiment = OPERATION.experiment(case, target, backend())
     (verdict, *_) = OPERATION.failures(experiment, None)

@@ -7,20 +7,19 @@ Keys and values of the new tokens are ``[num_tokens, num_heads, head_size]``. Sl
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Final, Literal, TypeAlias, cast, get_args
 
 import msgspec
-from msgspec import Meta, Struct
-from msgspec.structs import force_setattr, replace
+from msgspec import Meta
+from msgspec.structs import force_setattr
 
-from fuzz_attn.case.aspects import SIMPLEST_SIZE, Aspect, AspectTable
+from fuzz_attn.case.aspects import SIMPLEST_SIZE, AspectTable
 from fuzz_attn.case.case_fields import Seed
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.dtypes import DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
-from fuzz_attn.errors import CaseError, DomainError
+from fuzz_attn.errors import CaseError
+from fuzz_attn.operations.small.small_case import Fields, SmallDomain, when
 
 NAME: Final = "cache_write"
 """The operation, and its only family."""
@@ -169,7 +168,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
         return WriteKey(self.dtype, self.stored_as, self.head_size, self.page_size)
 
 
-class WriteDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
+class WriteDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
     """The cases that a target promises to write; sizes are inclusive ranges, as in attention's domain."""
 
     dtypes: tuple[NewType, ...] = ("float32", "float16", "bfloat16")
@@ -191,31 +190,11 @@ class WriteDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError` for a domain without cases or with an unknown feature."""
-        unknown = sorted(self.features - FEATURES.keys())
-        if unknown or not (self.dtypes and self.stored_as and self.head_sizes and self.page_sizes):
-            raise DomainError(f"domain={self!r} has unknown features {unknown}, or lacks types or sizes")
-
-    @property
-    def family(self) -> str:
-        """The family of its targets."""
-        return NAME
-
-    @property
-    def excluded(self) -> tuple[frozenset[str], ...]:
-        """The combinations of features that are not supported together: none."""
-        return ()
-
-    def allows(self, feature: str) -> bool:
-        """Return whether cases may have the feature."""
-        return feature in self.features
+        self.require(FEATURES, self.dtypes, self.stored_as, self.head_sizes, self.page_sizes)
 
     def in_memory(self) -> WriteDomain:
         """Return the domain without caches whose addresses mostly take no memory."""
         return msgspec.structs.replace(self, features=self.features - {"far"})
-
-    def on_gpu(self) -> WriteDomain:
-        """Return the domain as a GPU has it, where all addresses take memory."""
-        return self.in_memory()
 
 
 _HEADS: Final = (16, 64, 128, 80, 96, 32, 256, 1, 24, 8, 72, 2, 40, 192, 33, 112)
@@ -238,9 +217,7 @@ def key_pool(domain: WriteDomain) -> tuple[WriteKey, ...]:
 
 def unpromised(case: WriteCase, domain: WriteDomain) -> str:
     """Return what of a case a target does not promise, in words; an empty string where it promises all."""
-    given: Any = case
-    lacking = (each.words for name, each in FEATURES.items() if each.value(given) and not domain.allows(name))
-    if words := next(lacking, ""):
+    if words := domain.lacking(case, FEATURES):
         return words
     if case.dtype not in domain.dtypes:
         return f"new keys of {case.dtype}"
@@ -278,40 +255,8 @@ def described(case: WriteCase) -> list[tuple[str, str]]:
     return [*lines, ("memory", ", ".join(memory))] if memory else lines
 
 
-def _field(words: str, name: str, **more: Any) -> Aspect:
-    """Return an aspect whose value is that of a field."""
-    default = getattr(PLAIN, name)
-
-    def value(case: Any) -> Any:
-        return getattr(case, name)
-
-    def changed(case: Any, new: Any) -> Any:
-        return replace(case, **{name: new})
-
-    tried = more.pop("tried", ())
-    smaller = tuple(partial(_with, name=name, value=each) for each in tried)
-    return Aspect(words, value, changed, default, smaller=smaller, **more)
-
-
-def _with(case: Any, *, name: str, value: Any) -> Any:
-    return replace(case, **{name: value})
-
-
-def _flag(words: str, name: str, form: Any = True) -> Aspect:
-    """Return a feature that a case has where a field differs from its default."""
-
-    def changed(case: Any, on: Any) -> Any:
-        return replace(case, **{name: form if on else getattr(PLAIN, name)})
-
-    return Aspect(words, lambda case: bool(getattr(case, name) != getattr(PLAIN, name)), changed, has_form=True)
-
-
-def _when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
-    """Return a trait that a case loses with some fields."""
-    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
-
-
 PLAIN: Final = WriteCase()
+_field, _flag = Fields(PLAIN).field, Fields(PLAIN).flag
 
 FEATURES: Final = {
     "skipped": _flag("skipped tokens", "skipped"),
@@ -320,7 +265,7 @@ FEATURES: Final = {
     "value_strides": _flag("other strides of values", "value_gap", 1),
     "fused": _flag("queries, keys and values in one tensor", "fused"),
     "padded_tokens": _flag("padded rows", "padded_tokens", 1),
-    "overflow": _when(
+    "overflow": when(
         "numbers beyond those of the cache", lambda case: case.overflows, magnitude=1.0, k_scale=1.0, v_scale=1.0
     ),
     "far": _flag("offsets beyond 2^31", "far"),
@@ -340,21 +285,21 @@ ODDITIES: Final = (
     _field("seed", "seed", tried=(0, 1, 2, 3), trait=False),
 )
 KINDS: Final = (
-    _when(FP8_CACHE, lambda case: case.is_fp8, stored_as="same"),
-    _when("a scale for each token and head", lambda case: case.per_token_head, stored_as="same"),
-    _when("int8 caches", lambda case: case.cache_dtype == "int8", stored_as="float8_e4m3fn_token_head"),
-    _when("another type of caches", lambda case: case.stored_as != "same", stored_as="same"),
-    _when("float8_e5m2", lambda case: case.stored_as == "float8_e5m2", stored_as="float8_e4m3fn"),
-    _when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),
-    _when("16-bit types", lambda case: case.dtype != "float32", dtype="float32"),
+    when(FP8_CACHE, lambda case: case.is_fp8, stored_as="same"),
+    when("a scale for each token and head", lambda case: case.per_token_head, stored_as="same"),
+    when("int8 caches", lambda case: case.cache_dtype == "int8", stored_as="float8_e4m3fn_token_head"),
+    when("another type of caches", lambda case: case.stored_as != "same", stored_as="same"),
+    when("float8_e5m2", lambda case: case.stored_as == "float8_e5m2", stored_as="float8_e4m3fn"),
+    when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),
+    when("16-bit types", lambda case: case.dtype != "float32", dtype="float32"),
     _field("tokens", "num_tokens", above="more than {} tokens", levels=(1, 16), trait=False, tried=(1, 2, 3, 4, 8)),
     _field("several heads", "num_heads", tried=(1, 2, 3, 4)),
     _field("head size", "head_size", above="heads larger than {}", levels=(64, 128), trait=False,
            tried=(16, 8, 32, 24, 4, 17, 2, 1, 64, 80, 96, 128)),
-    _when("head size no power of two", lambda case: case.head_size & (case.head_size - 1) != 0, head_size=16),
+    when("head size no power of two", lambda case: case.head_size & (case.head_size - 1) != 0, head_size=16),
     _field("page size", "page_size", trait=False, tried=(16, 8, 4, 3, 2, 1, 24, 17)),
-    _when("page size no power of two", lambda case: case.page_size & (case.page_size - 1) != 0, page_size=16),
-    _when("another page size", lambda case: case.page_size != SIMPLEST_SIZE, page_size=SIMPLEST_SIZE),
+    when("page size no power of two", lambda case: case.page_size & (case.page_size - 1) != 0, page_size=16),
+    when("another page size", lambda case: case.page_size != SIMPLEST_SIZE, page_size=SIMPLEST_SIZE),
 )  # fmt: skip
 TABLE: Final = AspectTable(ODDITIES, KINDS, ())
 """All aspects."""

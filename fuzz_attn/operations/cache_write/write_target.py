@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.matching import Match
-from fuzz_attn.errors import TargetError
 from fuzz_attn.operations.cache_write.write_case import (
     NAME,
     NEEDED,
@@ -21,37 +17,19 @@ from fuzz_attn.operations.cache_write.write_case import (
     StoredType,
     WriteDomain,
 )
-from fuzz_attn.targets.built_in import launcher
-from fuzz_attn.targets.loading import object_named
-from fuzz_attn.targets.target import Called, Target
+from fuzz_attn.operations.small.small_target import SmallTarget, signature_of
 
 LAUNCHER: Final = "cache_write:cache_write"
 
 
 @dataclass(frozen=True)
-class WriteTarget(Target):
-    """A callable with parameters of ``ROLES``, whose names are ``roles``."""
+class WriteTarget(SmallTarget):
+    """A callable that is also told what kind of caches it gets, where it has parameters for that."""
 
-    domain: Any = field(default_factory=WriteDomain)
-    roles: tuple[str, ...] = NEEDED
-
-    @cached_property
-    def match(self) -> Match:
-        """Why each parameter has its role."""
-        return Match(Binding(), dict.fromkeys(self.roles, "its name"), published=True)
-
-    @property
-    def stored_as(self) -> None:
-        """The format in which attention's caches are made; these caches are made for their case."""
-
-    def run(self, tensors: Any) -> Called:
-        """Call the target on tensors; raises what the target raises."""
-        given = dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
+    def arguments(self, tensors: Any) -> dict[str, Any]:
+        """Return the arguments by name; caches of scales are None for kinds without."""
         told = {"kv_cache_dtype": tensors.kv_cache_dtype, "kv_quant_mode": tensors.kv_quant_mode}
-        given = dict.fromkeys(SCALE_CACHES) | given | told
-        with self.surroundings():
-            self.call(**{name: given[name] for name in self.roles})
-        return Called()
+        return dict.fromkeys(SCALE_CACHES) | super().arguments(tensors) | told
 
 
 def load(name: str, binding: Binding | None) -> WriteTarget:
@@ -59,20 +37,9 @@ def load(name: str, binding: Binding | None) -> WriteTarget:
 
     One without parameters for scales is not given the caches that need them.
     """
-    if binding is not None:
-        raise TargetError(f"target={name!r} writes a cache, and has no binding: its parameters are {', '.join(ROLES)}")
-    call = launcher(LAUNCHER) if name == NAME else object_named(name)
-    if not callable(call):
-        raise TargetError(f"target={name!r} must be callable, and is a {type(call).__name__}")
-    parameters = inspect.signature(call).parameters
-    needed = [each.name for each in parameters.values() if each.default is each.empty]
-    if missing := [role for role in NEEDED if role not in parameters]:
-        raise TargetError(f"target={name!r} lacks the parameters {', '.join(missing)}")
-    if more := [each for each in needed if each not in ROLES]:
-        raise TargetError(f"target={name!r} needs parameters that no cache write has: {', '.join(more)}")
-    roles = tuple(role for role in ROLES if role in parameters)
-    domain = WriteDomain(stored_as=tuple(each for each in get_args(StoredType) if _fits(each, roles, needed)))
-    return WriteTarget(name, call, domain=domain, roles=roles)
+    found = signature_of(name, binding, (NAME, LAUNCHER), ROLES, NEEDED, "a cache write")
+    domain = WriteDomain(stored_as=tuple(each for each in get_args(StoredType) if _fits(each, *found[1:])))
+    return WriteTarget(name, found.call, domain=domain, roles=found.roles)
 
 
 def _fits(stored_as: StoredType, roles: Collection[str], needed: Collection[str]) -> bool:

@@ -8,20 +8,19 @@ whatever its output holds is not read.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
-from msgspec.structs import force_setattr, replace
+from msgspec import Meta
+from msgspec.structs import force_setattr
 
-from fuzz_attn.case.aspects import SIMPLEST_SIZE, Aspect, AspectTable
+from fuzz_attn.case.aspects import SIMPLEST_SIZE, AspectTable
 from fuzz_attn.case.case_fields import Seed
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
 from fuzz_attn.case.recipes import SlotPoison
-from fuzz_attn.errors import CaseError, DomainError
+from fuzz_attn.errors import CaseError
+from fuzz_attn.operations.small.small_case import Fields, SmallDomain, when
 
 NAME: Final = "merge_states"
 """The operation, and its only family."""
@@ -100,7 +99,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
         return StateKey(self.dtype, self.head_size)
 
 
-class StateDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
+class StateDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
     """The cases that a target promises to merge; sizes are inclusive ranges, as in attention's domain."""
 
     dtypes: tuple[StateType, ...] = ("float32", "float16", "bfloat16")
@@ -110,31 +109,7 @@ class StateDomain(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError` for a domain without cases or with an unknown feature."""
-        unknown = sorted(self.features - FEATURES.keys())
-        if unknown or not (self.dtypes and self.head_sizes and self.num_states):
-            raise DomainError(f"domain={self!r} has unknown features {unknown}, or lacks types or sizes")
-
-    @property
-    def family(self) -> str:
-        """The family of its targets."""
-        return NAME
-
-    @property
-    def excluded(self) -> tuple[frozenset[str], ...]:
-        """The combinations of features that are not supported together: none."""
-        return ()
-
-    def allows(self, feature: str) -> bool:
-        """Return whether cases may have the feature."""
-        return feature in self.features
-
-    def in_memory(self) -> StateDomain:
-        """Return the domain without tensors whose addresses mostly take no memory: itself."""
-        return self
-
-    def on_gpu(self) -> StateDomain:
-        """Return the domain as a GPU has it: itself."""
-        return self
+        self.require(FEATURES, self.dtypes, self.head_sizes, self.num_states)
 
 
 def key_pool(domain: StateDomain) -> tuple[StateKey, ...]:
@@ -146,9 +121,7 @@ def key_pool(domain: StateDomain) -> tuple[StateKey, ...]:
 
 def unpromised(case: StateCase, domain: StateDomain) -> str:
     """Return what of a case a target does not promise, in words; an empty string where it promises all."""
-    given: Any = case
-    lacking = (each.words for name, each in FEATURES.items() if each.value(given) and not domain.allows(name))
-    if words := next(lacking, ""):
+    if words := domain.lacking(case, FEATURES):
         return words
     if case.dtype not in domain.dtypes:
         return f"states of {case.dtype}"
@@ -175,40 +148,8 @@ def described(case: StateCase) -> list[tuple[str, str]]:
     return lines
 
 
-def _field(words: str, name: str, **more: Any) -> Aspect:
-    """Return an aspect whose value is that of a field."""
-    default = getattr(PLAIN, name)
-
-    def value(case: Any) -> Any:
-        return getattr(case, name)
-
-    def changed(case: Any, new: Any) -> Any:
-        return replace(case, **{name: new})
-
-    tried = more.pop("tried", ())
-    smaller = tuple(partial(_with, name=name, value=each) for each in tried)
-    return Aspect(words, value, changed, default, smaller=smaller, **more)
-
-
-def _with(case: Any, *, name: str, value: Any) -> Any:
-    return replace(case, **{name: value})
-
-
-def _flag(words: str, name: str, form: Any = True) -> Aspect:
-    """Return a feature that a case has where a field differs from its default."""
-
-    def changed(case: Any, on: Any) -> Any:
-        return replace(case, **{name: form if on else getattr(PLAIN, name)})
-
-    return Aspect(words, lambda case: bool(getattr(case, name) != getattr(PLAIN, name)), changed, has_form=True)
-
-
-def _when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
-    """Return a trait that a case loses with some fields."""
-    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
-
-
 PLAIN: Final = StateCase()
+_field, _flag = Fields(PLAIN).field, Fields(PLAIN).flag
 
 FEATURES: Final = {
     "empty_states": _flag("states without a key", "empty_states"),
@@ -223,22 +164,22 @@ _SPREADING: Final = ("nan", "inf", "negative_inf")
 
 ODDITIES: Final = (
     *FEATURES.values(),
-    _when("another poison of empty states", lambda case: case.poison not in ("zero", "nan"), poison="nan"),
+    when("another poison of empty states", lambda case: case.poison not in ("zero", "nan"), poison="nan"),
     _field("LSEs around another number", "lse_offset", tried=(100.0, -100.0, 10.0)),
     _field("LSEs of another spread", "lse_spread", tried=(0.0, 10.0)),
     _field("seed", "seed", tried=(0, 1, 2, 3), trait=False),
 )
 KINDS: Final = (
-    _when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),
-    _when("16-bit types", lambda case: case.dtype != "float32", dtype="float32"),
+    when("bfloat16", lambda case: case.dtype == "bfloat16", dtype="float16"),
+    when("16-bit types", lambda case: case.dtype != "float32", dtype="float32"),
     _field("states", "num_states", above="more than {} states", levels=(1, 2, 4, 16), trait=False,
            tried=(1, 2, 3, 4, 5, 8)),
     _field("tokens", "num_tokens", above="more than {} tokens", levels=(1, 16), trait=False, tried=(1, 2, 3, 4, 8)),
     _field("several heads", "num_heads", tried=(1, 2, 3, 4)),
     _field("head size", "head_size", above="heads larger than {}", levels=(64, 128), trait=False,
            tried=(16, 8, 32, 24, 4, 17, 2, 1, 64, 80, 96, 128)),
-    _when("head size no power of two", lambda case: case.head_size & (case.head_size - 1) != 0, head_size=16),
+    when("head size no power of two", lambda case: case.head_size & (case.head_size - 1) != 0, head_size=16),
 )  # fmt: skip
-NUANCES: Final = (_when(POISONED, lambda case: case.poison in _SPREADING, poison="zero"),)
+NUANCES: Final = (when(POISONED, lambda case: case.poison in _SPREADING, poison="zero"),)
 TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
 """All aspects."""

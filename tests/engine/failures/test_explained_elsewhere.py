@@ -237,6 +237,7 @@ def test_a_failure_of_the_gpu_only_is_shrunk_with_few_kernels(tmp_path: Path, mo
     assert kernels > 3
     kernels, rows = shrunk("none", 0)
     assert kernels == 0
+    assert rows
     for found in rows:
         assert (found.shrunk, windowed(found.case)) == (False, True)
         assert [sequence.query_len for sequence in found.case.sequences] == [1], "it is shrunk within its key"
