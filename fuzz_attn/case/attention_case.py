@@ -44,5 +44,5 @@ class AttentionCase(CaseFields, frozen=True):
 
     @property
     def compile_key(self) -> CompileKey:
-        """The part of the case that decides whether a kernel is compiled anew."""
+        """The part of the case that decides whether another kernel must be compiled."""
         return compile_key_of(self)

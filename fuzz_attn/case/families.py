@@ -22,8 +22,8 @@ class Interface:
 
     ``paths`` are the launch paths that a case may ask for. :mod:`fuzz_attn.case.aspects` says which features its
     arguments can express. ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips
-    the others. ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache, None
-    for no packed tensors. ``answers_no_key``: a row that sees no key is 0, and not left alone.
+    the others. ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache; None
+    where none are. ``answers_no_key``: a row that sees no key is written as 0, not left unchanged.
     """
 
     words: str

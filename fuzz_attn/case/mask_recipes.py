@@ -45,7 +45,7 @@ class Full(_Mask, frozen=True, tag="full"):
 
 
 class Lookahead(_Mask, frozen=True, tag="lookahead"):
-    """A row sees so many keys behind its own: with a sliding window, a window of two sides."""
+    """The number of keys behind its own that a row sees; with a sliding window this is a two-sided window."""
 
     keys: Count = 1
 
@@ -65,10 +65,10 @@ class Chunks(_Mask, frozen=True, tag="chunks"):
 
 
 class Custom(_Mask, frozen=True, tag="custom"):
-    """A bit for each row and key of a sequence, joined with the causal mask, or in its place if not ``causal``.
+    """One boolean for each query row and key, used together with the causal mask or, if not ``causal``, instead of it.
 
     ``random`` hides about every second key. ``tree`` lets a new token see the context, itself and a random path of
-    ancestors. ``blocks`` is a chequerboard. ``bottom_right`` is the causal mask as bits. Each row sees its own key,
+    ancestors. ``blocks`` is a chequerboard. ``bottom_right`` equals the causal mask. Each row sees its own key,
     unless ``empty_rows``: then some see nothing, and their output is 0. With ``poisoned``, keys that no row sees hold
     poison, also between others. Bits that the causal mask hides are random.
     """
@@ -85,12 +85,12 @@ class Custom(_Mask, frozen=True, tag="custom"):
 
     def words(self) -> str:
         """Return the mask in words."""
-        words = [f"custom, {self.bits.replace('_', ' ')} bits {'and causal' if self.causal else 'alone'}"]
+        words = [f"custom ({self.bits.replace('_', ' ')}), {'also causal' if self.causal else 'not causal'}"]
         words += ["rows that see nothing"] * self.empty_rows + ["keys that no row sees are poison"] * self.poisoned
         return ", ".join(words)
 
     def elements(self, sequences: tuple[Sequence, ...]) -> int:
-        """Return the number of bits."""
+        """Return the number of booleans."""
         return sum(sequence.query_len * sequence.seq_len for sequence in sequences)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import force_setattr
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**20)]
 Window: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 2)]
-"""Keys, the row's own among them; 0 is no window. A kernel's int32 holds one more."""
+"""Keys, the row's own among them; 0 means no window. One more still fits into an int32, which some conventions add."""
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 """A whole number that every float can hold. A file may have a number of a thousand digits."""

@@ -40,7 +40,7 @@ MOST_REDUCTIONS: Final = 12
 
 
 class Key(Protocol):
-    """The part of a case that decides whether a kernel is compiled anew."""
+    """The part of a case that decides whether another kernel must be compiled."""
 
     @property
     def number(self) -> int:
@@ -56,7 +56,7 @@ class Case(Protocol):
 
     @property
     def compile_key(self) -> Key:
-        """The part that decides whether a kernel is compiled anew."""
+        """The part that decides whether another kernel must be compiled."""
 
 
 ExcludesKey: TypeAlias = Callable[[Any], bool]

@@ -90,7 +90,7 @@ def forks_wanted(waiting: int, cores: int) -> int:
 
 
 def niceness(waiting: int, followers: int, cores: int) -> int:
-    """Return how far forks give way while so many rounds wait for a shard, and so many shards follow a failure."""
+    """Return the niceness of new forks, while some rounds wait for a shard and some shards follow a failure."""
     if waiting >= cores:
         return REST_NICE
     return START_NICE if followers else 0

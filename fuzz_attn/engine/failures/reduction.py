@@ -242,7 +242,7 @@ def changed(order: Order, *changes: Change) -> Order | None:
 
 
 def with_parts(order: Order, kept: Sequence[int]) -> Order | None:
-    """Return an order with some of the parts of its batch, None where that is no other case."""
+    """Return an order with some of the parts of its batch; None if that would be the same case."""
     return changed(order, partial(operation_of(order.case).with_parts, kept=kept))
 
 

@@ -164,7 +164,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
 
     @property
     def compile_key(self) -> WriteKey:
-        """The part of the case that decides whether a kernel is compiled anew."""
+        """The part of the case that decides whether another kernel must be compiled."""
         return WriteKey(self.dtype, self.stored_as, self.head_size, self.page_size)
 
 

@@ -95,7 +95,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
 
     @property
     def compile_key(self) -> StateKey:
-        """The part of the case that decides whether a kernel is compiled anew."""
+        """The part of the case that decides whether another kernel must be compiled."""
         return StateKey(self.dtype, self.head_size)
 
 
