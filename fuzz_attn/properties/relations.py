@@ -27,6 +27,11 @@ from fuzz_attn.case.translation import translated
 OWN_FAMILIES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
 """The families whose kernels of this project other ones are compared with."""
 
+EXPANDED_SIZE: Final = 256
+"""The largest head of the unified family's kernel."""
+MOST_EXPANDED: Final = 2**20
+"""Elements that latent keys may have with a copy for each query head."""
+
 Condition: TypeAlias = Callable[[AttentionCase, Domain], bool]
 RelationKind: TypeAlias = Literal["exact", "bounded", "absent"]
 """Both launches give the same bits; or the second output stays within its error bound of the expected one; or the same
@@ -187,6 +192,28 @@ def _has_another_family(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and bool(other_families(case))
 
 
+def _has_context(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether some sequence with query tokens has pages."""
+    return any(case.sequences[index].context_len > 0 for index in live_sequences(case))
+
+
+def _may_be_expanded(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether latent keys fit the kernel of the unified family, one copy for each query head."""
+    if not FAMILIES[case.family].cache.is_latent or not all(s.seq_len for s in case.sequences):
+        return False
+    elements = sum(s.seq_len for s in case.sequences) * case.heads.num_query_heads * case.heads.head_size
+    return case.num_tokens > 0 and case.heads.head_size <= EXPANDED_SIZE and elements <= MOST_EXPANDED
+
+
+def _may_be_cut(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether the output and its log-sum-exp are sums over keys of the caches, of more than one page."""
+    sums = case.lse is not None and case.sinks is None and not is_fp8(case.dtypes.out)
+    plain = case.mask == CAUSAL and not case.window and case.alibi is None and case.qq_bias is None
+    if not (sums and plain and all(case.answers)) or FAMILIES[case.family].packs_new_keys:
+        return False
+    return any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
+
+
 def _may_have_scales(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and domain.allows("fp8_kv")
 
@@ -271,6 +298,25 @@ RELATIONS: Final = {
             "the kernel of another family gives the same output",
             _has_another_family,
             compiles=True,
+        ),
+        Relation(
+            "cut_by_keys",
+            "bounded",
+            "the merged outputs of the first and of the other pages of a sequence are its output",
+            _may_be_cut,
+        ),
+        Relation(
+            "expanded_heads",
+            "bounded",
+            "unified attention on the latent keys, copied for each query head, gives the same output",
+            _may_be_expanded,
+            compiles=True,
+        ),
+        Relation(
+            "sequence_twice",
+            "bounded",
+            "a sequence twice in a batch, on the same pages, does not change the output",
+            _has_context,
         ),
         _absent("wide_window", "window", "a window at least as long as every sequence hides nothing"),
         _absent("zero_slopes", "alibi", "ALiBi slopes of 0 change nothing"),
