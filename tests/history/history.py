@@ -1,11 +1,12 @@
-"""The page docs/history.md: which bugs that people hit in attention kernels this project expresses, draws and finds.
+"""The page docs/history.md: which bugs of attention kernels in the trackers this project expresses, draws and finds.
 
-``make history`` writes the page from ``history.toml`` and prints it. ``make history ARGS=--shares`` first measures which
-share of the drawn cases has what a bug needs.
+``make history`` writes the page from ``history.toml`` and prints it. ``make history ARGS=--shares`` first measures
+which share of the drawn cases has what a bug needs.
 
-An entry of the table has the issue (``ref``), what was wrong (``what``), its ``language`` (``?`` where nobody looked), its
-``kind``, the family or operation whose cases express it (``case``) with the ``features`` that it needs, what a case lacks
-(``missing``), and the seeded bugs that plant it (``planted``). One with a case and something missing is expressed in part.
+An entry of the table has the issue (``ref``), what was wrong (``what``), its ``language`` (``?`` where nobody looked),
+its ``kind``, the family or operation whose cases express it (``case``) with the ``features`` that it needs, what a case
+lacks (``missing``), and the seeded bugs that plant it (``planted``). One with a case and something missing is expressed
+in part.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ INTRODUCTION: Final = """\
 
 Bugs that people hit in attention kernels and their neighbours, from 2023 to November 2026, as public trackers and logs
 have them. For each: does a case express it, how many drawn cases have what it needs, and is it planted in this
-project's kernels. What is planted is found: `fuzz-attn audit --seeded` and the tests of the operations check that. Where
-a class of bugs is named, such as "a tail", only a note of the issue was read. "Not looked at" means that nobody has.
-`make history` writes this page from `tests/history/history.toml`.
+project's kernels. What is planted is found: `fuzz-attn audit --seeded` and the tests of the operations check that.
+Where a class of bugs is named, such as "a tail", only a note of the issue was read. "Not looked at" means that nobody
+has. `make history` writes this page from `tests/history/history.toml`.
 """
 
 Bug = dict[str, Any]
