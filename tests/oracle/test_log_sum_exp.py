@@ -159,7 +159,8 @@ class Adversary:
             new = max(top, tile.max())
             total = self.up(total * self.exponential(top - new)) if total else 0.0
             for weight in self.exponential(tile - new):
-                total = self.up(total + weight)
+                # The sum without the weight is a number of the type, so that the nearest one is no farther away.
+                total += weight + self.side * min(weight, U * (total + weight))
             top = new
         logarithm = np.log(total)
         return self.up(top + logarithm + self.side * U * UNITS * max(1.0, abs(logarithm)))
