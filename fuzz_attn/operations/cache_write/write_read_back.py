@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,17 +11,15 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequenc
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.inputs.transforms import numbers_like
 from fuzz_attn.operations.cache_write.write_tensors import WriteTensors
+from fuzz_attn.operations.small.small_experiment import SmallExperiment
 from fuzz_attn.oracle.error_bound import stored_bound
 from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, second_launch
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.built_in import built_in
 
-if TYPE_CHECKING:
-    from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
 
-
-def read_back(experiment: WriteExperiment) -> Comparison:
+def read_back(experiment: SmallExperiment) -> Comparison:
     """Launch unified attention on the written cache of values, or on that of keys as if they were values.
 
     Each written token is a sequence that ends at its slot. A window of 1 key lets it see only that slot, so that its
@@ -51,7 +48,7 @@ def read_back(experiment: WriteExperiment) -> Comparison:
     return WithinBound(launch, f"unified attention on the written {name}", {"out": exact}, own={"out": both})
 
 
-def attention_case_of(experiment: WriteExperiment, num_tokens: int) -> AttentionCase:
+def attention_case_of(experiment: SmallExperiment, num_tokens: int) -> AttentionCase:
     """Return a case with as many one-key sequences as tokens were written, of the sizes and types of the caches."""
     case = experiment.case
     kept = case.dtype if case.is_fp8 else case.cache_dtype
