@@ -215,7 +215,7 @@ def test_attention_on_expanded_heads_is_the_latent_decodes(monkeypatch: pytest.M
     assert verdict.message.startswith("this project's unified attention on expanded heads: 72 of 72 elements wrong")
 
 
-@pytest.mark.parametrize(("relation", "least"), [("expanded_heads", 0.3), ("cut_by_keys", 0.3)])
+@pytest.mark.parametrize(("relation", "least"), [("expanded_heads", 0.3), ("cut_by_keys", 0.1)])
 def test_a_latent_decode_passes(relation: str, least: float) -> None:
     target, backend, sample = load_target("mla_decode"), SimulatorBackend(), Sample(Random(5))
     domain = target.domain.in_memory()
