@@ -25,7 +25,7 @@ from fuzz_attn.mutation.survivors import (
 from fuzz_attn.report.printing import text_of
 
 REASONS = own_reasons()
-SURVEY: dict[Family, tuple[int, int]] = {"unified": (3, 60), "paged": (1, 40), "context": (1, 40)}
+SURVEY: dict[Family, tuple[int, int]] = {"unified": (3, 60), "paged": (1, 20), "context": (1, 20)}
 """A seed and a number of its first cases, which launch every kernel of which a reason names a change.
 
 Under other seeds this takes hundreds of cases in unified.
