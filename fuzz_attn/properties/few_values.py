@@ -132,7 +132,6 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     ratio = ratio.masked_fill(~usable, 0.0).nan_to_num_(0.0, 0.0, 0.0)
     if not ratio.numel() or not float(ratio.max()) >= SUSPICIOUS:
         return None
-    # torch.unravel_index would import sympy, which takes half a second.
     place = tuple((ratio == ratio.max()).nonzero()[0].tolist())
     span, head, row, group, marked = place
     columns, seen = slice(2 * marked + first, 2 * marked + first + 1), block.visible[span, row]
