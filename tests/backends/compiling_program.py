@@ -36,7 +36,7 @@ from fuzz_attn.ttir.compiler_compat import WantedKernel, only_compiled_kernels
 
 GPU_ALIGNMENT: Final = 512
 """Bytes to which CUDA's allocator aligns."""
-ROUNDS: Final = 2
+ROUNDS: Final = 3
 CASES: Final = 20
 """Of each round."""
 
