@@ -144,6 +144,8 @@ def _cases(
     left.note("uint8_cache", uint8_cache)
     stale_cache = left.allows("stale_cache") and draw(_STALE)
     left.note("stale_cache", stale_cache)
+    ragged_splits = segments and left.allows("ragged_splits") and draw(_STALE)
+    left.note("ragged_splits", ragged_splits)
     bias = _exact(drawn["qq_bias"]) if equal else drawn["qq_bias"]
     drawn["alibi"] = replace(drawn["alibi"], dtype=variant.slopes)
     drawn["qq_bias"] = replace(bias, dtype=variant.bias)
@@ -163,6 +165,7 @@ def _cases(
         filter_by_query_len=key.has("filter_by_query_len"),
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
+        ragged_splits=ragged_splits,
         window=window if key.has("window") else 0,
         mask=CAUSAL
         if key.mask == CAUSAL.kind

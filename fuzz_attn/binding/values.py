@@ -231,6 +231,39 @@ def segment_threshold(problem: Problem) -> int | None:
     return len(problem.tensors.query_lens) if problem.tensors.launch.path == "3d" else None
 
 
+def seq_splits(problem: Problem) -> object:
+    """Return the splits of each sequence: the most for all, or with ragged splits ever one fewer, down to 1."""
+    most, tensors = max_splits(problem), problem.tensors
+    if most is None or not (tensors.ragged_splits or "seq_splits" not in problem.binding.off):
+        return problem.off("seq_splits")
+    fewer = [sequence % most * tensors.ragged_splits for sequence in range(len(tensors.query_lens))]
+    return problem.integers("seq_splits", [most - each for each in fewer])
+
+
+def max_splits(problem: Problem) -> int | None:
+    """Return the most splits of a sequence; None for the launcher's own choice."""
+    return scratch_segments(problem) if problem.tensors.launch.path != "2d" else 1
+
+
+def split_outputs(problem: Problem) -> torch.Tensor | None:
+    """Return scratch for the output of each split."""
+    return _split_scratch(problem, problem.tensors.value_slots.shape[3])
+
+
+def split_scalars(problem: Problem) -> torch.Tensor | None:
+    """Return scratch for one number of each split."""
+    return _split_scratch(problem)
+
+
+def _split_scratch(problem: Problem, *columns: int) -> torch.Tensor | None:
+    """Return uninitialised float32 scratch ``[num_seqs, num_query_heads, splits, *columns]``."""
+    splits, tensors = max_splits(problem), problem.tensors
+    if splits is None:
+        return None
+    shape = len(tensors.query_lens), tensors.query.shape[1], splits, *columns
+    return torch.empty(shape, dtype=torch.float32, device=problem.device)
+
+
 def scratch_segments(problem: Problem) -> int | None:
     """Return the number of segments that the scratch has room for, None for the 2D kernel."""
     launch = problem.tensors.launch

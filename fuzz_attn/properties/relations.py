@@ -166,6 +166,12 @@ def _has_exact_sums(case: AttentionCase, scale: float) -> bool:
     return math.frexp(scale)[0] == 0.5 and not any(case.reads_packed)
 
 
+def _answers_no_key(case: AttentionCase) -> bool:
+    """Return whether some row that is written sees no key."""
+    answers = FAMILIES[case.family].answers_no_key and FEATURES["empty_decodes"].present(case)
+    return answers or FEATURES["empty_rows"].present(case)
+
+
 def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
     """Return whether a constant added to all scores of a row cancels: a soft cap or a sink would not shift along."""
     plain = not case.softcap and case.sinks is None and _has_own_values(case, domain)
@@ -174,7 +180,7 @@ def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
 
 def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the weights sum to 1, those of every row, and the output is not clamped."""
-    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not FEATURES["empty_rows"].present(case)
+    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not _answers_no_key(case)
     return plain and _has_own_values(case, domain) and _has_exact_sums(case, case.scales.v)
 
 
