@@ -150,7 +150,8 @@ def _cases(
     drawn["alibi"] = replace(drawn["alibi"], dtype=variant.slopes)
     drawn["qq_bias"] = replace(bias, dtype=variant.bias)
     drawn["sinks"] = replace(_as_low(drawn["sinks"], scores), dtype=variant.sinks)
-    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
+    numbered = key.block_size if FAMILIES[key.family].cache.in_one_row else 1  # slots, or pages
+    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK // numbered)
     pages = draw(page_layouts(block_size=key.block_size, first_block=first_block))
     if form and form.divisible_rows is not None:
         longest = max((sequence.seq_len for sequence in sequences), default=0)

@@ -289,7 +289,7 @@ TOKEN_DECODE: Final = Published(
         scales="tensor",
         scale_direction="multiply",
         fp8="typed",
-        off={"window": None, "lse": None, "seq_splits": None},
+        off={"window": None, "lse": None},
         implied=("softmax_scale",),
     ),
     required=frozenset(_TOKEN_DECODE),

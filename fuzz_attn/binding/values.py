@@ -59,7 +59,7 @@ def kv_indptr(problem: Problem) -> torch.Tensor:
 def kv_indices(problem: Problem) -> torch.Tensor:
     """Return the slot of each key, the sequences one after the other."""
     slots = [problem.slots_of(sequence) for sequence in range(len(problem.key_lens))]
-    return problem.integers("kv_indices", np.concatenate([np.zeros(0, np.int64), *slots]))
+    return problem.integers("kv_indices", np.concatenate([np.zeros(0, np.int64), *slots]), problem.tensors.index_poison)
 
 
 def slot_table(problem: Problem) -> torch.Tensor:
@@ -231,11 +231,14 @@ def segment_threshold(problem: Problem) -> int | None:
     return len(problem.tensors.query_lens) if problem.tensors.launch.path == "3d" else None
 
 
-def seq_splits(problem: Problem) -> object:
-    """Return the splits of each sequence: the most for all, or with ragged splits ever one fewer, down to 1."""
+def seq_splits(problem: Problem) -> torch.Tensor | None:
+    """Return the splits of each sequence: the most for all, or with ragged splits ever one fewer, down to 1.
+
+    None leaves the number to the launcher.
+    """
     most, tensors = max_splits(problem), problem.tensors
-    if most is None or not (tensors.ragged_splits or "seq_splits" not in problem.binding.off):
-        return problem.off("seq_splits")
+    if most is None:
+        return None
     fewer = [sequence % most * tensors.ragged_splits for sequence in range(len(tensors.query_lens))]
     return problem.integers("seq_splits", [most - each for each in fewer])
 

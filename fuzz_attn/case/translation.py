@@ -15,10 +15,10 @@ from fuzz_attn.case.parts import LaunchHints
 def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     """Return the case as one of another family with the same exact output, None where that family cannot express it.
 
-    Rows that the case's own family skips or that see no key have no counterpart, and neither has a log-sum-exp. New tokens are the same
-    numbers read packed or from the cache, unless the cache rounds them to fp8. Where several keys share a slot, the key
-    that the slot holds depends on which keys are stored at all. Other masks, values that are parts of keys, and values
-    of another size than keys have no counterpart either.
+    Rows that the case's own family skips or that see no key have no counterpart, and neither has a log-sum-exp. New
+    tokens are the same numbers read packed or from the cache, unless the cache rounds them to fp8. Where several keys
+    share a slot, the key that the slot holds depends on which keys are stored at all. Other masks, values that are
+    parts of keys, and values of another size than keys have no counterpart either.
     """
     interface = FAMILIES[family]
     latent = FAMILIES[case.family].cache.is_latent or interface.cache.is_latent

@@ -122,6 +122,16 @@ def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and num_pages(case) > 1
 
 
+def _shares_slots(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether several keys lie in one slot of caches that a list of slots indexes, all near."""
+    if not FAMILIES[case.family].cache.in_one_row or case.pages.first_block or case.strides.far:
+        return False
+    counts = [-(-sequence.seq_len // case.pages.block_size) for sequence in case.sequences]
+    repeated = case.pages.repeated and max(counts, default=0) > 1
+    shared = case.pages.shared_prefix > 0 and sum(count > 0 for count in counts) > 1
+    return case.num_tokens > 0 and (repeated or shared)
+
+
 def _may_get(feature: Feature, case: AttentionCase, domain: Domain) -> bool:
     """Return whether a domain has a feature, beside those of the case."""
     if not domain.excluded:
@@ -225,6 +235,7 @@ RELATIONS: Final = {
             "the physical order of the pages does not change the output",
             _has_several_pages,
         ),
+        Relation("own_slots", "exact", "slots that several keys share may as well be copies", _shares_slots),
         Relation("other_strides", "exact", "strides do not change the output", _may_be_strided),
         Relation(
             "empty_sequences",

@@ -58,7 +58,7 @@ def store_split(splits, softmax, index, row_mask, dims, HEAD_SIZE_V: tl.constexp
     """
     tl.store(splits.lse_ptr + index, softmax.row_max + tl.log(softmax.row_sum), mask=row_mask)
     part_ptr = splits.output_ptr + index[:, None] * HEAD_SIZE_V + dims.offset[None, :]
-    part = normalize(softmax.output, softmax.row_sum[:, None])
+    part = softmax.output / softmax.row_sum[:, None]
     tl.store(part_ptr, part, mask=row_mask[:, None] & dims.mask[None, :])
 
 
