@@ -17,6 +17,7 @@ CASES = {
     "chunked": 100,
     "extend": 100,
     "mla_decode": 100,
+    "token_decode": 100,
     "merge_states": 100,
     "cache_write": 150,
 }

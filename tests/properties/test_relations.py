@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,7 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import Full
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
@@ -157,7 +158,7 @@ def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of
 
 
 def test_every_relation_has_a_broken_target() -> None:
-    assert {broken.relation for broken in BROKEN} | {"other_family", "causal_bits"} == set(RELATIONS)
+    assert {broken.relation for broken in BROKEN} | {"other_family", "causal_bits", "own_slots"} == set(RELATIONS)
 
 
 DECODE = replace(PLAIN, sequences=(Sequence(1, 9), Sequence(1, 20)))
@@ -318,3 +319,31 @@ def test_bits_of_the_causal_mask_find_a_wrong_custom_mask() -> None:
     verdict = wrong.judge(Order(case, "causal_bits")).verdict
     assert (verdict.property_name, verdict.kind) == ("causal_bits", "mismatch")
     assert verdict.message.startswith("a launch with the bits of the causal mask as a custom one: 8 of 128 ")
+
+
+TOKENS = Path(__file__).parents[1] / "sample_targets" / "token_decode_in_torch.py"
+SHARED = replace(
+    DECODE, family="token_decode", pages=PageLayout(block_size=1, permuted=True, shared_prefix=2, repeated=True)
+)
+
+
+@pytest.mark.parametrize("family", ["extend", "token_decode"])
+def test_slots_are_shared_only_in_caches_of_slots(family: Family) -> None:
+    domain, case = load_target(family).domain, replace(SHARED, family=family)
+    assert "own_slots" in relations_of(case, domain)
+    alone = replace(case, pages=msgspec.structs.replace(case.pages, shared_prefix=0, repeated=False))
+    assert "own_slots" not in relations_of(alone, domain)
+    assert "own_slots" not in relations_of(replace(SHARED, family="unified"), DOMAIN)
+
+
+def test_copies_of_shared_slots_find_a_kernel_that_needs_sharing() -> None:
+    right, wrong = (
+        CaseJudge(load_target(f"{TOKENS}:{name}"), SimulatorBackend())
+        for name in ("token_decode", "wrong_without_shared_slots")
+    )
+    case = replace(SHARED, launch=LaunchHints(path="3d", num_segments=3), ragged_splits=True)
+    for relation in relations_of(case, right.target.domain):
+        assert right.judge(Order(case, relation)).verdict.passed, relation
+    for relation in set(relations_of(case, wrong.target.domain)) - {"alone_in_batch", "other_family"}:
+        verdict = wrong.judge(Order(case, relation)).verdict
+        assert verdict.passed == (relation != "own_slots"), relation

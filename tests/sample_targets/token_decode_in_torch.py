@@ -69,17 +69,9 @@ def wrong_by_request_rows(**given: Any) -> None:
     by_request_rows(**given)
 
 
-def counts_shared_slots_once(
-    q: torch.Tensor,
-    k_buffer: torch.Tensor,
-    v_buffer: torch.Tensor,
-    out: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    sm_scale: float | None = None,
-) -> None:
-    """Write the same, but count a slot once that two keys of a sequence share."""
-    ends = kv_indptr.tolist()
-    for sequence in range(len(ends) - 1):
-        slots = kv_indices[ends[sequence] : ends[sequence + 1]].unique().long()
-        out[sequence] = _attend(q[sequence], k_buffer, v_buffer, slots, sm_scale)[0].to(out.dtype)
+@wraps(token_decode)
+def wrong_without_shared_slots(**given: Any) -> None:
+    """Overwrite a row if no two keys share a slot."""
+    token_decode(**given)
+    if len(given["out"]) and len(given["kv_indices"].unique()) == len(given["kv_indices"]):
+        given["out"][0, 0] = 77.0

@@ -158,6 +158,7 @@ def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feat
 RARE_IN: dict[Family, set[str]] = {
     "extend": {"bias_dtypes"},
     "mla_decode": {"mixed_dtypes", "empty_sequences", "scale_signs"},
+    "token_decode": {"bias_dtypes", "mixed_dtypes"},
 }
 """Of the decode on a latent cache, only the softmax scale has a sign."""
 
