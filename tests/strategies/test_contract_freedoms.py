@@ -158,7 +158,7 @@ OF_TOKENS: Final[Freedoms] = OF_LATENT | {
     "own_number_of_splits": lambda c: c.launch.path == "auto",
     "sink_without_keys": lambda c: c.sinks and c.lse and any(s.seq_len == 0 for s in c.sequences),
     "shared_slots": lambda c: c.pages.shared_prefix and len(c.sequences) > 1 and c.pages.block_size == 1,
-    "far_slots": lambda c: c.pages.first_block and c.num_tokens,
+    "slots_far_into_the_caches": lambda c: c.pages.first_block and c.num_tokens,
     "far_heads": lambda c: "cache_head" in far_axes(c),
     "padding": lambda c: c.padded_tokens and c.form.extra_output_rows,
 }
