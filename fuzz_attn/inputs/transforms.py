@@ -81,12 +81,13 @@ def with_own_pages(tensors: AttentionTensors) -> AttentionTensors:
                 row[column] = tensors.key_cache.shape[0] + len(copied)
                 copied.append(page)
             seen.add(page)
-    caches = {}
-    for name in ("key_cache", "value_cache"):
-        cache = getattr(tensors, name)
+
+    def extended(cache: torch.Tensor) -> torch.Tensor:
         held = bits_of(cache)
-        caches[name] = with_rows(cache, torch.cat([held, held[copied]]), len(held) + len(copied))
-    return dataclasses.replace(tensors, **caches)
+        return with_rows(cache, torch.cat([held, held[copied]]), len(held) + len(copied))
+
+    key_cache, value_cache = extended(tensors.key_cache), extended(tensors.value_cache)
+    return dataclasses.replace(tensors, key_cache=key_cache, value_cache=value_cache)
 
 
 def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:

@@ -72,7 +72,7 @@ approximate division, move it by at most 11 more. Below 1/4 the kernels use a se
 
 _MERGING: Final = {
     "mla_decode": RoundingModel(merges_logarithms=True),
-    "token_decode": RoundingModel(tanh_units=24.0, merges_logarithms=True),
+    "token_decode": RoundingModel(tanh_units=_ROUNDING.tanh_units, merges_logarithms=True),
 }
 """Those of targets that normalise each split, and merge splits by their log-sum-exps."""
 
