@@ -336,6 +336,12 @@ def test_slots_are_shared_only_in_caches_of_slots(family: Family) -> None:
     assert "own_slots" not in relations_of(replace(SHARED, family="unified"), DOMAIN)
 
 
+def test_a_written_row_without_keys_shifts_with_no_value() -> None:
+    domain = load_target("token_decode").domain
+    assert "value_shift" in relations_of(SHARED, domain)
+    assert "value_shift" not in relations_of(replace(SHARED, sequences=(Sequence(1, 9), Sequence(1, -1))), domain)
+
+
 def test_copies_of_shared_slots_find_a_kernel_that_needs_sharing() -> None:
     right, wrong = (
         CaseJudge(load_target(f"{TOKENS}:{name}"), SimulatorBackend())
