@@ -16,6 +16,7 @@ from ..common.paged_cache import load_kv_scales
 from ..common.query_blocks import start_softmax
 from ..common.rows import head_dims, load_queries, q_block_rows
 from ..common.sequences import Sequence
+from ..common.softmax import Softmax
 from ..extend.extend_kernel import KeyRange, MaskRow, SequenceKeys, attend_keys
 from ..latent.splits import merge_splits, split_index, split_keys, store_split
 
@@ -111,8 +112,10 @@ def kernel_token_split(
         False,
         variant.USE_FP8_KV,
     )
+    # Surplus rows see nothing. Their sum of 0 has no logarithm, and is not stored.
+    row_sum = tl.where(rows.mask, softmax.row_sum, 1.0)
     index = split_index(seq_idx, num_query_heads, rows.head, split, NUM_SPLITS)
-    store_split(splits, softmax, index, rows.mask, value_dims, HEAD_SIZE_V)
+    store_split(splits, Softmax(softmax.row_max, row_sum, softmax.output), index, rows.mask, value_dims, HEAD_SIZE_V)
 
 
 @triton.jit(do_not_specialize=["num_query_heads", "window", "lse_stride_token", "lse_stride_head"])
