@@ -144,11 +144,14 @@ def _cases(
     left.note("uint8_cache", uint8_cache)
     stale_cache = left.allows("stale_cache") and draw(_STALE)
     left.note("stale_cache", stale_cache)
+    ragged_splits = segments and left.allows("ragged_splits") and draw(_STALE)
+    left.note("ragged_splits", ragged_splits)
     bias = _exact(drawn["qq_bias"]) if equal else drawn["qq_bias"]
     drawn["alibi"] = replace(drawn["alibi"], dtype=variant.slopes)
     drawn["qq_bias"] = replace(bias, dtype=variant.bias)
     drawn["sinks"] = replace(_as_low(drawn["sinks"], scores), dtype=variant.sinks)
-    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
+    numbered = key.block_size if FAMILIES[key.family].cache.in_one_row else 1  # slots, or pages
+    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK // numbered)
     pages = draw(page_layouts(block_size=key.block_size, first_block=first_block))
     if form and form.divisible_rows is not None:
         longest = max((sequence.seq_len for sequence in sequences), default=0)
@@ -163,6 +166,7 @@ def _cases(
         filter_by_query_len=key.has("filter_by_query_len"),
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
+        ragged_splits=ragged_splits,
         window=window if key.has("window") else 0,
         mask=CAUSAL
         if key.mask == CAUSAL.kind

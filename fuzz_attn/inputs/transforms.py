@@ -104,6 +104,25 @@ def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
     return tensors
 
 
+def with_own_pages(tensors: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with a page of its own for each use of a page: later uses get copies behind the others."""
+    seen: set[int] = set()
+    copied: list[int] = []
+    for row, pages in zip(tensors.block_table, _pages_used(tensors), strict=False):
+        for column, page in enumerate(row[:pages].tolist()):
+            if page in seen:
+                row[column] = tensors.key_cache.shape[0] + len(copied)
+                copied.append(page)
+            seen.add(page)
+
+    def extended(cache: torch.Tensor) -> torch.Tensor:
+        held = bits_of(cache)
+        return with_rows(cache, torch.cat([held, held[copied]]), len(held) + len(copied))
+
+    key_cache, value_cache = extended(tensors.key_cache), extended(tensors.value_cache)
+    return dataclasses.replace(tensors, key_cache=key_cache, value_cache=value_cache)
+
+
 def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
     """Return the tensors with all heads in reverse order: KV heads with their groups, slopes and sinks."""
     axis = tensors.cache_format.head_axis

@@ -127,6 +127,16 @@ def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and num_pages(case) > 1
 
 
+def _shares_slots(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether several keys lie in one slot of caches that a list of slots indexes, all near."""
+    if not FAMILIES[case.family].cache.in_one_row or case.pages.first_block or case.strides.far:
+        return False
+    counts = [-(-sequence.seq_len // case.pages.block_size) for sequence in case.sequences]
+    repeated = case.pages.repeated and max(counts, default=0) > 1
+    shared = case.pages.shared_prefix > 0 and sum(count > 0 for count in counts) > 1
+    return case.num_tokens > 0 and (repeated or shared)
+
+
 def _may_get(feature: Feature, case: AttentionCase, domain: Domain) -> bool:
     """Return whether a domain has a feature, beside those of the case."""
     if not domain.excluded:
@@ -171,6 +181,12 @@ def _has_exact_sums(case: AttentionCase, scale: float) -> bool:
     return math.frexp(scale)[0] == 0.5 and not any(case.reads_packed)
 
 
+def _answers_no_key(case: AttentionCase) -> bool:
+    """Return whether some row that is written sees no key."""
+    answers = FAMILIES[case.family].answers_no_key and FEATURES["empty_decodes"].present(case)
+    return answers or FEATURES["empty_rows"].present(case)
+
+
 def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
     """Return whether a constant added to all scores of a row cancels: a soft cap or a sink would not shift along."""
     plain = not case.softcap and case.sinks is None and _has_own_values(case, domain)
@@ -179,7 +195,7 @@ def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
 
 def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the weights sum to 1, those of every row, and the output is not clamped."""
-    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not FEATURES["empty_rows"].present(case)
+    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not _answers_no_key(case)
     return plain and _has_own_values(case, domain) and _has_exact_sums(case, case.scales.v)
 
 
@@ -246,6 +262,7 @@ RELATIONS: Final = {
             "the physical order of the pages does not change the output",
             _has_several_pages,
         ),
+        Relation("own_slots", "exact", "slots that several keys share may as well be copies", _shares_slots),
         Relation("other_strides", "exact", "strides do not change the output", _may_be_strided),
         Relation(
             "empty_sequences",

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,7 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import Full
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
@@ -166,7 +167,7 @@ def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of
         assert verdict.passed, (relation, verdict.message)
 
 
-ELSEWHERE = {"other_family", "causal_bits", "expanded_heads", "cut_by_keys"}
+ELSEWHERE = {"other_family", "causal_bits", "expanded_heads", "cut_by_keys", "own_slots"}
 """Relations whose broken targets are below, or in the tests of a log-sum-exp."""
 
 
@@ -370,3 +371,37 @@ def test_bits_of_the_causal_mask_find_a_wrong_custom_mask() -> None:
     verdict = wrong.judge(Order(case, "causal_bits")).verdict
     assert (verdict.property_name, verdict.kind) == ("causal_bits", "mismatch")
     assert verdict.message.startswith("a launch with the bits of the causal mask as a custom one: 8 of 128 ")
+
+
+TOKENS = Path(__file__).parents[1] / "sample_targets" / "token_decode_in_torch.py"
+SHARED = replace(
+    DECODE, family="token_decode", pages=PageLayout(block_size=1, permuted=True, shared_prefix=2, repeated=True)
+)
+
+
+@pytest.mark.parametrize("family", ["extend", "token_decode"])
+def test_slots_are_shared_only_in_caches_of_slots(family: Family) -> None:
+    domain, case = load_target(family).domain, replace(SHARED, family=family)
+    assert "own_slots" in relations_of(case, domain)
+    alone = replace(case, pages=msgspec.structs.replace(case.pages, shared_prefix=0, repeated=False))
+    assert "own_slots" not in relations_of(alone, domain)
+    assert "own_slots" not in relations_of(replace(SHARED, family="unified"), DOMAIN)
+
+
+def test_a_written_row_without_keys_shifts_with_no_value() -> None:
+    domain = load_target("token_decode").domain
+    assert "value_shift" in relations_of(SHARED, domain)
+    assert "value_shift" not in relations_of(replace(SHARED, sequences=(Sequence(1, 9), Sequence(1, -1))), domain)
+
+
+def test_copies_of_shared_slots_find_a_kernel_that_needs_sharing() -> None:
+    right, wrong = (
+        CaseJudge(load_target(f"{TOKENS}:{name}"), SimulatorBackend())
+        for name in ("token_decode", "wrong_without_shared_slots")
+    )
+    case = replace(SHARED, launch=LaunchHints(path="3d", num_segments=3), ragged_splits=True)
+    for relation in relations_of(case, right.target.domain):
+        assert right.judge(Order(case, relation)).verdict.passed, relation
+    for relation in set(relations_of(case, wrong.target.domain)) - {"alone_in_batch", "other_family"}:
+        verdict = wrong.judge(Order(case, relation)).verdict
+        assert verdict.passed == (relation != "own_slots"), relation
