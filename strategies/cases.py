@@ -27,7 +27,7 @@ from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.masks import masks
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
-from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts, with_row_length
+from fuzz_attn.strategies.pages import LARGE_OFFSETS, in_order, page_layouts, with_row_length
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
@@ -154,6 +154,8 @@ def _cases(
         longest = max((sequence.seq_len for sequence in sequences), default=0)
         columns = -(-longest // key.block_size) + layout.block_table
         pages = with_row_length(pages, columns, divisible=form.divisible_rows)
+    if FAMILIES[key.family].cache.is_packed:
+        pages = in_order(pages)
     case = AttentionCase(
         sequences=sequences,
         family=key.family,

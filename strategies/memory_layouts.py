@@ -116,7 +116,7 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
         out_head=draw(_PADDING),
         cache=draw(_ARRANGEMENTS[family]),
         cache_slot=draw(_PADDING),
-        block_table=draw(_PADDING),
+        block_table=draw(_PADDING) * _applies("block_table", family),
         new_token=gaps[0],
         new_head=gaps[1],
         value_slot=draw(_PADDING),
@@ -132,7 +132,7 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
     caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
     groups: list[tuple[FarAxis, ...]] = [("q_token", "q_head"), ("out_token", "out_head"), ("block_table",)]
     if FAMILIES[family].cache.in_one_row:  # a list of slots is made for each call
-        groups, caches = groups[:2], ("cache_head",)
+        groups, caches = groups[:2], caches if FAMILIES[family].cache.is_packed else ("cache_head",)
     biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)
@@ -177,4 +177,6 @@ def _applies(name: str, family: Family) -> bool:
     """Return whether a padding changes anything for a family."""
     if name.startswith("new_"):
         return FAMILIES[family].packs_new_keys
+    if name == "block_table":
+        return not FAMILIES[family].cache.is_packed
     return name not in INNER_STRIDES or FAMILIES[family].cache.is_split

@@ -92,7 +92,9 @@ class Problem:
             self.copies.append(copy)
             own = copy.tensor
         elif tensors.cache_format.in_one_row:
-            own = own.as_strided((own.shape[0] * own.shape[1], *own.shape[2:]), own.stride()[1:], own.storage_offset())
+            slot = own.stride(0) // own.shape[1]  # not stride(1): pages of one slot may be far apart
+            shape = own.shape[0] * own.shape[1], *own.shape[2:]
+            own = own.as_strided(shape, (slot, *own.stride()[2:]), own.storage_offset())
         as_bytes = self.binding.fp8 == "bytes" and is_fp8_dtype(own.dtype)
         return own.view(torch.uint8) if as_bytes else own
 

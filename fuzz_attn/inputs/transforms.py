@@ -30,10 +30,11 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
     """Return the batch with its sequences in another order, and for each new token the index of the old one, int64.
 
     ``order`` names some or all of the old sequences. None is a new empty sequence: its context is as long as the
-    longest sequence, and its table entries are page 0.
+    longest sequence, and its table entries are page 0. Packed keys move with their sequence, and a new one has none.
     """
-    starts = list(accumulate(tensors.query_lens, initial=0))
-    context_lens = tuple(tensors.max_seq_len if old is None else tensors.context_lens[old] for old in order)
+    starts, packed = list(accumulate(tensors.query_lens, initial=0)), tensors.cache_format.is_packed
+    longest = 0 if packed else tensors.max_seq_len
+    context_lens = tuple(longest if old is None else tensors.context_lens[old] for old in order)
     query_lens = tuple(0 if old is None else tensors.query_lens[old] for old in order)
     kept = [range(starts[old], starts[old + 1]) for old in order if old is not None]
     tokens = torch.tensor([token for span in kept for token in span], dtype=torch.int64, device=tensors.query.device)
@@ -56,7 +57,22 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
         query_lens=query_lens,
         context_lens=context_lens,
     )
-    return changed, tokens
+    return (_repacked(changed, tensors, order) if packed else changed), tokens
+
+
+def _repacked(changed: AttentionTensors, tensors: AttentionTensors, order: Sequence[int | None]) -> AttentionTensors:
+    """Return the tensors with packed keys and values in the order of the sequences, and a table of their pages."""
+    used, table = _pages_used(tensors), changed.block_table
+    kept = [tensors.block_table[old, : used[old]].long() for old in order if old is not None]
+    blocks = torch.cat([torch.zeros(0, dtype=torch.int64, device=table.device), *kept])
+    first = 0
+    for row, pages in enumerate(_pages_used(changed)):
+        table[row, :pages] = torch.arange(first, first + pages, device=table.device)
+        first += pages
+    rows = max(1, first + tensors.key_cache.shape[0] - sum(used))
+    caches = (with_rows(cache, bits_of(cache)[blocks], rows) for cache in (tensors.key_cache, tensors.value_cache))
+    keys, values = caches
+    return dataclasses.replace(changed, key_cache=keys, value_cache=values)
 
 
 def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
