@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.inputs.poison import slot_poison
-from fuzz_attn.inputs.storage import poisoned, tensors_over, with_rows
+from fuzz_attn.inputs.storage import in_one_row, poisoned, tensors_over, with_rows
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -69,10 +69,18 @@ def _repacked(changed: AttentionTensors, tensors: AttentionTensors, order: Seque
     for row, pages in enumerate(_pages_used(changed)):
         table[row, :pages] = torch.arange(first, first + pages, device=table.device)
         first += pages
-    rows = max(1, first + tensors.key_cache.shape[0] - sum(used))
-    caches = (with_rows(cache, bits_of(cache)[blocks], rows) for cache in (tensors.key_cache, tensors.value_cache))
-    keys, values = caches
+    count = max(1, first + tensors.key_cache.shape[0] - sum(used))
+    keys, values = (_with_pages(cache, blocks, count) for cache in (tensors.key_cache, tensors.value_cache))
     return dataclasses.replace(changed, key_cache=keys, value_cache=values)
+
+
+def _with_pages(cache: torch.Tensor, blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a cache of packed keys or values whose first pages are some of its own; the rest is poison."""
+    size, slots = cache.shape[1], in_one_row(cache)
+    places = (blocks[:, None] * size + torch.arange(size, device=blocks.device)).flatten()
+    changed = with_rows(slots, bits_of(slots)[places], count * size)
+    token, *inner = changed.stride()
+    return changed.as_strided((count, *cache.shape[1:]), (size * token, token, *inner), changed.storage_offset())
 
 
 def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:

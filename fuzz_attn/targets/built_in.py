@@ -53,7 +53,7 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
         Domain(
             "varlen",
             features=FEATURES_OF["varlen"],
-            block_sizes=(1, 7, 16),
+            block_sizes=(1, 5, 12),
             tile_sizes=_TILES,
             tile_hint=True,
             lse=LogSumExp(order="heads"),

@@ -17,6 +17,7 @@ CASES = {
     "chunked": 100,
     "extend": 100,
     "mla_decode": 100,
+    "varlen": 150,
     "merge_states": 100,
     "cache_write": 150,
 }
