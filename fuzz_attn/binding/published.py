@@ -1,4 +1,4 @@
-"""Published interfaces: the signatures of the four families, each with the conventions that come with its names."""
+"""Published interfaces: the signatures of all families, each with the conventions that come with its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher of attention over packed keys: what it refuses with which message, and small calls worked out by hand."""
+"""The launcher of attention over packed keys: what it refuses, and small calls worked out by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def indices(*numbers: int) -> torch.Tensor:
 
 
 def valid() -> Arguments:
-    """Arguments that pass: 6 tokens of 3 sequences with 4, 2 and 0 keys, 4 query heads on 2 KV heads of 16, values of 8."""
+    """Arguments that pass: 6 tokens of 3 sequences with 4, 2 and 0 keys, 4 query heads on 2 KV heads of 16."""
     return {
         "q": torch.zeros(6, 4, 16),
         "k": torch.zeros(7, 2, 16),

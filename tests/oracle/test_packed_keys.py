@@ -71,7 +71,8 @@ def sees(arguments: dict[str, Any], row: int, key: int, query_len: int, key_len:
     left, right = arguments["window_size"]
     if arguments["causal"] and key > position:
         return False
-    return (left < 0 or key >= position - left) and (right < 0 or key <= position + right)
+    after, before = left < 0 or key >= position - left, right < 0 or key <= position + right
+    return bool(after and before)
 
 
 def is_close(expected: Expected, found: Array) -> bool:
