@@ -149,6 +149,8 @@ def _require_each_once(roles: Mapping[str, str]) -> None:
 
 def _form(bound: set[str]) -> Family:
     """Return what a signature with these roles computes."""
+    if "key_start_loc" in bound and not bound & {*_PAGES, "new_keys", "new_values"}:
+        return "varlen"
     if {"new_keys", "new_values"} & bound:
         return "context"
     return "unified" if bound & set(_QUERIES) else "paged"
@@ -179,7 +181,8 @@ def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
     packed = (("new_keys",), ("new_values",)) if FAMILIES[family].packs_new_keys else ()
     queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
     written = (("output",),) if output == "in_place" else ()
-    missing = [roles for roles in (*_EVERY, *packed, *written, *queries, _LENGTHS, _PAGES) if not bound & set(roles)]
+    placed = (("key_start_loc",),) if FAMILIES[family].cache.is_packed else (_LENGTHS, _PAGES)
+    missing = [roles for roles in (*_EVERY, *packed, *written, *queries, *placed) if not bound & set(roles)]
     if missing:
         named = ", ".join(" or ".join(roles) for roles in missing)
         raise BindingError(

@@ -73,7 +73,7 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
             num_kv_heads=1 if interface.cache.is_latent else 2, num_queries_per_kv=size.group, head_size=size.head_size
         ),
         dtypes=DTypes(q=size.dtype, kv=size.dtype, out=size.dtype),
-        pages=PageLayout(block_size=size.block_size, permuted=True, spare_blocks=1),
+        pages=PageLayout(block_size=size.block_size, permuted=not interface.cache.is_packed, spare_blocks=1),
         softmax_scale=float(size.head_size**-0.5),
         near_uniform=True,
         poison=PoisonRecipe(keys="zero", values="zero"),
