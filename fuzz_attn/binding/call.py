@@ -38,7 +38,7 @@ class Call:
         Return how many tensors it returned beside the outputs. Raises :class:`ReturnedOutputError` for a value that is
         no tensor of its output's shape and type.
         """
-        values, outputs = _values_of(result), self.problem.tensors.outputs
+        values, outputs = values_of(result), self.problem.tensors.outputs
         names = self.problem.binding.returned
         if len(values) < len(names):
             raise ReturnedOutputError(f"returned {len(values)} values where its binding promises {', '.join(names)}")
@@ -49,7 +49,7 @@ class Call:
         return sum(isinstance(each, torch.Tensor) and not _is_output(each, outputs.values()) for each in others)
 
 
-def _values_of(result: object) -> tuple[object, ...]:
+def values_of(result: object) -> tuple[object, ...]:
     """Return what a target returned, value by value."""
     return tuple(result) if isinstance(result, tuple | list) and result else (result,)
 
