@@ -167,7 +167,7 @@ def _cases(
         mask=CAUSAL
         if key.mask == CAUSAL.kind
         else draw(masks(kind=key.mask, sequences=sequences, tile_sizes=tiles, domain=left.domain)),
-        softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
+        softmax_scale=_scale(draw(softmax_scales(head_size=key.head_size, other_signs=signs)), key, domain),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
         pages=pages,
@@ -191,6 +191,11 @@ def _cases(
 def _variant(draw: st.DrawFn, key: CompileKey, seed: int | None) -> KernelVariant:
     """Return the variant that a seed chooses for a key; without one, any."""
     return draw(_VARIANTS) if seed is None else variant_of(key, seed)
+
+
+def _scale(drawn: float, key: CompileKey, domain: Domain) -> float:
+    """Return the softmax scale that was drawn, or the only one that a target computes."""
+    return key.head_size**-0.5 if domain.usual_scale else drawn
 
 
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:

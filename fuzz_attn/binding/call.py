@@ -76,6 +76,7 @@ def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -
     }
     arguments |= {name: python_value(value) for name, value in binding.constants.items()}
     arguments |= {name: tensor_of(name, recipe, problem) for name, recipe in binding.tensors.items()}
+    arguments |= {name: size_of(size, problem) for name, size in binding.sizes.items()}
     return Call(arguments, problem)
 
 
@@ -90,6 +91,8 @@ def take(found: object, output: OutputTensor, words: str) -> None:
     own = output.tensor
     if not isinstance(found, torch.Tensor):
         raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises {words}")
+    if found.shape != own.shape and found.squeeze().shape == own.squeeze().shape:
+        found = found.reshape(own.shape)  # with an axis for the tokens of each sequence, or for a batch
     if found.shape != own.shape or found.dtype != own.dtype:
         raise ReturnedOutputError(
             f"returned {found.dtype} {list(found.shape)} where {words} is {own.dtype} {list(own.shape)}"
@@ -98,11 +101,13 @@ def take(found: object, output: OutputTensor, words: str) -> None:
 
 
 SIZES: Final[dict[str, Callable[[Problem], int]]] = {
+    "rope_size": lambda problem: problem.tensors.query.shape[2] - problem.tensors.output.shape[2],
     "num_tokens": lambda problem: problem.tensors.query.shape[0],
     "num_seqs": lambda problem: len(problem.tensors.query_lens),
     "num_query_heads": lambda problem: problem.tensors.query.shape[1],
     "num_kv_heads": lambda problem: problem.tensors.num_kv_heads,
     "head_size": lambda problem: problem.tensors.query.shape[2],
+    "value_size": lambda problem: problem.tensors.output.shape[2],
     "padded_head_size": lambda problem: 1 << (problem.tensors.query.shape[2] - 1).bit_length(),
     "block_size": lambda problem: problem.tensors.block_size,
     "num_blocks": lambda problem: problem.tensors.key_cache.shape[0],

@@ -19,7 +19,11 @@ from fuzz_attn.errors import BindingError
 _NEUTRAL: Final = "left at its default"
 _STATED: Final = "stated"
 
-_EVERY: Final = (("query",), ("key_cache",), ("value_cache",), ("softmax_scale",))
+_EVERY: Final = (
+    ("query", "batched_query"),
+    ("key_cache", "latent_cache", "latent_pages"),
+    ("value_cache", "latent_cache", "latent_pages"),
+)
 _LENGTHS: Final = ("seq_lens", "context_lens", "kv_indptr", "key_start_loc")
 _PAGES: Final = ("block_table", "kv_indices", "slot_table")
 _QUERIES: Final = ("query_start_loc", "query_lens")
@@ -65,7 +69,7 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
 
 def _stated_names(stated: Binding) -> frozenset[str]:
     """Return the parameters of which a user states anything."""
-    return frozenset((*stated.roles, *stated.constants, *stated.tensors))
+    return frozenset((*stated.roles, *stated.without_role))
 
 
 def _published(signature: Signature, family: Family | None, stated: Binding) -> Published | None:
@@ -92,7 +96,7 @@ def _overruled(binding: Binding, stated: Binding) -> Binding:
 
 
 def _neutral(signature: Signature, binding: Binding) -> dict[str, str]:
-    bound = {*binding.roles, *binding.constants, *binding.tensors}
+    bound = {*binding.roles, *binding.without_role}
     return {name: _NEUTRAL for name in signature.names if name not in bound}
 
 
@@ -103,8 +107,8 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
     is_open = family is None and "new_keys" in bound
     family = family or _form(bound)
     roles = {name: role for name, role in roles.items() if _is_passed(name, role, bound, signature)}
-    reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.constants, *stated.tensors}}
-    _require_known(signature, {*roles, *stated.constants, *stated.tensors})
+    reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.without_role}}
+    _require_known(signature, {*roles, *stated.without_role})
     output = stated.output or ("in_place" if "output" in bound else "returned")
     _require_roles(bound, family, output)
     binding = replace(
@@ -118,7 +122,7 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
 
 def _roles(signature: Signature, stated: Binding) -> tuple[dict[str, str], dict[str, str]]:
     """Return the role of each parameter that has one, and why."""
-    roles, reasons = {}, dict.fromkeys([*stated.constants, *stated.tensors], _STATED)
+    roles, reasons = {}, dict.fromkeys(stated.without_role, _STATED)
     caches = {ROLE_OF.get(name) for name in signature.names} | set(stated.roles.values())
     packed = bool({"key_cache", "value_cache"} & caches)
     for name in (*signature.names, *(set(stated.roles) - set(signature.names))):
@@ -149,6 +153,8 @@ def _require_each_once(roles: Mapping[str, str]) -> None:
 
 def _form(bound: set[str]) -> Family:
     """Return what a signature with these roles computes."""
+    if {"latent_cache", "latent_pages"} & bound:
+        return "mla_decode"
     if {"new_keys", "new_values"} & bound:
         return "context"
     return "unified" if bound & set(_QUERIES) else "paged"
@@ -170,7 +176,7 @@ def _require_known(signature: Signature, bound: set[str]) -> None:
     if unknown:
         raise BindingError(
             f"requires parameter {unknown[0]!r}, which has no role; state it in a binding file, as [roles] "
-            f"{unknown[0]} = ROLE, or under [constants] or [tensors]. Roles: {', '.join(ROLES)}"
+            f"{unknown[0]} = ROLE, or under [constants], [tensors] or [sizes]. Roles: {', '.join(ROLES)}"
         )
 
 
@@ -195,8 +201,9 @@ def _conventions(signature: Signature, roles: Mapping[str, str], stated: Binding
     switched = ("window", "softcap", "k_scale", "v_scale", "q_scale", "lse")
     off = {role: defaults[role] for role in switched if role in defaults}
     has_slots = {"kv_indices", "slot_table"} & set(roles.values())
+    latent = {"latent_cache", "latent_pages"} & set(roles.values())
     told = Binding(
-        layout="slots" if has_slots else None,
+        layout="slots" if has_slots else "latent" if latent else None,
         window=_window_told(defaults.get("window"), texts.get("window", "")) if "window" in texts else None,
         scales=_scales_told(defaults.get("k_scale"), texts.get("k_scale", "")) if "k_scale" in texts else None,
         off={role: constant for role, value in off.items() if (constant := _constant(value)) is not _NO_CONSTANT},

@@ -32,7 +32,8 @@ def domain_of(binding: Binding) -> Domain:
     """
     assert binding.family is not None
     features = (expressible(binding) - _UNDECLARED) | frozenset(binding.promises)
-    own = Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False)
+    own = Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False,
+                 usual_scale="softmax_scale" not in binding.parameter_of)  # fmt: skip
     return _checked(_limited(own, binding), binding)
 
 

@@ -58,6 +58,10 @@ ROLES: Final[dict[str, Role]] = {
         ("q", "query", "queries", "q_extend", "xq"),
         _input("query"),
     ),
+    "batched_query": Role(
+        "queries [num_tokens, 1, num_query_heads, head_size]", (), lambda problem: problem.tensors.query[:, None]
+    ),
+    "query_type": Role("Triton's type of the queries", ("compute_type",), values.query_type),
     "output": Role(
         "output, of the shape of the queries",
         ("out", "output", "o", "o_extend", "attn_out", "attn_output"),
@@ -83,6 +87,10 @@ ROLES: Final[dict[str, Role]] = {
         ("kv_buffer", "latent_cache"),
         lambda problem: problem.key_cache[:, :, 0],
     ),
+    "latent_pages": Role(
+        "the same as [num_blocks, block_size, 1, head_size]", (), lambda problem: problem.key_cache
+    ),
+    "latent_values": Role("its first elements, likewise", (), lambda problem: problem.value_cache),
     "new_keys": Role(
         "keys of the new tokens [num_tokens, num_kv_heads, head_size]",
         ("k", "key", "keys", "k_extend", "k_new", "new_k", "k_states"),

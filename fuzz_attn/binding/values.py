@@ -51,6 +51,13 @@ def lse(problem: Problem) -> object:
     return torch.empty(problem.tensors.output.shape[:2], dtype=torch.float32, device=problem.device)
 
 
+def query_type(problem: Problem) -> object:
+    """Return the type of the queries, as Triton's language names it."""
+    import triton.language  # noqa: PLC0415 - the backend prepares Triton first
+
+    return getattr(triton.language, str(problem.tensors.query.dtype).removeprefix("torch."))
+
+
 def kv_indptr(problem: Problem) -> torch.Tensor:
     """Return prefix sums of the numbers of keys in ``kv_indices``."""
     return problem.integers("kv_indptr", np.cumsum([0, *problem.key_lens], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Write target: a callable that writes new keys and values to a cache, in one of the forms in which published ones do."""
+"""Write target: a callable that writes new keys and values to a cache, in one of the published forms."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class WriteTarget(SmallTarget):
     def _layout(self) -> Layout:
         return self.match.binding.cache_layout or LAYOUTS["rows"]
 
-    def value(self, role: str, tensors: WriteTensors, forms: Forms) -> object:
+    def value(  # noqa: PLR0911 - one for each kind of role
+        self, role: str, tensors: WriteTensors, forms: Forms
+    ) -> object:
         """Return the argument of a role; caches of scales are None for kinds without, scales too where they may be."""
         match role:
             case "key_cache" | "value_cache":

@@ -83,10 +83,11 @@ class StateKey(Plain, frozen=True):
 class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     """The input of one merge; raises ``CaseError`` for sizes that are too large.
 
-    LSEs are ``lse_offset`` and normal numbers times ``lse_spread``, logarithms of ``base``. With ``empty_states`` a quarter of the states of
-    all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such states, the first among
-    them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of poison lie between
-    heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong to no token.
+    LSEs are ``lse_offset`` and normal numbers times ``lse_spread``, logarithms of ``base``. With ``empty_states`` a
+    quarter of the states of all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such
+    states, the first among them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of
+    poison lie between heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong
+    to no token.
     """
 
     num_states: Size = 1

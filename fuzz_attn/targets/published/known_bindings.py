@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from fuzz_attn.binding.binding import Binding, binding_of
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace
 
-_BY_PARAMETER = ("roles", "constants", "tensors")
+_BY_PARAMETER = ("roles", "constants", "tensors", "sizes")
 
 
 def known_binding(place: WheelPlace | CheckoutPlace | None, family: str | None = None) -> Binding | None:
