@@ -87,9 +87,7 @@ ROLES: Final[dict[str, Role]] = {
         ("kv_buffer", "latent_cache"),
         lambda problem: problem.key_cache[:, :, 0],
     ),
-    "latent_pages": Role(
-        "the same as [num_blocks, block_size, 1, head_size]", (), lambda problem: problem.key_cache
-    ),
+    "latent_pages": Role("the same as [num_blocks, block_size, 1, head_size]", (), lambda problem: problem.key_cache),
     "latent_values": Role("its first elements, likewise", (), lambda problem: problem.value_cache),
     "new_keys": Role(
         "keys of the new tokens [num_tokens, num_kv_heads, head_size]",
