@@ -69,6 +69,11 @@ def load_target(name: str, family: str | None, binding: Binding | None) -> Targe
     known = family or name
     if known in FAMILIES:
         return operation_of_family(known).load_target(name, family, binding)
+    if binding is not None and binding.whole and binding.family is None:  # attention's bindings say their family
+        other = _other_operation(name, binding)
+        if other is None:
+            raise TargetError(f"target={name!r} has no operation that its binding fits")
+        return other.load_target(name, family, binding)
     try:
         return OPERATIONS[UNNAMED].load_target(name, family, binding)
     except TargetError as error:

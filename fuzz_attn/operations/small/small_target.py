@@ -124,8 +124,7 @@ class SmallTarget(Target):
         forms, binding = Forms(), self.match.binding
         arguments = {name: self.value(role, tensors, forms) for name, role in binding.roles.items() if role != LEFT_OUT}
         arguments |= {name: python_value(value) for name, value in binding.constants.items()}
-        with self.surroundings():
-            result = self.call(**arguments)
+        result = self.called(arguments)
         for name, value in zip(binding.returned, values_of(result), strict=False):
             if name in tensors.outputs:
                 take(value, tensors.outputs[name], tensors.output_words(name))
