@@ -101,13 +101,13 @@ def take(found: object, output: OutputTensor, words: str) -> None:
 
 
 SIZES: Final[dict[str, Callable[[Problem], int]]] = {
-    "rope_size": lambda problem: problem.tensors.query.shape[2] - problem.tensors.output.shape[2],
     "num_tokens": lambda problem: problem.tensors.query.shape[0],
     "num_seqs": lambda problem: len(problem.tensors.query_lens),
     "num_query_heads": lambda problem: problem.tensors.query.shape[1],
     "num_kv_heads": lambda problem: problem.tensors.num_kv_heads,
     "head_size": lambda problem: problem.tensors.query.shape[2],
     "value_size": lambda problem: problem.tensors.output.shape[2],
+    "rope_size": lambda problem: problem.tensors.query.shape[2] - problem.tensors.output.shape[2],
     "padded_head_size": lambda problem: 1 << (problem.tensors.query.shape[2] - 1).bit_length(),
     "block_size": lambda problem: problem.tensors.block_size,
     "num_blocks": lambda problem: problem.tensors.key_cache.shape[0],

@@ -212,7 +212,8 @@ def test_a_write_to_another_slot_is_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["heads_first", "joined"])
 def test_memory_around_a_copy_must_not_change(name: str, tmp_path: Path) -> None:
     target, _ = bound(WRITES, name, tmp_path)
-    case = operation_of(target.domain).plain_case(target.domain)
+    operation: Any = operation_of(target.domain)
+    case = operation.plain_case(target.domain)
 
     def stray(**given: Any) -> None:
         target.call(**given)
@@ -220,7 +221,6 @@ def test_memory_around_a_copy_must_not_change(name: str, tmp_path: Path) -> None
         cache.as_strided((1,), (1,), cache.storage_offset() - 1).fill_(1.0)
 
     wrong = dataclasses.replace(target, call=stray)
-    operation = operation_of(wrong.domain)
     assert [each for each in operation.failures(operation.experiment(case, wrong, backend()), None) if not each.passed]
 
 
