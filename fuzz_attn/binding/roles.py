@@ -188,6 +188,7 @@ ROLES: Final[dict[str, Role]] = {
     "custom_mask": Role(
         "bits of each sequence [query_len, seq_len], one after the other", ("custom_mask",), _optional("custom_mask")
     ),
+    "replacing_mask": Role("the same in place of the causal mask, which it includes", (), values.replacing_mask),
     "mask_indptr": Role("prefix sums of the bits in custom_mask [num_seqs + 1]", ("mask_indptr",), values.mask_indptr),
     "window": Role(
         "sliding window", ("window_size", "sliding_window", "sliding_window_size", "local_window"), values.window
