@@ -68,11 +68,10 @@ def head_allowed(head_size: int, *, dtypes: DTypes, domain: Domain) -> bool:
 
 
 def value_sizes(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
-    """Return the sizes of values worth trying in a domain, 0 (that of keys) first where values may have it."""
+    """Return the sizes of values worth trying in a domain, 0 (that of keys) first."""
     if not domain.allows("head_size_v"):
         return (0,)
-    has_own = any(within(size, domain.value_sizes) for size in sizes_of(domain.head_sizes))
-    return (*((0,) if has_own else ()), *lattice(VALUE_SIZES, bounds=domain.value_sizes, simplest=16))
+    return (0, *lattice(VALUE_SIZES, bounds=domain.value_sizes, simplest=16))
 
 
 def value_allowed(value_size: int, head_size: int, *, domain: Domain) -> bool:
