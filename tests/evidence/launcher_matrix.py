@@ -1,12 +1,12 @@
 """The matrix of docs/published.md, made from launchers.toml: what binds of the published launchers, and how.
 
 ``make launchers`` writes the matrix into the page. ``make launchers ARGS="--try vllm"`` first tries `fuzz-attn bind` on
-the launchers whose specification has that text, and notes in the file whether each binds and what it computes; it needs
+the launchers whose specification has that text, and notes in the file whether each binds and what it computes. It needs
 the network, and for projects that no index has a checkout: ``--checkout aiter=FOLDER``.
 
 A launcher in the file has a ``spec``; ``binds`` is ``names``, ``known`` (with what ``bindings.toml`` knows of it) or
-``no``; ``family`` is what it computes. ``lacks`` says in one line why it does not bind, and ``shows`` what a run of 60 s
-shows; both are written by hand.
+``no``; ``family`` is what it computes. ``lacks`` says in one line why it does not bind, and ``shows`` what a run of
+60 s shows; both are written by hand.
 """
 
 from __future__ import annotations
@@ -68,12 +68,18 @@ def is_known(spec: str) -> bool:
 def matrix_of(launchers: Sequence[Launcher]) -> str:
     """Return the matrix as Markdown, a row for each launcher."""
     rows = []
+    short = [_place(each, 1) for each in launchers]
     for each in launchers:
-        project, module, function = parts_of(each["spec"])
-        place = f"{project.partition('==')[0]} `{module.rpartition('.')[2]}:{function}`"
+        place = _place(each, 1 if short.count(_place(each, 1)) == 1 else 3)
         family = f"`{each['family']}`" if each.get("family") else ""
         rows.append(f"| {place} | {WORDS[each['binds']]} | {family} | {each.get('lacks') or each.get('shows', '')} |\n")
     return HEAD + "".join(rows)
+
+
+def _place(launcher: Launcher, parts: int) -> str:
+    """Return where a launcher is, with so many of the last parts of its module."""
+    project, module, function = parts_of(launcher["spec"])
+    return f"{project.partition('==')[0]} `{'.'.join(module.split('.')[-parts:])}:{function}`"
 
 
 def summary_of(launchers: Sequence[Launcher]) -> str:
