@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.errors import BindingError, CaseError
-from fuzz_attn.operations.small.small_operation import SmallOperation
+from fuzz_attn.operations.operation import Operation
 from fuzz_attn.operations.small.small_target import SmallTarget
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.targets.target import Target
 
 
-def calibrated(operation: SmallOperation, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
+Easy: TypeAlias = Callable[[Any], Any]
+"""Returns an easy case of a domain."""
+
+
+def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
     """Return a target once it is known how it is called, and what was learned in sentences.
 
     Raises :class:`BindingError` where it is wrong in whatever way it is called, or right in two.
@@ -24,7 +29,7 @@ def calibrated(operation: SmallOperation, target: Target, backend: Backend) -> t
         return target, ()
     notes: tuple[str, ...] = ()
     if variants := list(target.variants()):
-        tried = [(each, words, _why_wrong(operation, each, backend)) for each, words in variants]
+        tried = [(each, words, _why_wrong(operation, easy(each.domain), each, backend)) for each, words in variants]
         fitting = [(each, words) for each, words, why in tried if not why]
         if len(fitting) != 1:
             first = tried[0][-1] or "right"
@@ -32,14 +37,18 @@ def calibrated(operation: SmallOperation, target: Target, backend: Backend) -> t
             raise BindingError(f"target={target.name!r} is right on an easy case where {found}: state what is true")
         target, words = fitting[0]
         notes = (f"{words} (calibrated).",)
-    refused = [name for name in sorted(target.domain.features) if _refuses(operation, target, backend, name)]
+    refused = [
+        name
+        for name in sorted(target.domain.features)
+        if _refuses(operation, easy(target.domain), target, backend, name)
+    ]
     notes += tuple(f"The target refuses an easy case with {name}, which is not drawn." for name in refused)
     return target.with_domain(replace(target.domain, features=target.domain.features - {*refused})).settled(), notes
 
 
-def _why_wrong(operation: SmallOperation, target: SmallTarget, backend: Backend) -> str:
+def _why_wrong(operation: Operation, case: Any, target: SmallTarget, backend: Backend) -> str:
     """Return why a target is not right on the easy case; an empty string where it is."""
-    experiment = operation.experiment(operation.plain_case(target.domain), target, backend)
+    experiment = operation.experiment(case, target, backend)
     with backend.unrecorded():
         first = experiment.first
     if first.error:
@@ -47,13 +56,13 @@ def _why_wrong(operation: SmallOperation, target: SmallTarget, backend: Backend)
     return "" if judge(first.tensors, experiment.reference).passed else "it gives wrong elements"
 
 
-def _refuses(operation: SmallOperation, target: SmallTarget, backend: Backend, name: str) -> bool:
+def _refuses(operation: Operation, plain: Any, target: SmallTarget, backend: Backend, name: str) -> bool:
     """Return whether a target refuses the easy case with a feature in its simplest form."""
     feature: Any = operation.features[name]
     if not feature.has_form:
         return False
     try:
-        case = feature.having(operation.plain_case(target.domain), True)
+        case = feature.having(plain, True)
     except CaseError:
         return False
     with backend.unrecorded():

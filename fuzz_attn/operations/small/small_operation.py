@@ -124,7 +124,7 @@ class SmallOperation(Operation):
         """
         from fuzz_attn.operations.small.small_calibration import calibrated  # noqa: PLC0415 - imports torch
 
-        return calibrated(self, target, backend)
+        return calibrated(self, self.plain_case, target, backend)
 
     def experiment(
         self, case: Any, target: Any, backend: Backend, *, strict: bool = True, host_only: bool = False
