@@ -50,13 +50,16 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
+BUILT_IN_LAUNCHERS: Final = {name: place for name, (place, _) in _BUILT_IN.items()}
+"""The launcher of each built-in target as module:function below ``fuzz_attn.kernels``."""
+
 _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
 _MERGING: Final = RoundingModel(merges_logarithms=True)
 
-BUILT_IN_NAMES: Final = tuple(_BUILT_IN)
+BUILT_IN_NAMES: Final = tuple(BUILT_IN_LAUNCHERS)
 """The names of the built-in targets; each has the name of its family."""
 
 

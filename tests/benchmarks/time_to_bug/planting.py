@@ -11,19 +11,14 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy
+from fuzz_attn.targets.built_in import BUILT_IN_LAUNCHERS
 
 ROOT: Final = Path(__file__).parents[3]
 TABLES: Final = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
-LAUNCHERS: Final[dict[Family, tuple[str, str]]] = {
-    "unified": ("unified_attention", "unified_attention"),
-    "paged": ("paged_attention", "paged_attention_decode"),
-    "context": ("context_attention", "context_attention_fwd"),
-    "chunked": ("chunked_prefill", "chunked_prefill_paged_decode"),
-}
-"""The module and the function of each family's launcher below ``kernels/``."""
-
 FREEDOMS: Final = "freedoms.toml"
 """The table of bugs that show only in what no signature promises, so that a target has to declare it."""
+UNPROMISED: Final[tuple[Family, ...]] = ("mla_decode",)
+"""Families of which most bugs are like that: no signature promises a log-sum-exp, or values of another size."""
 
 Way: TypeAlias = Literal["built-in", "path"]
 """In a copy of the package, whose own target has the bug then, or in a user's file, which imports edited kernels."""
@@ -77,10 +72,10 @@ def plant(bug: SeededBug | None, family: Family, way: Way, folder: Path) -> Plan
         shutil.copytree(ROOT / "strategies", folder / "strategies", ignore=COMPILED)
         edited_copy(bug or without, ROOT / "kernels", folder / "kernels")
         return Planted(family, str(folder))
-    module, function = LAUNCHERS[family]
+    module, function = BUILT_IN_LAUNCHERS[family].split(":")
     edited_copy(bug or without, ROOT / "kernels", folder / "edited_kernels")
     text, name = f"from edited_kernels.{module} import {function}\n", function
-    if bug is not None and bug.file == FREEDOMS:
+    if bug is not None and (bug.file == FREEDOMS or family in UNPROMISED):
         text, name = text + DECLARATION.format(family=family, function=function), "declared"
     (folder / "attention.py").write_text(text, encoding="utf-8")
     return Planted(f"{folder / 'attention.py'}:{name}", "")

@@ -237,6 +237,8 @@ def play(options: argparse.Namespace) -> Results:
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = {pool.submit(timely, run): name for name, run in runs(options) if name not in results.all}
         for done in as_completed(waiting):
+            if done.exception() is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
             if (result := done.result()) is not None:
                 results.add(waiting[done], result)
                 print(f"{waiting[done]}: {line_of(result)}", flush=True)
