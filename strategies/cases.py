@@ -113,6 +113,8 @@ def _cases(
     heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
     lengths = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain, campaign=campaign)
     sequences = draw(lengths) if batch is None else batch
+    if domain.no_context:
+        sequences = tuple(replace(sequence, context_len=0) for sequence in sequences)
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes

@@ -19,8 +19,8 @@ from fuzz_attn.errors import BindingError
 _NEUTRAL: Final = "left at its default"
 _STATED: Final = "stated"
 
-_EVERY: Final = (
-    ("query", "batched_query"),
+_QUERY: Final = ("query", "batched_query")
+_CACHES: Final = (
     ("key_cache", "latent_cache", "latent_pages"),
     ("value_cache", "latent_cache", "latent_pages"),
 )
@@ -125,13 +125,14 @@ def _roles(signature: Signature, stated: Binding) -> tuple[dict[str, str], dict[
     roles, reasons = {}, dict.fromkeys(stated.without_role, _STATED)
     caches = {ROLE_OF.get(name) for name in signature.names} | set(stated.roles.values())
     packed = bool({"key_cache", "value_cache"} & caches)
+    listed = bool({*_PAGES, "key_start_loc"} & caches)  # else new keys are all that there is
     for name in (*signature.names, *(set(stated.roles) - set(signature.names))):
         role = stated.roles.get(name) or (ROLE_OF.get(name) if name not in reasons else None)
         if role is None:
             continue
         if role != LEFT_OUT and role not in ROLES:
             raise BindingError(f"role {role!r} of parameter {name!r} is unknown: choose among {', '.join(ROLES)}")
-        roles[name] = role if packed or name in stated.roles else PACKED.get(role, role)
+        roles[name] = role if packed or not listed or name in stated.roles else PACKED.get(role, role)
         reasons[name] = _STATED if name in stated.roles else "name" if name == roles[name] else f"names the {role}"
     unknown = [name for name in (*stated.roles, *reasons) if not signature.takes(name)]
     if unknown:
@@ -185,7 +186,9 @@ def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
     packed = (("new_keys",), ("new_values",)) if FAMILIES[family].packs_new_keys else ()
     queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
     written = (("output",),) if output == "in_place" else ()
-    missing = [roles for roles in (*_EVERY, *packed, *written, *queries, _LENGTHS, _PAGES) if not bound & set(roles)]
+    without_cache = {"new_keys", "new_values"} <= bound and not bound & {"key_cache", "value_cache", *_PAGES}
+    places = () if without_cache else (*_CACHES, _PAGES)
+    missing = [roles for roles in (_QUERY, *packed, *written, *queries, _LENGTHS, *places) if not bound & set(roles)]
     if missing:
         named = ", ".join(" or ".join(roles) for roles in missing)
         raise BindingError(
@@ -202,8 +205,9 @@ def _conventions(signature: Signature, roles: Mapping[str, str], stated: Binding
     off = {role: defaults[role] for role in switched if role in defaults}
     has_slots = {"kv_indices", "slot_table"} & set(roles.values())
     latent = {"latent_cache", "latent_pages"} & set(roles.values())
+    without = not {"key_cache", "value_cache"} & set(roles.values())
     told = Binding(
-        layout="slots" if has_slots else "latent" if latent else None,
+        layout="slots" if has_slots else "latent" if latent else "rows" if without else None,
         window=_window_told(defaults.get("window"), texts.get("window", "")) if "window" in texts else None,
         scales=_scales_told(defaults.get("k_scale"), texts.get("k_scale", "")) if "k_scale" in texts else None,
         off={role: constant for role, value in off.items() if (constant := _constant(value)) is not _NO_CONSTANT},

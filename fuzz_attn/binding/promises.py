@@ -20,6 +20,8 @@ from fuzz_attn.errors import BindingError, DomainError
 _UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
 """Features that never follow from a signature: a target has to declare them. Published versions differ in how they
 compute fp8 queries."""
+_OF_CACHES: Final[frozenset[Feature]] = frozenset(("stale_cache", "fp8_kv", "uint8_cache", "large_offsets"))
+"""Features of the caches of a case, of which a launcher of packed keys gets none."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 
@@ -32,7 +34,8 @@ def domain_of(binding: Binding) -> Domain:
     """
     assert binding.family is not None
     features = (expressible(binding) - _UNDECLARED) | frozenset(binding.promises)
-    own = Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False,
+    packed = {"new_keys", "new_values"} <= set(binding.parameter_of) and "key_cache" not in binding.parameter_of
+    own = Domain(no_context=packed, family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False,
                  usual_scale="softmax_scale" not in binding.parameter_of)  # fmt: skip
     return _checked(_limited(own, binding), binding)
 
@@ -116,6 +119,8 @@ def _inexpressible(binding: Binding) -> frozenset[Feature]:
     lost = frozenset[Feature]() if native else _NATIVE_ONLY
     if binding.fp8 == "bytes":
         lost |= {"uint8_cache"}
+    if not {"key_cache", "latent_cache", "latent_pages"} & set(binding.parameter_of):
+        lost |= _OF_CACHES
     if {"kv_indices", "slot_table"} & set(binding.parameter_of):  # the number of such a slot may exceed 32 bits
         lost |= _NATIVE_ONLY
     return lost

@@ -46,9 +46,9 @@ def sizes(domain: Domain) -> Iterator[Size]:
     groups = _allowed(_GROUPS, domain.group_sizes)
     dtypes = [name for name in _DTYPES if name in domain.dtypes]
     values = _allowed(_VALUE_SIZES, domain.value_sizes)[0] if domain.allows("head_size_v") else 0
-    usual = Size(heads[0], blocks[0], groups[0], dtypes[0], value_size=values)
+    usual = Size(heads[0], blocks[0], groups[0], dtypes[0], "fresh" if domain.no_context else "ragged", values)
     yield usual
-    yield from (replace_size(usual, batch=batch) for batch in _EASIER)
+    yield from (replace_size(usual, batch=batch) for batch in _EASIER if not domain.no_context)
     yield from (replace_size(usual, dtype=dtype) for dtype in dtypes[1:])
     yield from (replace_size(usual, head_size=head) for head in heads[1:])
     yield from (replace_size(usual, block_size=block) for block in blocks[1:])

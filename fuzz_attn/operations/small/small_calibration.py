@@ -14,7 +14,6 @@ from fuzz_attn.operations.small.small_target import SmallTarget
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.targets.target import Target
 
-
 Easy: TypeAlias = Callable[[Any], Any]
 """Returns an easy case of a domain."""
 
