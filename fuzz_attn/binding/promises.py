@@ -34,10 +34,21 @@ def domain_of(binding: Binding) -> Domain:
     """
     assert binding.family is not None
     features = (expressible(binding) - _UNDECLARED) | frozenset(binding.promises)
-    packed = {"new_keys", "new_values"} <= set(binding.parameter_of) and "key_cache" not in binding.parameter_of
-    own = Domain(no_context=packed, family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False,
-                 usual_scale="softmax_scale" not in binding.parameter_of)  # fmt: skip
+    own = Domain(
+        family=binding.family,
+        features=features,
+        paths=_paths(binding),
+        fp8_q_scales=False,
+        usual_scale="softmax_scale" not in binding.parameter_of,
+        no_context=_has_no_cache(binding),
+    )
     return _checked(_limited(own, binding), binding)
+
+
+def _has_no_cache(binding: Binding) -> bool:
+    """Return whether a launcher takes packed keys and values only."""
+    roles = set(binding.parameter_of)
+    return {"new_keys", "new_values"} <= roles and not roles & {"key_cache", "value_cache"}
 
 
 def _limited(domain: Domain, binding: Binding) -> Domain:
@@ -119,7 +130,7 @@ def _inexpressible(binding: Binding) -> frozenset[Feature]:
     lost = frozenset[Feature]() if native else _NATIVE_ONLY
     if binding.fp8 == "bytes":
         lost |= {"uint8_cache"}
-    if not {"key_cache", "latent_cache", "latent_pages"} & set(binding.parameter_of):
+    if _has_no_cache(binding):
         lost |= _OF_CACHES
     if {"kv_indices", "slot_table"} & set(binding.parameter_of):  # the number of such a slot may exceed 32 bits
         lost |= _NATIVE_ONLY

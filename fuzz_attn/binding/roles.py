@@ -58,15 +58,15 @@ ROLES: Final[dict[str, Role]] = {
         ("q", "query", "queries", "q_extend", "xq"),
         _input("query"),
     ),
-    "batched_query": Role(
-        "queries [num_tokens, 1, num_query_heads, head_size]", (), lambda problem: problem.tensors.query[:, None]
-    ),
-    "query_type": Role("Triton's type of the queries", ("compute_type",), values.query_type),
     "output": Role(
         "output, of the shape of the queries",
         ("out", "output", "o", "o_extend", "attn_out", "attn_output"),
         _output("out"),
     ),
+    "batched_query": Role(
+        "queries [num_tokens, 1, num_query_heads, head_size]", (), lambda problem: problem.tensors.query[:, None]
+    ),
+    "query_type": Role("Triton's type of the queries", ("compute_type",), values.query_type),
     "lse": Role(
         "log-sum-exp of each row, float32 [num_tokens, num_query_heads] or its transpose",
         ("lse", "softmax_lse", "out_lse", "lse_extend"),
