@@ -146,8 +146,8 @@ def _failure(plan: Plan) -> str:
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.run.machine import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.outcome import NOT_FOLLOWED  # noqa: PLC0415 - as above
     from fuzz_attn.report.printing import safe  # noqa: PLC0415 - as above
-    from fuzz_attn.report.summary import NOT_FOLLOWED  # noqa: PLC0415 - as above
 
     results = Results()
     try:
@@ -234,8 +234,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     from fuzz_attn.backends import mask_coverage  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.results import merged_reports, one_for_each_bug  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.report.outcome import outcome  # noqa: PLC0415 - loads rich
     from fuzz_attn.report.printing import safe, text_of  # noqa: PLC0415 - loads rich
-    from fuzz_attn.report.summary import failures_table, render  # noqa: PLC0415 - loads rich
+    from fuzz_attn.report.summary import render  # noqa: PLC0415 - loads rich
 
     shards = [report_of(log) for log in logs_in(folder)]
     covered = []
@@ -243,12 +244,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         merged = merged_reports(shard for shard in shards if shard.target == target)
         if merged is not None:
             report = one_for_each_bug(merged)
-            terminalreporter.write_line(text_of(render(report.statistics)))
+            terminalreporter.write_line(text_of(outcome(report)))
+            terminalreporter.write_line(text_of(render(report.statistics, everything=config.option.verbose > 0)))
             covered.append(report.statistics.coverage)
             for note in report.notes:
                 terminalreporter.write_line(safe(f"Note: {note}"))
-            if report.failures:
-                terminalreporter.write_line(text_of(failures_table(report)))
     if covered:
         mask_coverage.save(covered, folder)
     prune(folder.parent)

@@ -41,6 +41,7 @@ from fuzz_attn.engine.run_folder import (
 from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import failure, run_documents, summary
+from fuzz_attn.report.outcome import outcome
 from fuzz_attn.report.printing import console, safe, show, whole
 from fuzz_attn.report.run_documents import json_document, json_numbers, save_junit
 from fuzz_attn.report.terminal import Terminal
@@ -48,19 +49,21 @@ from fuzz_attn.report.terminal import Terminal
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents to write at the end, beside the text on the terminal."""
+    """The documents to write at the end, beside the text on the terminal, and how much that says."""
 
     junit: Path | None = None
     json: bool = False
     markdown: Path | None = None
     annotations: bool = False
+    verbose: bool = False
 
 
 def documents_options(command: Decorated) -> Decorated:
     """Add the options of :class:`Documents` to a command."""
     junit = click.option("--junit", type=FILE, metavar="FILE", help="Also write the results as JUnit XML.")
     json = click.option("--json", is_flag=True, help="Print one JSON document on stdout, all else on stderr.")
-    return junit(json(markdown_option(annotations_option(command))))
+    verbose = click.option("-v", "--verbose", is_flag=True, help="Also print how the run went: features, relations.")
+    return junit(json(markdown_option(annotations_option(verbose(command)))))
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def _fuzz(request: Request, folder: Path, printer: Console, shards: Callable[[Ru
         return RunReport(Statistics(plan.setup.target, seed=plan.seed), errors=(str(error),))
     if report.stopped_by:
         show(printer, "Interrupted. Results so far:")
-    print_report(report, folder, printer)
+    print_report(report, folder, printer, verbose=request.documents.verbose)
     return report
 
 
@@ -208,13 +211,17 @@ def _plan(request: Request, folder: Path) -> RunPlan:
     )
 
 
-def print_report(report: RunReport, folder: Path, printer: Console) -> None:
-    """Print the results of one target, write them into its folder, and print the names of all files."""
-    _print_results(report, printer)
+def print_report(report: RunReport, folder: Path, printer: Console, *, verbose: bool = False) -> None:
+    """Print the results of one target, write them into its folder, and print the names of all files.
+
+    The verdict and the failures come last, where a terminal shows them; ``verbose`` also prints how the run went.
+    """
+    _print_results(report, printer, verbose)
     _print_files(_save(report, folder), printer)
+    show(printer, whole(f"{'Page':9}{failure.program()} report {shlex.quote(os.path.relpath(folder))}"))
 
 
-def _print_results(report: RunReport, printer: Console) -> None:
+def _print_results(report: RunReport, printer: Console, verbose: bool) -> None:
     for found in report.failures:
         if found.followed and not found.known:
             path, headline = Path(found.path) if found.path else None, failure.run_headline(found.counterexample)
@@ -223,15 +230,15 @@ def _print_results(report: RunReport, printer: Console) -> None:
     for found in report.failures:
         if found.known:
             show(printer, failure.known_line(found.counterexample, found.path))
-    show(printer, summary.render(report.statistics))
+    show(printer, summary.render(report.statistics, everything=verbose))
     for note in report.notes:
         show(printer, f"Note: {note}")
-    if report.failures:
-        show(printer, summary.failures_table(report))
+    show(printer, "")
+    show(printer, outcome(report))
 
 
 def _save(report: RunReport, folder: Path) -> list[str]:
-    """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run."""
+    """Write ``summary.json`` and ``coverage.json``; return the paths of all files of the run that no command names."""
     path = folder / SUMMARY_NAME
     try:
         write_new(path, msgspec.json.format(msgspec.json.encode(json_numbers(report.statistics)), indent=1) + b"\n")
@@ -239,7 +246,7 @@ def _save(report: RunReport, folder: Path) -> list[str]:
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
     own = [os.path.relpath(name) for name in (path, covered, folder / LOG_NAME)]
-    return own + [found.path for found in report.failures if found.path]
+    return own + [found.path for found in report.failures if found.path and not found.followed]
 
 
 def _print_files(names: list[str], printer: Console) -> None:

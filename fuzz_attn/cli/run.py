@@ -204,5 +204,5 @@ def merge(*, places: tuple[Path, ...], out: Path, **documents: Any) -> int:
     printer = console(stderr=documents["json"])
     merged = merge_runs(places, out)
     for run in merged:
-        print_report(run.report, run.folder, printer)
+        print_report(run.report, run.folder, printer, verbose=documents["verbose"])
     return finish([run.report for run in merged], Documents(**documents), is_whole=all(run.is_whole for run in merged))

@@ -117,7 +117,12 @@ def _confirmed(found: Counterexample) -> str:
 
 def replay_command(path: Path, found: Counterexample) -> str:
     """Return the command that replays the failure on its target, for the current folder."""
-    return f"{program()} replay {shlex.quote(str(path))}" + " --trust" * needs_trust(found)
+    return command_for("replay", path, found)
+
+
+def command_for(command: str, path: Path, found: Counterexample) -> str:
+    """Return a command for the file of a failure, such as ``explain``, for the current folder."""
+    return f"{program()} {command} {shlex.quote(str(path))}" + " --trust" * needs_trust(found)
 
 
 def program() -> str:

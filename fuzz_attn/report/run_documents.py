@@ -18,8 +18,8 @@ from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.replay import Replayed
 from fuzz_attn.errors import OutputError
 from fuzz_attn.report.failure import certainty, known_line, plain_text, replay_command
+from fuzz_attn.report.outcome import NOT_FOLLOWED, failure_in_words, rows_of, smallest_case
 from fuzz_attn.report.printing import count, visible
-from fuzz_attn.report.summary import NOT_FOLLOWED, failure_in_words, rows_of, smallest_case
 
 SCHEMA: Final = 1
 """The version of the document."""

@@ -1,8 +1,8 @@
-"""The summary of a run: a table of its failures for each target, what was refused, and its progress in one line."""
+"""The summary of a run: its numbers for each target, what was refused, and its progress in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from rich.console import Group, RenderableType
@@ -10,32 +10,33 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.case import not_drawn
-from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.journal import POSSIBLE_HANG
 from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
-from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
-from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.properties.refusal import NOT_REDUCED
 from fuzz_attn.report import mask_gaps
-from fuzz_attn.report.failure import only_here
-from fuzz_attn.report.printing import count, safe, whole
+from fuzz_attn.report.printing import count, whole
 
 MOST_COMBINATIONS: Final = 4
 MOST_CHARACTERS: Final = 200
 
 
-def render_refusals(refusals: tuple[CountedRefusal, ...]) -> Table:
-    """Return a table of refusals, one row for each place that refuses."""
-    table = Table(box=None, padding=(0, 1), title="Refused, so not judged", title_justify="left")
-    table.add_column("cases", justify="right")
-    for heading in ("refused", "message", "at"):
-        table.add_column(heading, overflow="fold")
+def render_refusals(refusals: tuple[CountedRefusal, ...]) -> RenderableType:
+    """Return what was refused, for each place that refuses: its cases, what they have in common, the message, the line.
+
+    Paths and lines of code are never wrapped.
+    """
+    width = len(str(refusals[0].cases)) + 1
+    lines: list[RenderableType] = [Text("Refused, so not judged")]
     for each in refusals:
-        table.add_row(
-            str(each.cases), Text(combinations_in_words(each)), Text(_message(each)), Text(_place_of_refusal(each))
-        )
-    return table
+        table = Table.grid(padding=(0, 1))
+        table.add_column(justify="right", no_wrap=True, min_width=width)
+        table.add_column(overflow="fold")
+        table.add_row(str(each.cases), Text(combinations_in_words(each)))
+        table.add_row("", Text(_message(each)))
+        place = _place_of_refusal(each).splitlines()
+        lines += [table, *(whole(f"{'':{width}} {line.strip()}") for line in place)]
+    return Group(*lines)
 
 
 def combinations_in_words(refused: CountedRefusal) -> str:
@@ -64,11 +65,11 @@ def _place_of_refusal(refused: CountedRefusal) -> str:
 
 Row: TypeAlias = tuple[str, str | Text]
 
-ENOUGH_CASES: Final = 30
-"""From so many cases on, the rule of three holds: without a failure in n, at most 3 / n fail."""
-
-
-NOT_FOLLOWED: Final = "seen, not followed"
+HOW_IT_WENT: Final = (
+    *("kernels", "compiler", "kernels compiled", "shrinking"),
+    *("features", "like serving", "relations", "largest err / bound"),
+)
+"""Rows of the summary that say how a run went, not what it found or left out."""
 
 
 def progress_line(statistics: Statistics, time_left: float | None, gained: int = 0) -> str:
@@ -101,85 +102,14 @@ def served_line(statistics: Statistics) -> str:
     return f"{count(statistics.served, 'case')} ({share:.0%}), in the sizes of the model and in the batch"
 
 
-def failures_table(report: RunReport) -> RenderableType:
-    """Return a row for each failure: the failure in words, cases that showed it, smallest case, first seen, status.
-
-    Failures of a class that were seen and not followed have one row together.
-    """
-    table = Table(box=None, padding=(0, 1), title=f"Failures of {safe(report.target)}", title_justify="left")
-    table.add_column("failure", min_width=18)
-    table.add_column("cases", justify="right", no_wrap=True)
-    table.add_column("smallest case", min_width=18)
-    table.add_column("first seen", justify="right", no_wrap=True)
-    table.add_column("status", min_width=14)
-    for found, cases, status in rows_of(report.failures):
-        words, case = Text(failure_in_words(found)), Text(smallest_case(found))
-        table.add_row(words, Text(str(cases)), case, f"{found.first_seen:.1f} s", Text(status))
-    return table
-
-
-def rows_of(failures: Sequence[FoundFailure]) -> Iterator[tuple[FoundFailure, int, str]]:
-    """Yield a failure, its cases and its status for each row; those of a class that were only seen have one row."""
-    yield from ((found, found.cases, status_of(found)) for found in failures if found.followed)
-    only_seen: dict[str, list[FoundFailure]] = {}
-    for found in failures:
-        if not found.followed:
-            only_seen.setdefault(class_of(found.counterexample.verdict), []).append(found)
-    for same in only_seen.values():
-        files = count(sum(bool(found.path) for found in same), "file")
-        yield same[0], sum(found.cases for found in same), f"{NOT_FOLLOWED}, {files}"
-
-
-def failure_in_words(found: FoundFailure) -> str:
-    """Return what failed, where in the output, and with which features."""
-    verdict = found.counterexample.verdict
-    place = f", {verdict.where.replace('_', ' ')}" if verdict.where else ""
-    return f"{verdict.what}{place}"
-
-
-def smallest_case(found: FoundFailure) -> str:
-    """Return the size and the features of the smallest case."""
-    case = found.counterexample.case
-    operation = operation_of(case)
-    return ", ".join((*operation.sizes_in_words(case), *operation.features_of(case)))
-
-
-def status_of(found: FoundFailure) -> str:
-    """Return the status of a failure's file, and how sure the failure is."""
-    counterexample = found.counterexample
-    status = "regressed" if counterexample.status == "fixed" else counterexample.status
-    doubt = {
-        "confirmed": "" if found.done and counterexample.shrunk else "not shrunk fully",
-        "state": "state",
-        "flaky": f"flaky ({counterexample.failed} of {counterexample.tries})",
-        "unconfirmed": "unconfirmed",
-    }[counterexample.confirmation]
-    doubt = doubt if found.followed else NOT_FOLLOWED
-    return ", ".join(filter(None, (status if found.path else "not saved", _place(found), doubt)))
-
-
-def _place(found: FoundFailure) -> str:
-    """Return where a failure of a GPU shows, unless in the simulator too, as far as it is known."""
-    elsewhere = found.counterexample.elsewhere
-    if elsewhere is None or not found.followed or elsewhere.outcome == "fails":
-        return ""
-    return only_here(found.counterexample) or f"not judged in the {elsewhere.backend}"
-
-
-def confidence(cases: int) -> str:
-    """Return what so many cases without a failure say about how many fail at most."""
-    if cases < ENOUGH_CASES:
-        return f"fewer than {ENOUGH_CASES} cases say too little about how often one fails"
-    return f"at most {3 / cases:.2g} failures per case with 95% confidence (3/n)"
-
-
-def render(statistics: Statistics) -> RenderableType:
-    """Return the summary of one target, all shards together."""
+def render(statistics: Statistics, *, everything: bool = False) -> RenderableType:
+    """Return the summary of one target, all shards together; ``everything`` adds how the run went."""
     table = Table(show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     for what, words in (*_numbers(statistics), *_shares(statistics)):
-        table.add_row(what, words)
+        if everything or what not in HOW_IT_WENT:
+            table.add_row(what, words)
     refused = [render_refusals(statistics.refusals)] if statistics.refusals else []
     return Group(whole(f"Summary of {statistics.target}", "bold"), table, *refused)
 
@@ -289,5 +219,3 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
         yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"
     yield "mask coverage", _covered(statistics)
-    if not statistics.counterexamples and not statistics.known:
-        yield "no failure in", f"{count(statistics.cases, 'case')}: {confidence(statistics.cases)}"

@@ -98,10 +98,12 @@ def test_run_on_a_correct_target(folder: Path) -> None:
     assert re.search(rf"^ seed +{seed}, split over 2 shards$", done.stdout, re.MULTILINE)
     assert re.search(r"^ cases +40 in \d+ s, \d+\.\d cases/s$", done.stdout, re.MULTILINE)
     assert re.search(r"^ failures +0$", done.stdout, re.MULTILINE)
-    assert re.search(r"^ no failure in +40 cases: at most 0\.075 failures per case", done.stdout, re.MULTILINE)
+    assert re.search(r"^No failure in 40 cases of \S+: at most 0\.075\s+failures per case", done.stdout, re.MULTILINE)
     (summary,) = re.findall(r"^Written  (reports/runs/\S+/summary\.json)$", done.stdout, re.MULTILINE)
     assert json.loads((folder / summary).read_text())["cases"] == 40
-    assert all(line == line.rstrip() and len(line) <= 80 for line in lines)
+    *others, page = lines
+    assert all(line == line.rstrip() and len(line) <= 80 for line in others)
+    assert re.fullmatch(rf"Page     \S+ report {Path(summary).parent}", page)
     assert folders_in(folder) == ["reports"]
 
 
@@ -152,7 +154,9 @@ def test_run_on_a_wrong_target_writes_below_out(folder: Path) -> None:
     (file,) = (folder / "my results" / "counterexamples").rglob("*.json")
     assert re.search(r"^FAILED \S+:last_row_unwritten on \w+\noracle \(unwritten\): ", done.stdout, re.MULTILINE)
     assert re.search(r"^ failures +1$", done.stdout, re.MULTILINE)
-    assert f"\n         {shlex.quote(str(file.relative_to(folder)))}\n" in done.stdout
+    for name in ("explain", "replay"):
+        place = shlex.quote(str(file.relative_to(folder)))
+        assert re.search(rf"^    \S+ {name} {re.escape(place)} --trust$", done.stdout, re.MULTILINE)
     (pasted,) = re.findall(r"^Replay it\n (.*)$", done.stdout, re.MULTILINE)
     replayed = subprocess.run(pasted, shell=True, capture_output=True, text=True, check=False)
     assert replayed.returncode == 1, replayed.stderr

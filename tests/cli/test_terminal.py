@@ -27,16 +27,19 @@ from fuzz_attn.engine.events import (
     Started,
     WorkerReady,
 )
+from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report import run_documents
 from fuzz_attn.report import terminal as terminal_module
-from fuzz_attn.report.failure import certainty
+from fuzz_attn.report.failure import certainty, command_for
+from fuzz_attn.report.outcome import failures_list, outcome, status_of
 from fuzz_attn.report.printing import safe, show, text_of
 from fuzz_attn.report.run_documents import save_junit
-from fuzz_attn.report.summary import failures_table, status_of
 from fuzz_attn.report.terminal import Terminal
 
 HOSTILE = "[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \r\x9b31m"
@@ -127,18 +130,51 @@ def test_a_message_is_neither_markup_nor_an_escape_sequence(is_terminal: bool) -
     assert "\x9b" not in text
 
 
-def test_the_table_of_failures() -> None:
+def test_the_verdict_stands_above_the_failures_with_their_commands() -> None:
     results = Results()
     for event in events():
         results(event)
-    same = "oracle (mismatch), tail rows"
-    case = "1 sequence, 2 query tokens, 5 keys, window"
-    assert text_of(failures_table(results.report()), 130).splitlines() == [
-        "Failures of mine.py:attend",
-        f" {'failure':{len(same)}}  cases  {'smallest case':{len(case)}}  first seen  status",
-        f" {same}      2  {case}       1.2 s  open",
-        f" {same}      1  {case}       2.5 s  open, unconfirmed",
-    ]
+    report = results.report()
+    verdict, *lines = text_of(outcome(report), 130).splitlines()
+    assert verdict == f"2 failures in {report.cases} case{'s' * (report.cases != 1)} of mine.py:attend"
+    case = "oracle (mismatch), tail rows: 1 sequence, 2 query tokens, 5 keys, window"
+    first, second = ([line for line in lines if mark in line] for mark in (" 1  ", " 2  "))
+    assert (first, second) == ([" 1  2 of 8 elements wrong"], [" 2  2 of 8 elements wrong"])
+    assert lines.count(f"    {case}") == 2
+    assert "    2 cases, the first after 1.2 s; open" in lines
+    assert "    1 case, the first after 2.5 s; open, unconfirmed" in lines
+    for found in report.failures:
+        for command in ("explain", "replay"):
+            assert f"    {command_for(command, Path(found.path), found.counterexample)}" in lines
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_failure_is_named_by_its_cause_and_its_line_is_never_wrapped(width: int) -> None:
+    site = "/a/rather/long/folder/of/kernels/attention.py:432"
+    read = Verdict("sanitizers", "out_of_bounds", f"out-of-bounds load in kernel at {site}: loads element 1", site=site)
+    unexplained = signed("mine.py:attend", "unified", None, CASE, read)
+    explained = msgspec.structs.replace(failure(), verdict=msgspec.structs.replace(read, explanation="key 3 is lost"))
+    found = [FoundFailure(each, "a.json", 1.0) for each in (unexplained, explained)]
+    lines = text_of(failures_list(found), width).splitlines()
+    assert lines.count(f"    at {site}") == 2
+    text = " ".join(" ".join(lines).split())
+    assert "1 out-of-bounds load in kernel: loads element 1 sanitizers" in text
+    assert "2 key 3 is lost sanitizers" in text
+
+
+@pytest.mark.parametrize(
+    ("cases", "refused", "words"),
+    [
+        (100, 0, "No failure in 100 cases of t: at most 0.03 failures per case with 95% confidence (3/n)"),
+        (2, 0, "No failure in 2 cases of t: fewer than 30 cases say too little about how often one fails"),
+        (2, 90, "Mostly refused: no failure in 2 cases of t, 90 cases refused"),
+        (0, 90, "Nothing judged of t: 90 cases refused"),
+        (0, 0, "Nothing judged of t"),
+    ],
+)
+def test_the_verdict_says_what_no_failure_means(cases: int, refused: int, words: str) -> None:
+    refusals = (CountedRefusal(Refusal("host", "ValueError", "no"), refused),) if refused else ()
+    assert text_of(outcome(RunReport(Statistics("t", cases=cases, refusals=refusals)))) == words
 
 
 KNOWN = {"status": "known", "reference": "#7", "because": "waits for a release"}
@@ -163,7 +199,7 @@ def test_a_known_failure_does_not_fail_a_run(tmp_path: Path) -> None:
     report = report_after(*known, FailureSeenAgain(0, "saved/a.json"))
     assert (report.exit_status, report.ok, [found.cases for found in report.failures]) == (0, True, [2])
     assert (report.statistics.counterexamples, report.statistics.known) == ((), ("saved/a.json",))
-    assert text_of(failures_table(report), 130).endswith("  known")
+    assert text_of(failures_list(report.failures), 130).splitlines()[-1].endswith("; known")
     save_junit([report], tmp_path / "junit.xml")
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["1", "0", "1"]

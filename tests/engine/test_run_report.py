@@ -35,9 +35,10 @@ from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report import run_documents
+from fuzz_attn.report.outcome import failures_list, outcome
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.run_documents import json_document, save_junit
-from fuzz_attn.report.summary import failures_table, render
+from fuzz_attn.report.summary import render
 
 CASE = AttentionCase((Sequence(1, 16),))
 PASSED = CaseJudged(0, "search", Order(CASE), (Verdict("oracle", ratio=0.5),), 0.1)
@@ -193,16 +194,16 @@ def test_a_built_in_target_may_be_refused_by_the_compiler() -> None:
 
 @pytest.mark.parametrize(("cases", "words"), [(2, "fewer than 30 cases say too little"), (100, "at most 0.03 ")])
 def test_few_cases_give_no_confidence(cases: int, words: str) -> None:
-    assert words in text_of(render(report(*[PASSED] * cases).statistics))
+    assert words in text_of(outcome(report(*[PASSED] * cases)))
 
 
 def test_what_was_not_followed_is_in_every_document(tmp_path: Path) -> None:
     seen = [FailureFound(0, number, found("crash"), f"{number}.json", followed=False) for number in range(1, 4)]
     result = report(failed("mismatch", "crash"), FOUND, *seen, FailureSeenAgain(0, "2.json"))
     assert result.exit_status == 1
-    table = text_of(failures_table(result)).splitlines()
-    (line,) = [line for line in table if "seen, not followed, 3 files" in line]
-    assert " 4 " in line, "the cases of all three"
+    lines = text_of(failures_list(result.failures)).splitlines()
+    (line,) = [line for line in lines if "seen, not followed, 3 files" in line]
+    assert line.startswith("    4 cases, "), "those of all three"
     assert "| 4 |" in run_documents.markdown_of_run([result], 1)
     assert sum("seen%2C not followed" in line for line in run_documents.annotations_of_run([result])) == 3
     save_junit([result], tmp_path / "junit.xml")

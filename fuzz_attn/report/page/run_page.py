@@ -18,12 +18,12 @@ from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.outcome import confidence
 from fuzz_attn.report.page import sections
 from fuzz_attn.report.page.run_log import RunLog
 from fuzz_attn.report.page.sections import MOST_FAILURES, Table, by_kind, number, table
 from fuzz_attn.report.page.sources import source_files
 from fuzz_attn.report.printing import count, safe, visible
-from fuzz_attn.report.summary import confidence
 
 PAGE_NAME: Final = "report.html"
 

@@ -20,10 +20,11 @@ from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.operations.registry import OPERATIONS
 from fuzz_attn.oracle.verdict import Element
 from fuzz_attn.report import failure
+from fuzz_attn.report.outcome import failure_in_words, smallest_case, status_of
 from fuzz_attn.report.page import charts
 from fuzz_attn.report.page.run_log import Moment, RunLog
 from fuzz_attn.report.printing import count, inline_picture, safe
-from fuzz_attn.report.summary import combinations_in_words, failure_in_words, smallest_case, status_of
+from fuzz_attn.report.summary import combinations_in_words
 
 MOST_ROWS: Final = 200
 """A longer table is cut, and says so."""

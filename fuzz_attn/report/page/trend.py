@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.report import mask_gaps
+from fuzz_attn.report.outcome import failure_in_words
 from fuzz_attn.report.page import charts
 from fuzz_attn.report.page.run_log import RunLog
 from fuzz_attn.report.page.run_page import PAGE_NAME, moment, render, verdict_of
 from fuzz_attn.report.page.sections import Cell, Figure, Row, Table, covered_pairs, number, table
 from fuzz_attn.report.printing import count, safe
-from fuzz_attn.report.summary import failure_in_words
 
 PAGE_OF_RUNS: Final = "trend.html"
 _SHOWN_RUNS: Final = 12

@@ -23,7 +23,7 @@ from fuzz_attn.errors import OutOfTimeError, TargetError
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report.failure import certainty
-from fuzz_attn.report.summary import status_of
+from fuzz_attn.report.outcome import status_of
 
 Bug = Callable[[AttentionCase], Verdict | None]
 Shows = Callable[[AttentionCase], object]
