@@ -132,9 +132,8 @@ def wrong_elements(
         return False
     print(f"{int(wrong.sum())} of {wrong.numel()} elements wrong, {int((unwritten & wrong).sum())} never written")
     print("".join(f"{axis:>7}" for axis in axes) + f"{'actual':>16}{'expected':>16}{'bound':>12}")
-    ratio = (error / bound).nan_to_num(torch.inf).where(wrong, -1.0)
-    for flat in ratio.flatten().sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist():
-        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), wrong.shape))
+    order = (error / bound).nan_to_num(torch.inf)[wrong].sort(descending=True, stable=True).indices[:WORST]
+    for place in map(tuple, wrong.nonzero()[order].tolist()):
         three = f"{float(actual[place]):16.9g}{float(expected[place]):16.9g}{float(bound[place]):12.3g}"
         print("".join(f"{index:7}" for index in place) + three)
     return True

@@ -172,12 +172,11 @@ def _worst(
     tensors: AttentionTensors, output: OutputTensor, expected: Expected, wrong: torch.Tensor, ratio: torch.Tensor
 ) -> Iterator[Element]:
     """Yield the worst elements: non-finite ones first, then by falling ratio; equal ones in memory order."""
-    rank = torch.where(wrong, ratio.nan_to_num(torch.inf, torch.inf), -1.0).flatten()
-    order = rank.sort(descending=True, stable=True).indices[: min(WORST, int(wrong.sum()))].tolist()
+    places = wrong.nonzero()
+    order = ratio.nan_to_num(torch.inf, torch.inf)[wrong].sort(descending=True, stable=True).indices[:WORST]
     sequences, rows = (each.tolist() for each in sequence_of_tokens(tensors.query_lens))
     elements = output.elements
-    for flat in order:
-        place = tuple(int(index) for index in torch.unravel_index(torch.tensor(flat), wrong.shape))
+    for place in map(tuple, places[order].tolist()):
         at = dict(zip(output.axes, place, strict=True))
         token = at.get("token", -1)
         yield Element(

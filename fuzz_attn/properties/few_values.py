@@ -132,8 +132,8 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     ratio = ratio.masked_fill(~usable, 0.0).nan_to_num_(0.0, 0.0, 0.0)
     if not ratio.numel() or not float(ratio.max()) >= SUSPICIOUS:
         return None
-    place = torch.unravel_index(ratio.argmax(), ratio.shape)
-    span, head, row, group, marked = (int(each) for each in place)
+    place = tuple((ratio == ratio.max()).nonzero()[0].tolist())
+    span, head, row, group, marked = place
     columns, seen = slice(2 * marked + first, 2 * marked + first + 1), block.visible[span, row]
     if ratio.shape[-1] >= FEW_COLUMNS and float((ratio[place[:-1]] >= SUSPICIOUS).double().mean()) > 0.5:
         columns = slice(first, None, 2)

@@ -263,7 +263,7 @@ def spelled(value: object) -> Any:
     return [spelled(part) for part in value] if isinstance(value, tuple) else value
 
 
-@settings(QUIET, max_examples=300)
+@settings(QUIET, max_examples=100)
 @given(ANY)
 def test_json_round_trip_is_lossless(case: AttentionCase) -> None:
     text = msgspec.json.encode(case)
@@ -273,7 +273,7 @@ def test_json_round_trip_is_lossless(case: AttentionCase) -> None:
     assert msgspec.json.encode(again) == text
 
 
-@settings(QUIET, max_examples=200)
+@settings(QUIET, max_examples=100)
 @given(cases(WIDE))
 def test_json_with_every_default_written_out_is_the_same_case(case: AttentionCase) -> None:
     again = decode(msgspec.json.encode(spelled(case)))

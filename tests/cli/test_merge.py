@@ -29,14 +29,14 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def test_two_parts_are_one_run(call: Call, tmp_path: Path) -> None:
-    limits = "--seed", "3", "--workers", "1", "--max-cases", "24"
+    limits = "--seed", "3", "--workers", "1", "--max-cases", "12"
     for number in (1, 2):
         done = call("run", "--target", TARGET, "--shard", f"{number}/2", "--out", f"part-{number}", *limits)
         assert done.exit_code == 1, done.output
     united = call("merge", "part-1", "part-2", "--out", "merged", "--json", "--markdown", "m.md", "--junit", "j.xml")
     assert united.exit_code == 1
     (target,) = json.loads(united.stdout)["targets"]
-    assert target["statistics"]["cases"] == 24
+    assert target["statistics"]["cases"] == 12
     assert target["statistics"]["shards"] == 2
     assert len(target["failures"]) == 1, "both parts found the same bug"
     (row,) = (line for line in Path("m.md").read_text().splitlines() if line.startswith("| oracle"))
@@ -44,11 +44,11 @@ def test_two_parts_are_one_run(call: Call, tmp_path: Path) -> None:
     assert "merged/counterexamples/" in row
     assert Path("j.xml").exists()
     (folder,) = (path.parent for path in Path("merged").rglob("summary.json"))
-    assert json.loads((folder / "summary.json").read_text())["cases"] == 24
+    assert json.loads((folder / "summary.json").read_text())["cases"] == 12
     assert call("coverage", "merged").exit_code == 0
     again = call("merge", "part-2", "part-1", "--out", "merged", "--annotations")
     assert "::error file=merged/counterexamples/" in again.stdout
-    assert "24 in " in again.stdout
+    assert "12 in " in again.stdout
     lacking = call("merge", "part-1", "--out", "one", "--json")
     assert (lacking.exit_code, json.loads(lacking.stdout)["exit_status"]) == (2, 2), (
         "a case fails, but a part is missing"

@@ -78,7 +78,7 @@ def test_worker_sends_only_new_outcomes() -> None:
 
 
 def test_campaign_keeps_the_outcomes_of_all_cases(campaign: Callable[..., Results]) -> None:
-    statistics = campaign("unified", setup=Setup("unified"), max_cases=40).statistics
+    statistics = campaign("unified", setup=Setup("unified"), max_cases=20).statistics
     (store,) = (mask for mask in statistics.masks if mask.kind == "store" and mask.kernel.endswith("_2d"))
     assert "mixed" in store.seen
     assert "all false" not in store.seen  # each program of a grid has a row
@@ -99,7 +99,7 @@ def test_crash_of_a_worker_keeps_earlier_outcomes(tmp_path: Path) -> None:
     )
     setup = Setup(f"{target}:unified_attention")
     outcome = Results()
-    Campaign(Plan(setup, 0, 1, 1, None, 60, tmp_path / "run", tmp_path / "found"), outcome).run()
+    Campaign(Plan(setup, 0, 1, 1, None, 20, tmp_path / "run", tmp_path / "found"), outcome).run()
     assert outcome.failure is not None
     assert outcome.failure.verdict.kind == "crash"
     assert outcome.statistics.deaths

@@ -11,14 +11,14 @@ from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.report.mask_gaps import Explanation
 
 CASES = {
-    "unified": 150,
-    "paged": 100,
-    "context": 100,
-    "chunked": 100,
-    "extend": 100,
-    "mla_decode": 100,
-    "merge_states": 100,
-    "cache_write": 150,
+    "unified": 100,
+    "paged": 60,
+    "context": 60,
+    "chunked": 60,
+    "extend": 60,
+    "mla_decode": 60,
+    "merge_states": 60,
+    "cache_write": 100,
 }
 
 

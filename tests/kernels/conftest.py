@@ -8,6 +8,7 @@ import pytest
 
 from fuzz_attn.backends import shims
 from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.backends.simulator import SimulatorBackend
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +36,9 @@ def interpreter() -> InterpreterBackend:
     prepared.prepare()
     prepared.preflight()
     return prepared
+
+
+@pytest.fixture(scope="session")
+def simulator() -> SimulatorBackend:
+    """The simulator, which also takes kernels that were decorated for the interpreter. It keeps its programs."""
+    return SimulatorBackend()

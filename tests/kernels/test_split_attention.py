@@ -125,6 +125,11 @@ def named(split: Any, name: str, family: str, features: dict[str, Any]) -> Any:
     return dataclasses.replace(problem, sequences=sequences)
 
 
+def features_of_kernels() -> list[tuple[str, str]]:
+    """Rows of a name of FEATURES and a family, in which each name meets each kernel, in its families by turns."""
+    return [(name, kernel[at % len(kernel)]) for at, name in enumerate(FEATURES) for kernel in KERNELS]
+
+
 def covering() -> list[tuple[str, str, str]]:
     """Rows of a name of SHAPES or DTYPES, a family and a half of the features, in which all pairs that matter occur.
 
@@ -140,13 +145,8 @@ def covering() -> list[tuple[str, str, str]]:
 
 
 def interpreted() -> list[tuple[str, str]]:
-    """Rows of a name and a family: in the interpreter types meet both kernels, the others one of them by turns."""
-    both = ("filtered", "context")
-    return [
-        (name, family)
-        for at, name in enumerate((*FEATURES, *SHAPES, *DTYPES))
-        for family in (both if name in DTYPES else both[at % 2 : at % 2 + 1])
-    ]
+    """Rows of a name and a family: in the interpreter, which is slow, each name meets one of both kernels by turns."""
+    return [(name, ("filtered", "context")[at % 2]) for at, name in enumerate((*FEATURES, *SHAPES, *DTYPES))]
 
 
 def table_of(name: str, family: str) -> tuple[str, str]:
@@ -158,11 +158,9 @@ def test_no_name_is_in_two_tables() -> None:
     assert len(set().union(*TABLES)) == sum(len(table) for table in TABLES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", FEATURES)
-def test_features_agree_with_reference(name: str, family: str, split: Any) -> None:
-    # The simulator also takes kernels that were decorated for the interpreter.
-    split.assert_agrees(named(split, name, family, {}), SimulatorBackend())
+@pytest.mark.parametrize(("name", "family"), features_of_kernels())
+def test_features_agree_with_reference(name: str, family: str, split: Any, simulator: SimulatorBackend) -> None:
+    split.assert_agrees(named(split, name, family, {}), simulator)
 
 
 def test_covering_has_every_pair() -> None:
@@ -183,8 +181,10 @@ def test_covering_has_every_pair() -> None:
 
 
 @pytest.mark.parametrize(("name", "family", "features"), covering())
-def test_shapes_and_dtypes_agree_with_reference(name: str, family: str, features: str, split: Any) -> None:
-    split.assert_agrees(named(split, name, family, HALVES[features]), SimulatorBackend())
+def test_shapes_and_dtypes_agree_with_reference(
+    name: str, family: str, features: str, split: Any, simulator: SimulatorBackend
+) -> None:
+    split.assert_agrees(named(split, name, family, HALVES[features]), simulator)
 
 
 @pytest.mark.parametrize(("name", "family"), interpreted())
@@ -194,7 +194,9 @@ def test_interpreter_agrees_with_reference(name: str, family: str, split: Any, i
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["fp32", "bytes_e5m2"])
-def test_pages_past_2_to_the_31_elements_give_the_same_bits(dtype: str, family: str, split: Any) -> None:
+def test_pages_past_2_to_the_31_elements_give_the_same_bits(
+    dtype: str, family: str, split: Any, simulator: SimulatorBackend
+) -> None:
     problem = named(split, dtype, family, EVERYTHING)
     near, far = split.make_inputs(problem), split.make_inputs(problem)
     moved = 2**31 // near.value_cache[0].numel() + 1
@@ -204,7 +206,7 @@ def test_pages_past_2_to_the_31_elements_give_the_same_bits(dtype: str, family: 
     far.block_table += moved
     assert far.key_cache.stride(0) * moved > 2**31
     for inputs in (near, far):
-        with SimulatorBackend().running() as watch:
+        with simulator.running() as watch:
             split.CALLS[family](problem, inputs)
         assert not watch.observations
     assert torch.equal(near.out_storage.view(torch.uint8), far.out_storage.view(torch.uint8))

@@ -75,9 +75,9 @@ def test_a_sample_of_the_seeded_bugs_is_found(tmp_path: Path, seeded_bugs: Path)
 
 
 def test_most_of_a_sample_of_changed_kernels_is_found(tmp_path: Path) -> None:
-    done = audit(request(tmp_path, sample=40, max_cases=FEW), Console(quiet=True))
+    done = audit(request(tmp_path, sample=20, max_cases=FEW), Console(quiet=True))
     found = own_score(done.outcomes)
-    assert found.of >= 36, "hardly any change may make something that is no kernel"
+    assert found.of >= 18, "hardly any change may make something that is no kernel"
     assert found.percent is not None
     assert found.percent >= 75, "in 40 cases: the whole audit gives a change 400"
     assert done.false_alarms == ()
@@ -115,10 +115,10 @@ def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_pa
 
 
 def test_several_seeds_judge_the_same_mutants(tmp_path: Path, seeded_bugs: Path) -> None:
-    options = {"only": ("window_too_long", "scales_swapped"), "max_cases": 150, "seeds": (3, 4), "workers": 2}
+    options = {"only": ("alibi_sign", "scales_swapped"), "max_cases": 150, "seeds": (3, 4), "workers": 2}
     done = audit(request(tmp_path, seeded_bugs=seeded_bugs, **options), Console(quiet=True))
     judged = [(outcome.seed, outcome.mutant.name) for outcome in done.outcomes]
-    assert sorted(judged) == sorted((seed, name) for seed in (3, 4) for name in ("scales_swapped", "window_too_long"))
+    assert sorted(judged) == sorted((seed, name) for seed in (3, 4) for name in ("alibi_sign", "scales_swapped"))
     assert {outcome.state for outcome in done.outcomes} == {"killed"}
     single = audit(
         request(tmp_path, seeded_bugs=seeded_bugs, **options | {"seeds": (4,), "workers": 1}), Console(quiet=True)

@@ -99,10 +99,16 @@ FOLDER = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tabl
 BUGS = {bug.name: bug for bug in load_seeded_bugs(FOLDER) if bug.file == "freedoms.toml"}
 
 
-def fails(target: Target, case: AttentionCase) -> bool:
+@pytest.fixture(scope="module")
+def simulator() -> SimulatorBackend:
+    """Return one simulator for all bugs, which reads the sources of the healthy kernels once."""
+    return SimulatorBackend()
+
+
+def fails(target: Target, case: AttentionCase, simulator: SimulatorBackend) -> bool:
     """Return whether a target fails some property, or raises."""
     try:
-        return not check(Experiment(case, target, SimulatorBackend())).passed
+        return not check(Experiment(case, target, simulator)).passed
     except FuzzAttnError:
         raise
     except Exception:  # noqa: BLE001 (whatever the edited kernel raises is a failure of the target)
@@ -114,10 +120,10 @@ def test_every_bug_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", WITH)
-def test_bug_is_found_with_its_freedom_only(name: str, tmp_path: Path) -> None:
+def test_bug_is_found_with_its_freedom_only(name: str, tmp_path: Path, simulator: SimulatorBackend) -> None:
     family, shown, hidden = WITH[name]
     base = replace(DECODE if family == "paged" else PLAIN, family=family)
     edited, healthy = target_with(BUGS[name], family, tmp_path), load_target(family)
-    assert fails(edited, replace(base, **shown))
-    assert not fails(edited, replace(base, **hidden))
-    assert not fails(healthy, replace(base, **shown))
+    assert fails(edited, replace(base, **shown), simulator)
+    assert not fails(edited, replace(base, **hidden), simulator)
+    assert not fails(healthy, replace(base, **shown), simulator)

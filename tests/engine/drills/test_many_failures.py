@@ -19,7 +19,7 @@ from fuzz_attn.oracle.verdict import Verdict
 Start = Callable[..., Any]
 
 KNOWN = 45
-LIMIT = 15.0
+LIMIT = 10.0
 LATE = 120.0
 """Seconds that a busy machine may take to start and end a run; a run that waited for ever took no end at all."""
 
@@ -81,7 +81,7 @@ def test_each_worker_of_a_run_knows_what_is_marked(start: Start, tmp_path: Path)
         counterexample.overwrite(seen, path)
     marked = {path: path.read_bytes() for path in run.files}
     assert len(marked) == 4
-    run = start("four_bugs", "--max-cases", "90", "--workers", "3", folder=tmp_path / "run")
+    run = start("four_bugs", "--max-cases", "45", "--workers", "3", folder=tmp_path / "run")
     run.end(0)
     assert {path: path.read_bytes() for path in run.files} == marked
 

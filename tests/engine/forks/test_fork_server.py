@@ -58,13 +58,17 @@ order = connection.recv_bytes().decode()
 exec(order)
 """
 
+LIGHT: Final = "light_server"
+"""The program of a server for tests of the server itself: it imports nothing, which saves a second of torch."""
+
 Probe = WorkerProcess[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offer a module that a new process can run."""
+    """Offer a module that a new process can run, and the program of a light server."""
     (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / f"{LIGHT}.py").write_text("from fuzz_attn.workers.fork_server import serve\nserve(lambda: None)\n")
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -77,7 +81,7 @@ def unserved(module: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(unserved: None) -> Iterator[None]:
     """Offer a server of the test's own, which it may kill."""
-    with fork_server(PROGRAM):
+    with fork_server(LIGHT):
         yield
 
 
@@ -312,7 +316,7 @@ def environment() -> dict[str, str]:
 
 
 def test_a_server_serves_its_forks_to_their_end(unserved: None, started: Callable[[], Probe]) -> None:
-    with fork_server(PROGRAM):
+    with fork_server(LIGHT):
         path = Path(os.environ[VARIABLE])
         process = started()
         server = answers_of(process)["parent"]
@@ -335,7 +339,7 @@ def test_a_server_that_has_died_is_replaced(served: None, started: Callable[[], 
     before, server = os.environ[VARIABLE], answers_of(started())["parent"]
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: is_gone(server))
-    with fork_server(PROGRAM):
+    with fork_server(LIGHT):
         assert os.environ[VARIABLE] != before
         answers = answers_of(started())
         assert is_fork(answers)
