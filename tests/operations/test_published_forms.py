@@ -228,3 +228,12 @@ def test_a_signature_of_no_operation_is_refused_with_attentions_reason(tmp_path:
     (tmp_path / "forms.py").write_text("def other(q, stuff): ...\n")
     with pytest.raises(TargetError, match="requires parameter 'stuff', which has no role"):
         load_target(f"{tmp_path / 'forms.py'}:other", None, None)
+
+
+def test_a_logarithm_of_another_base_is_explained(tmp_path: Path) -> None:
+    natural = MERGES.replace("total.log() / unit)", "total.log() / (unit if outputs.shape[-2] < 3 else 1.0))")
+    target, _ = bound(natural, "returned", tmp_path)
+    case = failures(target)[0]
+    operation = operation_of(case)
+    explained = operation.explain(operation.experiment(case, target, backend()), None).sentence
+    assert explained == "scale: lse: its logarithm has base e"
