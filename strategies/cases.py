@@ -112,9 +112,7 @@ def _cases(
     heads = draw(heads_of(key))
     heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
     lengths = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain, campaign=campaign)
-    sequences = draw(lengths) if batch is None else batch
-    if domain.no_context:
-        sequences = tuple(replace(sequence, context_len=0) for sequence in sequences)
+    sequences = _promised(draw(lengths) if batch is None else batch, domain)
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
@@ -146,11 +144,14 @@ def _cases(
     left.note("uint8_cache", uint8_cache)
     stale_cache = left.allows("stale_cache") and draw(_STALE)
     left.note("stale_cache", stale_cache)
+    ragged_splits = segments and left.allows("ragged_splits") and draw(_STALE)
+    left.note("ragged_splits", ragged_splits)
     bias = _exact(drawn["qq_bias"]) if equal else drawn["qq_bias"]
     drawn["alibi"] = replace(drawn["alibi"], dtype=variant.slopes)
     drawn["qq_bias"] = replace(bias, dtype=variant.bias)
     drawn["sinks"] = replace(_as_low(drawn["sinks"], scores), dtype=variant.sinks)
-    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK)
+    numbered = key.block_size if FAMILIES[key.family].cache.in_one_row else 1  # slots, or pages
+    first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK // numbered)
     pages = draw(page_layouts(block_size=key.block_size, first_block=first_block))
     if form and form.divisible_rows is not None:
         longest = max((sequence.seq_len for sequence in sequences), default=0)
@@ -165,6 +166,7 @@ def _cases(
         filter_by_query_len=key.has("filter_by_query_len"),
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
+        ragged_splits=ragged_splits,
         window=window if key.has("window") else 0,
         mask=CAUSAL
         if key.mask == CAUSAL.kind
@@ -193,6 +195,11 @@ def _cases(
 def _variant(draw: st.DrawFn, key: CompileKey, seed: int | None) -> KernelVariant:
     """Return the variant that a seed chooses for a key; without one, any."""
     return draw(_VARIANTS) if seed is None else variant_of(key, seed)
+
+
+def _promised(sequences: tuple[Sequence, ...], domain: Domain) -> tuple[Sequence, ...]:
+    """Return sequences without contexts for a target that takes none."""
+    return tuple(replace(each, context_len=0) for each in sequences) if domain.no_context else sequences
 
 
 def _scale(drawn: float, key: CompileKey, domain: Domain) -> float:

@@ -108,8 +108,9 @@ def heads_of(key: CompileKey) -> st.SearchStrategy[HeadLayout]:
     longest = MOST_PAGE_ELEMENTS // key.block_size
     if FAMILIES[key.family].cache.is_latent:
         return _one_kv_head(key.num_queries_per_kv, key.head_size, key.value_size)
-    layouts = _head_layouts(key.num_queries_per_kv, key.head_size, longest, served=serves(key))
-    return _with_values(layouts, key.value_size) if key.value_size else layouts
+    largest = max(key.head_size, key.value_size)
+    layouts = _head_layouts(key.num_queries_per_kv, largest, longest, served=serves(key))
+    return _with_values(layouts, key.head_size, key.value_size) if key.value_size else layouts
 
 
 @lru_cache(maxsize=4096)
@@ -118,8 +119,10 @@ def _one_kv_head(group: int, head_size: int, value_size: int) -> st.SearchStrate
 
 
 @composite
-def _with_values(draw: st.DrawFn, layouts: st.SearchStrategy[HeadLayout], value_size: int) -> HeadLayout:
-    return replace(draw(layouts), value_size=value_size)
+def _with_values(
+    draw: st.DrawFn, layouts: st.SearchStrategy[HeadLayout], head_size: int, value_size: int
+) -> HeadLayout:
+    return replace(draw(layouts), head_size=head_size, value_size=value_size)
 
 
 @lru_cache(maxsize=4096)

@@ -24,6 +24,7 @@ from fuzz_attn.inputs.tensors import AttentionTensors
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 _INDEX_DTYPES: Final = {"int32": torch.int32, "int64": torch.int64}
+_NO_INDEX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Problem:
         """Return the argument of a role whose feature the case does not have."""
         return python_value(self.binding.off[role]) if role in self.binding.off else otherwise
 
-    def integers(self, name: str, numbers: list[int] | Integers) -> torch.Tensor:
-        """Return integers of the type that the target takes, between guards that are no valid index."""
+    def integers(self, name: str, numbers: list[int] | Integers, guard: int = _NO_INDEX) -> torch.Tensor:
+        """Return integers of the type that the target takes, between guards."""
         dtype = _INDEX_DTYPES[self.binding.index_dtype]
         array = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)).to(self.device, dtype)
-        return self.kept(name, array, torch.iinfo(torch.int32).max)
+        return self.kept(name, array, guard)
 
     def kept(self, name: str, values: torch.Tensor, guard: float | None = None) -> torch.Tensor:
         """Return a copy of a tensor between guards, watched for changes."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.binding.layouts import format_of
-from fuzz_attn.binding.roles import SEGMENT_ROLES
+from fuzz_attn.binding.roles import SEGMENT_ROLES, SPLIT_ROLES
 from fuzz_attn.case.aspects import ALL_FEATURES, FEATURES, FEATURES_OF, UNPUBLISHED_FEATURES, VIRTUAL_FEATURES, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
@@ -132,7 +132,8 @@ def _inexpressible(binding: Binding) -> frozenset[Feature]:
         lost |= {"uint8_cache"}
     if _has_no_cache(binding):
         lost |= _OF_CACHES
-    if {"kv_indices", "slot_table"} & set(binding.parameter_of):  # the number of such a slot may exceed 32 bits
+    in_one_row = FAMILIES[binding.family].cache.in_one_row
+    if not in_one_row and {"kv_indices", "slot_table"} & set(binding.parameter_of):  # such a slot may exceed 32 bits
         lost |= _NATIVE_ONLY
     return lost
 
@@ -156,4 +157,7 @@ def _checked(domain: Domain, binding: Binding) -> Domain:
 
 
 def _paths(binding: Binding) -> tuple[LaunchPath, ...]:
-    return ("2d", "3d") if set(SEGMENT_ROLES) <= set(binding.parameter_of) else ("auto",)
+    assert binding.family is not None
+    roles, known = set(binding.parameter_of), FAMILIES[binding.family].has_several_paths
+    splits = known and roles.issuperset(SPLIT_ROLES)
+    return ("2d", "3d") if splits or roles.issuperset(SEGMENT_ROLES) else ("auto",)

@@ -255,6 +255,48 @@ EXTEND: Final = Published(
 )
 """`extend_attention`: new tokens packed, the slots of each context in a list, and masks other than the causal one."""
 
+_TOKEN_DECODE: Final = {
+    "q": "query",
+    "k_buffer": "key_cache",
+    "v_buffer": "value_cache",
+    "out": "output",
+    "kv_indptr": "kv_indptr",
+    "kv_indices": "kv_indices",
+}
+
+TOKEN_DECODE: Final = Published(
+    binding=Binding(
+        family="token_decode",
+        roles={
+            **_TOKEN_DECODE,
+            "att_out": "split_outputs",
+            "att_lse": "split_lses",
+            "num_kv_splits": "seq_splits",
+            "max_kv_splits": "max_splits",
+            "sm_scale": "softmax_scale",
+            "k_scale": "k_scale",
+            "v_scale": "v_scale",
+            "logit_cap": "softcap",
+            "sinks": "sinks",
+            "sliding_window": "window",
+            "output_scale": "out_scale",
+            "lse": "lse",
+            "tile_size": "tile_size",
+        },
+        layout="slots",
+        output="in_place",
+        window="keys",
+        scales="tensor",
+        scale_direction="multiply",
+        fp8="typed",
+        off={"window": None, "lse": None},
+        implied=("softmax_scale",),
+    ),
+    required=frozenset(_TOKEN_DECODE),
+    opt_in=frozenset(("att_out", "att_lse", "num_kv_splits", "max_kv_splits", "tile_size")),
+)
+"""`token_decode`: one query token of each sequence, the slots of its keys in a list, attention by splits."""
+
 PUBLISHED: Final = {
     "unified": UNIFIED,
     "chunked": CHUNKED,
@@ -262,5 +304,6 @@ PUBLISHED: Final = {
     "paged": PAGED,
     "extend": EXTEND,
     "mla_decode": MLA_DECODE,
+    "token_decode": TOKEN_DECODE,
 }
 """Every family's interface. A signature that fits several belongs to the first of them."""

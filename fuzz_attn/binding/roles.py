@@ -224,6 +224,11 @@ ROLES: Final[dict[str, Role]] = {
     ),
     "num_segments": Role("segments of the 3D kernel, 0 for the 2D kernel", ("num_segments",), values.num_segments),
     "tile_size": Role("keys of a tile", ("tile_size",), lambda problem: problem.tensors.launch.tile_size or None),
+    # Without names: some launchers call a single number so, others a number for each sequence.
+    "seq_splits": Role("splits of each sequence [num_seqs]", (), values.seq_splits),
+    "max_splits": Role("the most splits of a sequence", ("max_kv_splits",), values.max_splits),
+    "split_outputs": Role("scratch: output of each split", ("att_out",), values.split_outputs),
+    "split_lses": Role("scratch: log-sum-exp of each split", ("att_lse",), values.split_scalars),
     "segment_threshold": Role("largest batch of the 3D kernel", ("seq_threshold_3D",), values.segment_threshold),
     "scratch_segments": Role("segments of the scratch", ("num_par_softmax_segments",), values.scratch_segments),
     "segment_outputs": Role("scratch: output of each segment", ("softmax_segm_output",), values.segment_outputs),
@@ -237,6 +242,9 @@ ROLE_OF: Final = {name: role for role, entry in ROLES.items() for name in entry.
 
 PACKED: Final = {"new_keys": "key_cache", "new_values": "value_cache"}
 """What the names of packed keys and values mean where a signature has no other name for the caches."""
+
+SPLIT_ROLES: Final = ("seq_splits", "split_outputs", "split_lses")
+"""What a launcher needs that takes the splits of each sequence, and scratch for them."""
 
 SEGMENT_ROLES: Final = ("segment_threshold", "scratch_segments", "segment_outputs", "segment_maxima", "segment_sums")
 """Published versions since December 2025 launch the 3D kernel when they are given these, the 2D kernel for None."""

@@ -66,7 +66,7 @@ def kv_indptr(problem: Problem) -> torch.Tensor:
 def kv_indices(problem: Problem) -> torch.Tensor:
     """Return the slot of each key, the sequences one after the other."""
     slots = [problem.slots_of(sequence) for sequence in range(len(problem.key_lens))]
-    return problem.integers("kv_indices", np.concatenate([np.zeros(0, np.int64), *slots]))
+    return problem.integers("kv_indices", np.concatenate([np.zeros(0, np.int64), *slots]), problem.tensors.index_poison)
 
 
 def slot_table(problem: Problem) -> torch.Tensor:
@@ -251,6 +251,42 @@ def num_segments(problem: Problem) -> int | None:
 def segment_threshold(problem: Problem) -> int | None:
     """Return the largest batch of the 3D kernel; None for the 2D kernel."""
     return len(problem.tensors.query_lens) if problem.tensors.launch.path == "3d" else None
+
+
+def seq_splits(problem: Problem) -> torch.Tensor | None:
+    """Return the splits of each sequence: the most for all, or with ragged splits ever one fewer, down to 1.
+
+    None leaves the number to the launcher.
+    """
+    most, tensors = max_splits(problem), problem.tensors
+    if most is None:
+        return None
+    fewer = [sequence % most * tensors.ragged_splits for sequence in range(len(tensors.query_lens))]
+    return problem.integers("seq_splits", [most - each for each in fewer])
+
+
+def max_splits(problem: Problem) -> int | None:
+    """Return the most splits of a sequence; None for the launcher's own choice."""
+    return scratch_segments(problem) if problem.tensors.launch.path != "2d" else 1
+
+
+def split_outputs(problem: Problem) -> torch.Tensor | None:
+    """Return scratch for the output of each split."""
+    return _split_scratch(problem, problem.tensors.value_slots.shape[3])
+
+
+def split_scalars(problem: Problem) -> torch.Tensor | None:
+    """Return scratch for one number of each split."""
+    return _split_scratch(problem)
+
+
+def _split_scratch(problem: Problem, *columns: int) -> torch.Tensor | None:
+    """Return uninitialised float32 scratch ``[num_seqs, num_query_heads, splits, *columns]``."""
+    splits, tensors = max_splits(problem), problem.tensors
+    if splits is None:
+        return None
+    shape = len(tensors.query_lens), tensors.query.shape[1], splits, *columns
+    return torch.empty(shape, dtype=torch.float32, device=problem.device)
 
 
 def scratch_segments(problem: Problem) -> int | None:

@@ -47,6 +47,7 @@ Feature: TypeAlias = Literal[
     "filter_by_query_len",
     "uint8_cache",
     "stale_cache",
+    "ragged_splits",
     "lse",
     "head_size_v",
     "large_offsets",
@@ -344,8 +345,8 @@ _GROUPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)
 _SIZES: Final = (16, 8, 32, 24, 4, 17, 15, 2, 1, 3, 33, 40, 48, 64, 63, 65, 72, 80, 96, 112, 120, 128, 160, 192)
 _VALUE_SIZES: Final = (16, 8, 4, 2, 1, 3, 15, 17, 32, 64)
 _UNIFIED: Final[tuple[Family, ...]] = ("unified",)
-_OWN_VALUES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked", "extend")
-_DECODES: Final[tuple[Family, ...]] = ("paged", "mla_decode")
+_OWN_VALUES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked", "extend", "token_decode")
+_DECODES: Final[tuple[Family, ...]] = ("paged", "mla_decode", "token_decode")
 _FILTERED: Final[tuple[Family, ...]] = ("paged", "context")
 _SPLIT: Final[tuple[Family, ...]] = ("paged", "context", "chunked")
 _PACKED: Final[tuple[Family, ...]] = ("context", "chunked", "extend")
@@ -357,8 +358,8 @@ _DECLARED: Final[dict[str, Any]] = {"published": False, "identifies": False}
 ODDITIES: Final = (
     _feature("window", "sliding window", form=8, tried=_WINDOWS, compiled=True,
              families=_OWN_VALUES, roles=("window", "window_left window_right")),
-    _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True, families=("unified", "extend"),
-             roles=("softcap",)),
+    _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True,
+             families=("unified", "extend", "token_decode"), roles=("softcap",)),
     _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=_BLOCKS,
              roles=("alibi_slopes",), line="ALiBi"),
     _when("unusual slopes", lambda case: case.alibi not in (None, AlibiRecipe()), {"alibi": AlibiRecipe()}),
@@ -380,13 +381,15 @@ ODDITIES: Final = (
              families=_FILTERED, roles=("query_start_loc skips_others",)),
     _feature("uint8_cache", "fp8 cache passed as bytes", form=True, families=_SPLIT, roles=("kv_cache_dtype",)),
     _feature("stale_cache", "cache without the new tokens", form=True, families=_PACKED),
+    _feature("ragged_splits", "splits for each sequence", form=True, families=("token_decode",), roles=("seq_splits",)),
     _feature("lse", "log-sum-exp as a second output", compiled=True, published=False, roles=("lse",),
              line="log-sum-exp"),
     _size("values of another size than keys", "heads.value_size", changes.with_value_size, tried=_VALUE_SIZES,
           refused="value size", key="value_size", bounds="value_sizes", feature="head_size_v", published=False),
     # Caches of many gigabytes, of which only the pages of the case have memory: not for a target that copies them.
     _fields("pages far into the caches", "pages.first_block",
-            feature="large_offsets", families=(*_BLOCKS, "mla_decode"), virtual=True, refused="large offsets"),
+            feature="large_offsets", families=(*_BLOCKS, "mla_decode", "token_decode"), virtual=True,
+            refused="large offsets"),
     # Tokens, heads, slots or dimensions of a tensor lie 2^31 elements from the first one.
     _fields("elements far apart", "strides.far",
             smaller=tuple(partial(_nearer, place=place) for place in range(len(FAR_AXES))),
@@ -406,7 +409,7 @@ ODDITIES: Final = (
     # Where token i belongs to sequence i: the target leaves the rows of such sequences alone.
     _when("decodes of length 0", lambda case: any(sequence.has_no_key for sequence in case.sequences),
           changes.without_empty_decodes, {"sequences": (Sequence(1, 4), Sequence(1, -1))}, refused=True,
-          feature="empty_decodes", families=_DECODES, roles=("seq_lens",), **_DECLARED),
+          feature="empty_decodes", families=_DECODES, roles=("seq_lens", "kv_indptr"), **_DECLARED),
     # Without a length of its own, the rows of q are the sequences.
     _feature("padded_tokens", "padded rows of q and out", form=1, tried=(1,), identifies=False, families=_OWN_VALUES,
              roles=("query_start_loc", "query_lens", "kv_indptr")),
@@ -418,7 +421,7 @@ ODDITIES: Final = (
           feature="bias_dtypes", families=_OWN_VALUES, **_DECLARED),
     _when("strides inside rows and pages", has_inner_strides, changes.with_dense_rows_and_pages,
           smaller=_each((0, 1), *(f"strides.{name}" for name in (*INNER_STRIDES, "key_piece"))),
-          feature="inner_strides", families=_OWN_VALUES, **_DECLARED),
+          feature="inner_strides", families=(*_BLOCKS, "extend"), **_DECLARED),
     _fields("arguments in other forms", "form", form=CallForm(extra_table_rows=1, extra_output_rows=1),
             feature="call_forms", **_DECLARED),
     _when("keys behind a row's own seen", lambda case: case.visibility.sees_all_behind, _without_full_mask,

@@ -32,8 +32,8 @@ class CaseFields(Plain, frozen=True):
     ``near_uniform`` makes most rows give their keys nearly equal weights, whatever the recipes. ``equal_heads`` makes
     the weights of most heads exactly equal (:mod:`fuzz_attn.inputs.numbers`). ``key_marks`` puts a mark of each key
     into every other column of V. All make keys count that the recipes would hide otherwise
-    (:mod:`fuzz_attn.inputs.numbers`). ``filter_by_query_len``, ``uint8_cache`` and ``stale_cache`` are features that
-    only some families have (:mod:`fuzz_attn.case.families`).
+    (:mod:`fuzz_attn.inputs.numbers`). ``filter_by_query_len``, ``uint8_cache``, ``stale_cache`` and
+    ``ragged_splits`` are features that only some families have (:mod:`fuzz_attn.case.families`).
     """
 
     sequences: tuple[Sequence, ...]
@@ -62,6 +62,7 @@ class CaseFields(Plain, frozen=True):
     filter_by_query_len: bool = False
     uint8_cache: bool = False
     stale_cache: bool = False
+    ragged_splits: bool = False
     lse: LogSumExp | None = None
     seed: Seed = 0
     form: CallForm = CallForm()

@@ -119,8 +119,9 @@ def _check_large_offsets(case: CaseFields) -> None:
     if case.strides.cache == "kv_first":
         raise CaseError(f"pages.first_block={first} must be 0 for strides.cache='kv_first', where V follows all of K")
     end = first + case.total_keys // size + len(case.sequences) + case.pages.spare_blocks + 1
-    if end >= 2**31:
-        raise CaseError(f"pages.first_block={first} must leave page numbers below 2**31")
+    noun, each = ("slot", size) if FAMILIES[case.family].cache.in_one_row else ("page", 1)
+    if end * each >= 2**31:
+        raise CaseError(f"pages.first_block={first} must leave {noun} numbers below 2**31")
     elements = end * max(case.cache_layout.page_strides)
     if elements > MAX_OFFSET_ELEMENTS:
         raise CaseError(f"pages.first_block={first} would stretch a cache over {elements} elements, more than 2**33")

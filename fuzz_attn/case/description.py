@@ -30,7 +30,7 @@ _SCALES: Final = {
     "expanded": "scales expanded over sequences and heads",
     "omitted": "scales of 1 omitted",
 }
-_FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache")
+_FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache", "ragged_splits")
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number", "zero": "0"}
 POISONED: Final = {"keys": "dead keys", "values": "dead values", "table": "dead table entries"}
 """The parts of the input that hold poison which no kernel may read, and their words."""

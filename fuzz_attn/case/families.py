@@ -4,7 +4,8 @@
 keys and values of the new tokens packed, beside a cache of the context. ``chunked`` is ``context`` for sequences with
 more than one query token and ``paged`` for the others. ``extend`` takes new tokens packed as ``context`` does, beside a
 list of the slots of each context, and masks other than the causal one. ``mla_decode`` decodes one query token of each
-sequence over a cache whose values are the first elements of its keys (multi-head latent attention).
+sequence over a cache whose values are the first elements of its keys (multi-head latent attention). ``token_decode``
+decodes one query token of each sequence over a list of the slots of its keys.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from fuzz_attn.case.cache_layout import LATENT, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.parts import LaunchPath
 
-Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend", "mla_decode"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend", "mla_decode", "token_decode"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,13 @@ FAMILIES: Final[dict[Family, Interface]] = {
     "mla_decode": Interface(
         words="decode on a latent cache",
         cache=LATENT,
+        paths=("auto", "2d", "3d"),
+        one_token_each=True,
+        answers_no_key=True,
+    ),
+    "token_decode": Interface(
+        words="decode over indexed slots",
+        cache=SLOTS,
         paths=("auto", "2d", "3d"),
         one_token_each=True,
         answers_no_key=True,

@@ -39,6 +39,11 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
     if not wrong.any():
         return
     right = value[wrong]
+    if np.isinf(right).all():
+        rows = count(int(wrong.sum()), "row")
+        found = f"{actual[wrong][0]:.4g} in {rows} without keys, where it should be {right[0]}"
+        yield Finding("denominator", f"the log-sum-exp is {found}")
+        return
     others = {
         "in base 2 and not in base e": right / math.log(2.0),
         "in base e and not in base 2": right * math.log(2.0),
@@ -46,12 +51,12 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
         "only the largest logit": _largest(lab)[wrong],
     }
     own = {"in base 2 and not in base e": "e", "in base e and not in base 2": "2"}
-    found = (
+    explained = (
         words
         for words, other in others.items()
         if own.get(words, tensors.lse.base) == tensors.lse.base and _is(actual[wrong], other, right)
     )
-    words = next(found, f"wrong in {count(int(wrong.sum()), 'row')}, where the weights and the output are right")
+    words = next(explained, f"wrong in {count(int(wrong.sum()), 'row')}, where the weights and the output are right")
     yield Finding("denominator", f"the log-sum-exp is {words}")
 
 

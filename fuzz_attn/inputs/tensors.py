@@ -106,6 +106,10 @@ class AttentionTensors(CallTensors):
     """Whether the target must skip the sequences of the other family."""
     reads_packed: tuple[bool, ...] = ()
     """For each sequence, whether its keys from the context on are read from ``new_keys``. Empty: none."""
+    index_poison: int = 2**31 - 1
+    """What entries of a list of indices hold that no kernel may use."""
+    ragged_splits: bool = False
+    """Whether each sequence has a number of splits of its own."""
     first_block: int = 0
     """The first page of the caches that has memory; the pages before it are addresses that no kernel may touch."""
     stored_as: CacheFormat | None = None
@@ -268,6 +272,8 @@ def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat
         answers=case.answers,
         filter_by_query_len=case.filter_by_query_len,
         reads_packed=case.reads_packed,
+        index_poison=table_poison(case.poison.table, pages.num_blocks),
+        ragged_splits=case.ragged_splits,
         first_block=case.pages.first_block,
         stored_as=stored_as,
         lse=case.lse,

@@ -59,6 +59,39 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
     return changed, tokens
 
 
+def cut_by_keys(tensors: AttentionTensors, seed: int) -> tuple[AttentionTensors, torch.Tensor]:
+    """Return the last tokens of all sequences with more than one page, each twice as a sequence of its own.
+
+    The first half of the batch has the keys of the first pages, the second half all other keys of the same tokens.
+    Where a sequence is cut depends on ``seed``. Also returned is the index of each token before, int64. Every key must
+    be read from the caches, and the outputs need rows for all of the new batch.
+    """
+    size, ends = tensors.block_size, list(accumulate(tensors.query_lens))
+    counts = [-(-(query + context) // size) for query, context in _lengths(tensors)]
+    kept = [old for old, query in enumerate(tensors.query_lens) if query and counts[old] > 1]
+    pages = [1 + (seed + old) % (counts[old] - 1) for old in kept]
+    lengths = [size * cut for cut in pages]
+    seq_lens = [*lengths, *(sum(_lengths(tensors)[old]) - length for old, length in zip(kept, lengths, strict=True))]
+    tokens = torch.tensor([ends[old] - 1 for old in kept], dtype=torch.int64, device=tensors.query.device)
+    twice, rows = tokens.repeat(2), 2 * len(kept) + tensors.query.shape[0] - ends[-1]
+    table = bits_of(tensors.block_table)[kept + kept]
+    for row, cut in enumerate(pages, len(kept)):
+        table[row, : table.shape[1] - cut] = table[row, cut:].clone()
+    changed = dataclasses.replace(
+        tensors,
+        query=_arranged_rows(tensors.query, twice, rows),
+        outputs={name: output.arranged(twice, rows) for name, output in tensors.outputs.items()},
+        query_start_loc=numbers_like(tensors.query_start_loc, list(range(2 * len(kept) + 1))),
+        seq_lens=numbers_like(tensors.seq_lens, seq_lens),
+        block_table=with_rows(tensors.block_table, table, 2 * len(kept)),
+        query_lens=(1,) * len(twice),
+        context_lens=tuple(length - 1 for length in seq_lens),
+        answers=(),
+        reads_packed=(),
+    )
+    return changed, tokens
+
+
 def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
     """Return the tensors with the order of physical pages reversed; pages without memory stay where they are."""
     first, last, near = tensors.first_block, tensors.key_cache.shape[0] - 1, tensors.near()
@@ -71,6 +104,25 @@ def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:
     return tensors
 
 
+def with_own_pages(tensors: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with a page of its own for each use of a page: later uses get copies behind the others."""
+    seen: set[int] = set()
+    copied: list[int] = []
+    for row, pages in zip(tensors.block_table, _pages_used(tensors), strict=False):
+        for column, page in enumerate(row[:pages].tolist()):
+            if page in seen:
+                row[column] = tensors.key_cache.shape[0] + len(copied)
+                copied.append(page)
+            seen.add(page)
+
+    def extended(cache: torch.Tensor) -> torch.Tensor:
+        held = bits_of(cache)
+        return with_rows(cache, torch.cat([held, held[copied]]), len(held) + len(copied))
+
+    key_cache, value_cache = extended(tensors.key_cache), extended(tensors.value_cache)
+    return dataclasses.replace(tensors, key_cache=key_cache, value_cache=value_cache)
+
+
 def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
     """Return the tensors with all heads in reverse order: KV heads with their groups, slopes and sinks."""
     axis = tensors.cache_format.head_axis
@@ -81,6 +133,20 @@ def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
         if tensor is not None:
             bits = bits_of(tensor)
             bits.copy_(bits.flip(dim))
+    return tensors
+
+
+def with_expanded_heads(tensors: AttentionTensors, latent: AttentionTensors) -> AttentionTensors:
+    """Return the tensors with the queries of a latent decode, and with its keys for every head as keys and values."""
+    bits_of(tensors.query)[...] = bits_of(latent.query)[: tensors.query.shape[0]]
+    size = tensors.block_size
+    for sequence, (query, context) in enumerate(_lengths(latent)):
+        position = torch.arange(query + context if query else 0, device=latent.query.device)
+        places = (latent.block_table[sequence, position // size].long(), position % size)
+        keys = bits_of(latent.keys_at(*places)).expand(-1, tensors.num_kv_heads, -1)
+        own = tensors.block_table[sequence, position // size].long(), position % size
+        for slots in (tensors.key_slots, tensors.value_slots):
+            bits_of(slots)[own] = keys
     return tensors
 
 
@@ -220,7 +286,7 @@ def _places_read(tensors: AttentionTensors) -> tuple[torch.Tensor, torch.Tensor,
     device, size = tensors.query.device, tensors.block_size
     starts = list(accumulate(tensors.query_lens, initial=0))
     blocks, slots, tokens = [], [], []
-    for index, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
+    for index, (query_len, context_len) in enumerate(_lengths(tensors)):
         if not query_len or (tensors.answers and not tensors.answers[index]):
             continue
         packed = bool(tensors.reads_packed) and tensors.reads_packed[index]
@@ -261,5 +327,9 @@ def _arranged_table(tensors: AttentionTensors, order: Sequence[int | None]) -> t
 
 def _pages_used(tensors: AttentionTensors) -> list[int]:
     """Return how many entries of each sequence's row of the block table mean a page."""
-    lengths = (query + context for query, context in zip(tensors.query_lens, tensors.context_lens, strict=True))
-    return [-(-length // tensors.block_size) for length in lengths]
+    return [-(-(query + context) // tensors.block_size) for query, context in _lengths(tensors)]
+
+
+def _lengths(tensors: AttentionTensors) -> list[tuple[int, int]]:
+    """Return the lengths of query and context of each sequence."""
+    return list(zip(tensors.query_lens, tensors.context_lens, strict=True))

@@ -7,18 +7,32 @@ its relation in the registry and returns the comparison to make.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import torch
 
+from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import within
+from fuzz_attn.case.parts import HeadLayout, PageLayout
 from fuzz_attn.case.translation import translated
+from fuzz_attn.inputs import transforms
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
-from fuzz_attn.inputs.transforms import Shift, arranged, coarse, keys_changed, values_changed, with_heads_reversed
+from fuzz_attn.inputs.tensors import AttentionTensors, materialise, outputs_of
+from fuzz_attn.inputs.transforms import (
+    Shift,
+    arranged,
+    coarse,
+    keys_changed,
+    values_changed,
+    with_expanded_heads,
+    with_heads_reversed,
+)
 from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.merged_halves import merged
 from fuzz_attn.properties.relations import live_sequences, other_families
 from fuzz_attn.targets.built_in import built_in
 
@@ -151,6 +165,46 @@ def other_family(experiment: Experiment) -> Comparison:
     return WithinBound(launch, change, experiment.reference, rounding_model=other.target.rounding_model)
 
 
+def expanded_heads(experiment: Experiment) -> Comparison:
+    """Launch this project's unified attention on the latent keys, copied for each query head, as keys and as values.
+
+    The first elements of its output are the latent decode's. As in ``other_family``, nothing is recorded.
+    """
+    target = built_in("unified")
+    assert target is not None
+    target = target.on_device(experiment.backend.tensor_core_slack)
+    case, latent = experiment.case, experiment.again()
+    heads = HeadLayout(case.heads.num_query_heads, 1, case.heads.head_size)
+    plain = AttentionCase(
+        case.sequences, heads=heads, dtypes=case.dtypes, pages=PageLayout(case.pages.block_size),
+        softmax_scale=case.softmax_scale,
+    )  # fmt: skip
+    tensors = with_expanded_heads(materialise(plain, experiment.place), latent)
+    with experiment.backend.unrecorded(own=False):
+        launch = experiment.with_target(plain, target).launch_tensors(tensors)
+    own = attend(tensors, target.rounding_model)["out"]
+    exact, more = experiment.reference["out"], slice(case.heads.head_size_v, None)
+    value = torch.cat([exact.value, own.value[..., more]], -1)
+    exact = Expected(value, torch.cat([exact.bound, own.bound[..., more]], -1), exact.judged)
+    return WithinBound(launch, "this project's unified attention on expanded heads", {"out": exact}, own={"out": own})
+
+
+def sequence_twice(experiment: Experiment) -> Comparison:
+    """Launch with one sequence a second time, at the end of the batch, on the same pages."""
+    with_pages = [index for index in live_sequences(experiment.case) if experiment.case.sequences[index].context_len]
+    chosen = with_pages[experiment.case.seed % len(with_pages)]
+    order = [*range(len(experiment.case.sequences)), chosen]
+    return _with_order(experiment, order, f"with sequence {chosen} twice, on the same pages")
+
+
+def cut_by_keys(experiment: Experiment) -> Comparison:
+    """Launch the last token of each sequence with its first pages only, and with the others only, and merge both."""
+    tensors, tokens = transforms.cut_by_keys(_roomy(experiment), experiment.case.seed)
+    launch, exact = merged(experiment.launch_tensors(tensors), experiment.target.rounding_model)
+    whole = reordered(experiment.reference, launch.tensors, "token", tokens)
+    return WithinBound(launch, "a launch of each half of the keys, merged", whole, own=exact)
+
+
 def _with_values_of(one: Expected, other: Expected, axes: tuple[str, ...], tokens: torch.Tensor) -> Expected:
     """Return what one output must be, with the values of another at some tokens."""
     if "token" not in axes:
@@ -159,9 +213,16 @@ def _with_values_of(one: Expected, other: Expected, axes: tuple[str, ...], token
     return dataclasses.replace(one, value=one.value.index_copy(axis, tokens, other.value.index_select(axis, tokens)))
 
 
-def _with_order(experiment: Experiment, order: range | tuple[int, ...], how: str) -> Comparison:
+def _roomy(experiment: Experiment) -> AttentionTensors:
+    """Return new tensors of the case, with room in the outputs for each sequence twice."""
+    roomy = replace(experiment.case, sequences=2 * experiment.case.sequences, overrides=())
+    return dataclasses.replace(experiment.fresh(), outputs=outputs_of(roomy, experiment.place))
+
+
+def _with_order(experiment: Experiment, order: range | Sequence[int], how: str) -> Comparison:
     """Launch the sequences of the batch that ``order`` names, in that order."""
-    tensors, tokens = arranged(experiment.fresh(), order)
+    more = len(order) > len(experiment.case.sequences)
+    tensors, tokens = arranged(_roomy(experiment) if more else experiment.fresh(), order)
     other = experiment.launch_tensors(tensors)
     exact = reordered(experiment.reference, tensors, "token", tokens)
     return WithinBound(other, f"a launch of the batch {how}", exact, own=exact)

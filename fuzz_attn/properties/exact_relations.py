@@ -12,7 +12,7 @@ import msgspec
 from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace_layout
 from fuzz_attn.case.parts import INNER_STRIDES, Strides
-from fuzz_attn.inputs.transforms import arranged, with_pages_reversed
+from fuzz_attn.inputs.transforms import arranged, with_own_pages, with_pages_reversed
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import with_other_poison
@@ -36,6 +36,12 @@ def page_permutation(experiment: Experiment) -> Comparison:
     """Launch with the physical pages in reverse order."""
     other = experiment.launch_tensors(with_pages_reversed(experiment.fresh()))
     return SameBits(other, "a launch with the physical pages in reverse order")
+
+
+def own_slots(experiment: Experiment) -> Comparison:
+    """Launch with a copy of each shared page for each of its uses."""
+    other = experiment.launch_tensors(with_own_pages(experiment.fresh()))
+    return SameBits(other, "a launch with slots of their own for the keys that share one")
 
 
 def other_strides(experiment: Experiment) -> Comparison:

@@ -27,6 +27,11 @@ from fuzz_attn.case.translation import translated
 OWN_FAMILIES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
 """The families whose kernels of this project other ones are compared with."""
 
+EXPANDED_SIZE: Final = 256
+"""The largest head of the unified family's kernel."""
+MOST_EXPANDED: Final = 2**20
+"""Elements that latent keys may have with a copy for each query head."""
+
 Condition: TypeAlias = Callable[[AttentionCase, Domain], bool]
 RelationKind: TypeAlias = Literal["exact", "bounded", "absent"]
 """Both launches give the same bits; or the second output stays within its error bound of the expected one; or the same
@@ -122,6 +127,16 @@ def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and num_pages(case) > 1
 
 
+def _shares_slots(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether several keys lie in one slot of caches that a list of slots indexes, all near."""
+    if not FAMILIES[case.family].cache.in_one_row or case.pages.first_block or case.strides.far:
+        return False
+    counts = [-(-sequence.seq_len // case.pages.block_size) for sequence in case.sequences]
+    repeated = case.pages.repeated and max(counts, default=0) > 1
+    shared = case.pages.shared_prefix > 0 and sum(count > 0 for count in counts) > 1
+    return case.num_tokens > 0 and (repeated or shared)
+
+
 def _may_get(feature: Feature, case: AttentionCase, domain: Domain) -> bool:
     """Return whether a domain has a feature, beside those of the case."""
     if not domain.excluded:
@@ -170,6 +185,12 @@ def _has_exact_sums(case: AttentionCase, scale: float) -> bool:
     return math.frexp(scale)[0] == 0.5 and not any(case.reads_packed)
 
 
+def _answers_no_key(case: AttentionCase) -> bool:
+    """Return whether some row that is written sees no key."""
+    answers = FAMILIES[case.family].answers_no_key and FEATURES["empty_decodes"].present(case)
+    return answers or FEATURES["empty_rows"].present(case)
+
+
 def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
     """Return whether a constant added to all scores of a row cancels: a soft cap or a sink would not shift along."""
     plain = not case.softcap and case.sinks is None and _has_own_values(case, domain)
@@ -178,7 +199,7 @@ def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
 
 def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the weights sum to 1, those of every row, and the output is not clamped."""
-    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not FEATURES["empty_rows"].present(case)
+    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not _answers_no_key(case)
     return plain and _has_own_values(case, domain) and _has_exact_sums(case, case.scales.v)
 
 
@@ -189,6 +210,28 @@ def _may_narrow_the_window(case: AttentionCase, domain: Domain) -> bool:
 
 def _has_another_family(case: AttentionCase, domain: Domain) -> bool:
     return case.num_tokens > 0 and bool(other_families(case))
+
+
+def _has_context(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether some sequence with query tokens has pages."""
+    return any(case.sequences[index].context_len > 0 for index in live_sequences(case))
+
+
+def _may_be_expanded(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether latent keys fit the kernel of the unified family, one copy for each query head."""
+    if not FAMILIES[case.family].cache.is_latent or not all(s.seq_len for s in case.sequences):
+        return False
+    elements = sum(s.seq_len for s in case.sequences) * case.heads.num_query_heads * case.heads.head_size
+    return case.num_tokens > 0 and case.heads.head_size <= EXPANDED_SIZE and elements <= MOST_EXPANDED
+
+
+def _may_be_cut(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether the output and its log-sum-exp are sums over keys of the caches, of more than one page."""
+    sums = case.lse is not None and case.sinks is None and not is_fp8(case.dtypes.out)
+    plain = case.mask == CAUSAL and not case.window and case.alibi is None and case.qq_bias is None
+    if not (sums and plain and all(case.answers)) or FAMILIES[case.family].packs_new_keys:
+        return False
+    return any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
 
 
 def _may_have_scales(case: AttentionCase, domain: Domain) -> bool:
@@ -223,6 +266,7 @@ RELATIONS: Final = {
             "the physical order of the pages does not change the output",
             _has_several_pages,
         ),
+        Relation("own_slots", "exact", "slots that several keys share may as well be copies", _shares_slots),
         Relation("other_strides", "exact", "strides do not change the output", _may_be_strided),
         Relation(
             "empty_sequences",
@@ -275,6 +319,25 @@ RELATIONS: Final = {
             "the kernel of another family gives the same output",
             _has_another_family,
             compiles=True,
+        ),
+        Relation(
+            "cut_by_keys",
+            "bounded",
+            "the merged outputs of the first and of the other pages of a sequence are its output",
+            _may_be_cut,
+        ),
+        Relation(
+            "expanded_heads",
+            "bounded",
+            "unified attention on the latent keys, copied for each query head, gives the same output",
+            _may_be_expanded,
+            compiles=True,
+        ),
+        Relation(
+            "sequence_twice",
+            "bounded",
+            "a sequence twice in a batch, on the same pages, does not change the output",
+            _has_context,
         ),
         _absent("wide_window", "window", "a window at least as long as every sequence hides nothing"),
         _absent("zero_slopes", "alibi", "ALiBi slopes of 0 change nothing"),

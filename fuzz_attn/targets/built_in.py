@@ -47,6 +47,19 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
             tile_hint=True,
         ),
     ),
+    "token_decode": (
+        "token_decode:token_decode",
+        Domain(
+            "token_decode",
+            features=FEATURES_OF["token_decode"],
+            value_sizes=(1, 256),
+            block_sizes=(1, 4, 16),
+            paths=FAMILIES["token_decode"].paths,
+            segments=(1, 64),
+            tile_sizes=_TILES,
+            tile_hint=True,
+        ),
+    ),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
@@ -57,7 +70,11 @@ _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 """An exponential off by 6 units moves the quotient just above 1/4 by at most 13 units. Four roundings, one of them an
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
-_MERGING: Final = RoundingModel(merges_logarithms=True)
+_MERGING: Final = {
+    "mla_decode": RoundingModel(merges_logarithms=True),
+    "token_decode": RoundingModel(tanh_units=_ROUNDING.tanh_units, merges_logarithms=True),
+}
+"""Those of targets that normalise each split, and merge splits by their log-sum-exps."""
 
 BUILT_IN_NAMES: Final = tuple(BUILT_IN_LAUNCHERS)
 """The names of the built-in targets; each has the name of its family."""
@@ -71,8 +88,7 @@ def built_in(name: str) -> Target | None:
     if name not in _BUILT_IN:
         return None
     place, domain = _BUILT_IN[name]
-    rounding = _MERGING if name == "mla_decode" else _ROUNDING
-    return Target(name=name, call=launcher(place), domain=domain, rounding=rounding)
+    return Target(name=name, call=launcher(place), domain=domain, rounding=_MERGING.get(name, _ROUNDING))
 
 
 def launcher(place: str) -> Callable[..., object]:

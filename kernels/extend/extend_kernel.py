@@ -105,7 +105,8 @@ def attend_keys(
     factors,  # (score, key, value)
     scores,  # Scores
     rows,  # Rows
-    dims,  # Dims
+    dims,  # Dims of a key
+    value_dims,  # Dims of a value
     kv_head,
     key_begin,
     key_end,
@@ -148,10 +149,10 @@ def attend_keys(
         score = tl.where(mask, score, float("-inf"))
         row_max, row_sum, weights, alpha = online_softmax_update(score, row_max, row_sum)
 
-        # [TILE_SIZE, HEAD_SIZE_PADDED]
+        # [TILE_SIZE, HEAD_SIZE_PADDED] of a value
         v_tile = tl.load(
-            values.ptr + token_offsets(source, values, key, key_mask, kv_head)[:, None] + dims.offset[None, :],
-            mask=key_mask[:, None] & dims.mask[None, :],
+            values.ptr + token_offsets(source, values, key, key_mask, kv_head)[:, None] + value_dims.offset[None, :],
+            mask=key_mask[:, None] & value_dims.mask[None, :],
             other=0.0,
         )
         v_tile = dequantize(v_tile, factors[2], q_tile.dtype, DEQUANTIZE)
@@ -223,6 +224,7 @@ def kernel_extend_attention(
         scores,
         rows,
         dims,
+        dims,
         kv_head,
         key_begin,
         tl.minimum(key_end, context_len),
@@ -242,6 +244,7 @@ def kernel_extend_attention(
         (scales.softmax_scale, 1.0, 1.0),
         scores,
         rows,
+        dims,
         dims,
         kv_head,
         tl.maximum(key_begin, context_len),

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..common.rows import head_dims
 from ..common.sequences import cdiv_fn
-from ..common.softmax import finite_shift, normalize, online_softmax_update
+from ..common.softmax import Softmax, finite_shift, normalize, online_softmax_update
 
 
 class LatentCache(NamedTuple):
@@ -34,9 +34,12 @@ class Splits(NamedTuple):
 
 
 @triton.jit
-def split_keys(seq_len, split, TILE_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr):
-    """Return (begin, end) of the keys of a split, whole tiles but for the last; begin >= end for one without keys."""
-    keys_per_split = cdiv_fn(cdiv_fn(seq_len, TILE_SIZE), NUM_SPLITS) * TILE_SIZE
+def split_keys(seq_len, split, TILE_SIZE: tl.constexpr, num_splits):
+    """Return (begin, end) of the keys of a split, whole tiles but for the last; begin >= end for one without keys.
+
+    A split from `num_splits` on has none.
+    """
+    keys_per_split = cdiv_fn(cdiv_fn(seq_len, TILE_SIZE), num_splits) * TILE_SIZE
     begin = split * keys_per_split
     return begin, tl.minimum(begin + keys_per_split, seq_len)
 
@@ -45,6 +48,52 @@ def split_keys(seq_len, split, TILE_SIZE: tl.constexpr, NUM_SPLITS: tl.constexpr
 def split_index(seq_idx, num_query_heads, head, split, NUM_SPLITS: tl.constexpr):
     """Return the flat int64 index into scratch [num_seqs, num_query_heads, NUM_SPLITS]."""
     return (seq_idx * num_query_heads + head) * NUM_SPLITS + split
+
+
+@triton.jit
+def store_split(splits, softmax, index, row_mask, dims, HEAD_SIZE_V: tl.constexpr):
+    """Write the normalised output and the log-sum-exp of a split's rows to `index` [rows] of the scratch.
+
+    A row that is written has at least one key, so that its sum is not 0.
+    """
+    tl.store(splits.lse_ptr + index, softmax.row_max + tl.log(softmax.row_sum), mask=row_mask)
+    part_ptr = splits.output_ptr + index[:, None] * HEAD_SIZE_V + dims.offset[None, :]
+    part = softmax.output / softmax.row_sum[:, None]
+    tl.store(part_ptr, part, mask=row_mask[:, None] & dims.mask[None, :])
+
+
+@triton.jit
+def merge_splits(
+    splits,  # Splits
+    index,  # [NUM_SPLITS_PADDED]
+    written,  # [NUM_SPLITS_PADDED]
+    sinks_ptr,  # [num_query_heads] or None
+    head,
+    dims,  # Dims of a value
+    HEAD_SIZE_V: tl.constexpr,
+):
+    """Return (output, lse) of one head: the merged output [HEAD_SIZE_V_PADDED], and the log-sum-exp with the sink.
+
+    What is not written is scratch memory, which may hold NaN: it must not be loaded, since weight 0 * NaN is NaN.
+    """
+    # [NUM_SPLITS_PADDED]
+    lse = tl.load(splits.lse_ptr + index, mask=written, other=float("-inf"))
+    largest = tl.max(lse, axis=0)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head).to(tl.float32)
+        largest = tl.maximum(largest, sink)
+    weight = tl.exp(lse - finite_shift(largest))
+    total = tl.sum(weight, axis=0)
+    if sinks_ptr is not None:
+        total += tl.exp(sink - finite_shift(largest))
+    # [NUM_SPLITS_PADDED, HEAD_SIZE_V_PADDED]
+    parts = tl.load(
+        splits.output_ptr + index[:, None] * HEAD_SIZE_V + dims.offset[None, :],
+        mask=written[:, None] & dims.mask[None, :],
+        other=0.0,
+    )
+    output = normalize(tl.sum(parts * weight[:, None], axis=0), total)
+    return output, largest + tl.log(total)
 
 
 @triton.jit(do_not_specialize=["num_query_heads", "block_table_stride"])
@@ -116,11 +165,8 @@ def kernel_mla_split(
         output = output * alpha[:, None]
         output = tl.dot(weights.to(k_latent.dtype), k_latent, acc=output, input_precision="ieee")
 
-    # [BLOCK_H], at least one key each, so no sum is 0
     index = split_index(seq_idx, num_query_heads, head.to(tl.int64), split, NUM_SPLITS)
-    tl.store(splits.lse_ptr + index, row_max + tl.log(row_sum), mask=head_mask)
-    part_ptr = splits.output_ptr + index[:, None] * HEAD_SIZE_V + latent.offset[None, :]
-    tl.store(part_ptr, output / row_sum[:, None], mask=head_mask[:, None] & latent.mask[None, :])
+    store_split(splits, Softmax(row_max, row_sum, output), index, head_mask, latent, HEAD_SIZE_V)
 
 
 @triton.jit(do_not_specialize=["num_query_heads", "lse_stride_token", "lse_stride_head"])
@@ -147,23 +193,11 @@ def kernel_mla_merge(
     # [NUM_SPLITS_PADDED]
     split = tl.arange(0, NUM_SPLITS_PADDED)
     begin, end = split_keys(tl.load(seq_lens_ptr + seq_idx), split, TILE_SIZE, NUM_SPLITS)
-    # What is not written is scratch memory, which may hold NaN: it must not be loaded, since weight 0 * NaN is NaN.
     written = (split < NUM_SPLITS) & (begin < end)
     index = split_index(seq_idx, num_query_heads, head, split, NUM_SPLITS)
-    lse = tl.load(splits.lse_ptr + index, mask=written, other=float("-inf"))
-    largest = tl.max(lse, axis=0)
-    weight = tl.exp(lse - finite_shift(largest))
-    total = tl.sum(weight, axis=0)
-
     latent = head_dims(HEAD_SIZE_V, HEAD_SIZE_V_PADDED)
-    # [NUM_SPLITS_PADDED, HEAD_SIZE_V_PADDED]
-    parts = tl.load(
-        splits.output_ptr + index[:, None] * HEAD_SIZE_V + latent.offset[None, :],
-        mask=written[:, None] & latent.mask[None, :],
-        other=0.0,
-    )
-    output = normalize(tl.sum(parts * weight[:, None], axis=0), total)
+    output, lse = merge_splits(splits, index, written, None, head, latent, HEAD_SIZE_V)
     row_ptr = out.ptr + seq_idx * out.stride_token + head * out.stride_head
     tl.store(row_ptr + latent.offset, output.to(out.ptr.dtype.element_ty), mask=latent.mask)
     if lse_ptr is not None:
-        tl.store(lse_ptr + seq_idx * lse_stride_token + head * lse_stride_head, largest + tl.log(total))
+        tl.store(lse_ptr + seq_idx * lse_stride_token + head * lse_stride_head, lse)

@@ -152,7 +152,7 @@ def budget_for(
     at most ``cached`` elements of K. A prompt has at most ``products``: its scores of all heads, times the elements of
     a head and ``SCORE``; the segments' partial outputs have a thirty-second of that.
     """
-    row, num_heads = num_kv_heads * key.head_size, num_kv_heads * key.num_queries_per_kv
+    row, num_heads = num_kv_heads * max(key.head_size, key.value_size), num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)
     extreme = times == MOST_TIMES
     cached //= max(1, key.num_queries_per_kv // GROUP_OF_USUAL_COST)

@@ -188,6 +188,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "filter_by_query_len": False,
         "uint8_cache": False,
         "stale_cache": False,
+        "ragged_splits": False,
         "lse": None,
         "seed": 0,
         "form": {
@@ -328,8 +329,11 @@ def test_golden_text_sets_every_field() -> None:
         return absent + [name for field in value.__struct_fields__ for name in unset(getattr(value, field), field)]
 
     families = ["case.filter_by_query_len", "case.uint8_cache", "case.stale_cache"]
-    assert unset(FULL, "case") == ["case.family", "case.mask", *families, "scales.q"]
+    assert unset(FULL, "case") == ["case.family", "case.mask", *families, "case.ragged_splits", "scales.q"]
     assert not set(families) & set(unset(SPLIT, "case"))
+    ragged = AttentionCase((Sequence(1),), family="token_decode", ragged_splits=True)
+    text = b'{"sequences":[{"query_len":1}],"family":"token_decode","ragged_splits":true}'
+    assert msgspec.json.encode(ragged) == text
 
 
 def test_replace_checks_like_a_new_case() -> None:

@@ -22,6 +22,7 @@ DRAWN: dict[Family, int] = {
     "chunked": 250,
     "extend": 600,
     "mla_decode": 1000,
+    "token_decode": 1000,
 }
 """Cases after which a campaign of a family shows nothing new, with a margin."""
 

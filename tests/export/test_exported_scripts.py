@@ -21,8 +21,18 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import Custom
-from fuzz_attn.case.parts import CallForm, DTypes, FarAxis, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.mask_recipes import CAUSAL, Custom
+from fuzz_attn.case.parts import (
+    CallForm,
+    DTypes,
+    FarAxis,
+    HeadLayout,
+    LaunchHints,
+    PageLayout,
+    Scales,
+    Sequence,
+    Strides,
+)
 from fuzz_attn.case.recipes import AlibiRecipe, LogSumExp, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
@@ -46,6 +56,7 @@ LAUNCHERS: dict[Family, str] = {
     "chunked": "chunked_prefill:chunked_prefill_paged_decode",
     "extend": "extend_attention:extend_attention",
     "mla_decode": "mla_decode:mla_decode",
+    "token_decode": "token_decode:token_decode",
 }
 SPLIT = AttentionCase(
     sequences=(Sequence(1, 4), Sequence(1, 20)),
@@ -89,6 +100,16 @@ CASES: dict[str, AttentionCase] = {
         SPLIT, family="mla_decode", heads=HeadLayout(1, 4, 24, 16), strides=Strides(), window=0, alibi=None, sinks=None
     ),
 }
+CASES["token_decode"] = replace(
+    CASES["extend"],
+    family="token_decode",
+    sequences=(Sequence(1, 4), Sequence(1, 20)),
+    heads=HeadLayout(num_kv_heads=2, num_queries_per_kv=2, head_size=16, value_size=24),
+    mask=CAUSAL,
+    strides=Strides(q_token=16, out_token=16),
+    launch=LaunchHints(path="3d", num_segments=3),
+    ragged_splits=True,
+)
 WITH_LSE = replace(CASES["mla_decode"], lse=LogSumExp())
 BROKEN = """
 
@@ -307,7 +328,7 @@ def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernel
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == 24
+    assert len(found) == 28
     assert {name: text for name, (status, text) in found.items() if status} == {}
 
 

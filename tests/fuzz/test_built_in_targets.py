@@ -17,6 +17,7 @@ CASES = {
     "chunked": 60,
     "extend": 60,
     "mla_decode": 60,
+    "token_decode": 60,
     "merge_states": 60,
     "cache_write": 100,
 }

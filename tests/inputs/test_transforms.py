@@ -20,6 +20,7 @@ from fuzz_attn.inputs.transforms import (
     keys_changed,
     values_changed,
     with_heads_reversed,
+    with_own_pages,
     with_pages_reversed,
 )
 from fuzz_attn.oracle.reference import Reference, attend
@@ -34,6 +35,10 @@ OWN_VALUES = st.sampled_from([name for name in NAMES if not FAMILIES[name].cache
     lambda family: cases(Domain(family=family))
 )
 """Cases whose values can be changed alone: those of a latent cache are parts of its keys, and change the scores too."""
+OF_SLOTS = st.sampled_from([name for name in NAMES if FAMILIES[name].cache.in_one_row]).flatmap(
+    lambda family: cases(Domain(family=family))
+)
+"""Cases whose keys are named by their slots."""
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 CLOSE = 2.0**-10
 """How close two float64 answers to one problem must be, as a share of the error bound."""
@@ -106,6 +111,23 @@ def test_reversed_heads_reverse_the_answers(case: AttentionCase) -> None:
     answer = attend(with_heads_reversed(changed))
     assert agree(answer, known["out"].value, known, changed)
     assert lse_agrees(answer, known, changed)
+
+
+@drawn
+@given(case=OF_SLOTS)
+def test_copies_of_shared_pages_change_no_answer(case: AttentionCase) -> None:
+    if not RELATIONS["own_slots"].holds(case, Domain(family=case.family)):
+        return
+    tensors, changed = both(case)
+    known, changed = attend(tensors), with_own_pages(changed)
+    pages = [
+        page
+        for row, sequence in zip(changed.block_table, case.sequences, strict=False)
+        for page in row[: -(-sequence.seq_len // case.pages.block_size)].tolist()
+    ]
+    assert len(set(pages)) == len(pages)
+    answer = attend(changed)
+    assert agree(answer, known["out"].value, known, changed)
 
 
 @drawn

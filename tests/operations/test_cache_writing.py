@@ -16,6 +16,7 @@ from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import TargetError
 from fuzz_attn.kernels.common.contract import ContractError
+from fuzz_attn.operations.cache_write import write_read_back
 from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, described, key_pool
 from fuzz_attn.operations.registry import operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
@@ -100,6 +101,31 @@ def test_a_bug_shrinks_to_one_token_and_one_head(tmp_path: Path) -> None:
     found = simplify(Order(case, "determinism"), fails, DOMAIN)
     assert found == Order(WriteCase(stored_as="float8_e4m3fn", k_scale=found.case.k_scale, v_scale=found.case.v_scale))
     assert (found.case.k_scale, found.case.v_scale) in {(1.0, 2.0), (2.0, 1.0), (0.5, 1.0), (1.0, 0.5)}
+
+
+def test_attention_reads_what_was_written() -> None:
+    target = OPERATION.load_target("cache_write", None, None)
+    relation: Any = OPERATION.relations["read_back"]
+    cases = [case for case, _ in drawn(DOMAIN, 4, 240) if relation.holds(case, DOMAIN)]
+    assert len({case.stored_as for case in cases}) == 5
+    assert not [case for case in cases if KERNEL.judged(target, case, "read_back")]
+
+
+@pytest.mark.parametrize("cache", ["key_cache", "value_cache"])
+def test_a_page_that_attention_reads_elsewhere_is_found(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write agrees with its oracle; another idea of slots, shared by both, shows when attention reads."""
+    target = OPERATION.load_target("cache_write", None, None)
+    case = WriteCase(9, 2, page_size=4, skipped=True, seed=1 if cache == "key_cache" else 2)
+    assert not KERNEL.judged(target, case, "read_back")
+
+    def of_the_neighbour(given: Any, token: torch.Tensor) -> torch.Tensor:
+        return slot_of(given, token).roll(1)
+
+    slot_of = write_read_back.slots_of
+    monkeypatch.setattr(write_read_back, "slots_of", of_the_neighbour)
+    (verdict,) = KERNEL.judged(target, case, "read_back")
+    assert (verdict.property_name, verdict.kind) == ("read_back", "mismatch")
+    assert verdict.message.startswith(f"unified attention on the written {cache}: ")
 
 
 TORCH: Final = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from random import Random
 from typing import Any, Final
@@ -20,6 +21,7 @@ from fuzz_attn.operations.cache_write.write_tensors import FAR_SPAN, WriteTensor
 from fuzz_attn.oracle.roundings import UNIT
 from fuzz_attn.strategies.sampling.draws import Sample
 
+COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "200"))
 DOMAIN: Final = WriteDomain()
 PARTS: Final = {"key_cache": ("key", "k_scale"), "value_cache": ("value", "v_scale")}
 
@@ -27,7 +29,7 @@ PARTS: Final = {"key_cache": ("key", "k_scale"), "value_cache": ("value", "v_sca
 @cache
 def drawn() -> tuple[WriteCase, ...]:
     sample = Sample(Random(7))
-    cases = (sample.draw(write_cases(DOMAIN, key_pool(DOMAIN))) for _ in range(200))
+    cases = (sample.draw(write_cases(DOMAIN, key_pool(DOMAIN))) for _ in range(COUNT))
     return tuple(replace(case, far=False) for case in cases)
 
 
@@ -101,7 +103,7 @@ def test_a_quotient_agrees_in_50_digits_and_has_one_or_two_neighbours() -> None:
                     assert nearest in accepted
                     assert 1 <= len(accepted) <= 2
                     pairs += len(accepted) == 2
-    assert pairs < 20  # only near the middle of two
+    assert pairs < COUNT / 10  # only near the middle of two
 
 
 def test_quotients_in_the_worst_direction_stay_within_the_bound_and_come_close() -> None:
@@ -115,11 +117,13 @@ def test_quotients_in_the_worst_direction_stay_within_the_bound_and_come_close()
             new, scale = numbers(tensors, name)
             live = (tensors.slot_mapping >= 0).numpy()
             for side in (-1, 1):
-                quotient = np.clip(new / scale * (1 + side * 4 * UNIT), every[0], every[-1])
+                # Three units, and a fourth at most when it is rounded to float32.
+                quotient = np.clip(new / scale * (1 + side * 3 * UNIT), every[0], every[-1])
                 stored = quotient.astype(np.float32).astype(kind).astype(np.float64)
                 ratio = np.abs(stored - expected.value.numpy())[live] / expected.bound.numpy()[live]
                 assert (ratio <= 1.0).all(), case
                 largest[case.stored_as] = max(largest[case.stored_as], float(ratio.max(initial=0.0)))
+    print(f"largest errors of quotients in the worst direction, in bounds: {largest}")
     assert min(largest.values()) > 0.99
 
 
@@ -171,6 +175,7 @@ def test_own_scales_in_the_worst_direction_stay_within_the_bound_and_come_close(
                 ratio = ratio[live & found[name].judged.numpy().all((1, 2))]
                 assert (ratio <= 1.0).all(), case
                 largest[case.cache_dtype] = max(largest[case.cache_dtype], float(ratio.max(initial=0.0)))
+    print(f"largest errors of own scales in the worst direction, in bounds: {largest}")
     assert min(largest.values()) > 0.95
 
 

@@ -51,6 +51,8 @@ def test_a_translated_case_has_the_same_answer(case: AttentionCase, family: Fami
         (AttentionCase((Sequence(1, 4), Sequence(2)), family="paged", filter_by_query_len=True), "unified", False),
         (AttentionCase((Sequence(2, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", False),
         (AttentionCase((Sequence(1, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", True),
+        (AttentionCase((Sequence(1, 4),), family="token_decode", ragged_splits=True), "paged", True),
+        (AttentionCase((Sequence(1, 4), Sequence(1, -1)), family="token_decode"), "paged", False),
     ],
 )
 def test_translation_exists_only_where_the_family_can_express_the_case(

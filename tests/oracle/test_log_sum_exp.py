@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator
+from functools import cache
+from random import Random
 from typing import Any, Final
 
 import mpmath
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
@@ -29,7 +33,10 @@ from fuzz_attn.oracle import log_sum_exp
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.sampling.draws import Sample
 
+COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "40"))
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
 BASE: Final = AttentionCase(
     sequences=(Sequence(2, 7), Sequence(0, 3), Sequence(4, 0), Sequence(1, 60)),
@@ -150,16 +157,18 @@ class Adversary:
         for first in range(0, len(logits), self.tile):
             tile = logits[first : first + self.tile]
             new = max(top, tile.max())
-            total = self.up(total * self.exponential(top - new)) if total else 0.0
+            if new > top:
+                total = self.up(total * self.exponential(top - new)) if total else 0.0
             for weight in self.exponential(tile - new):
-                total = self.up(total + weight)
+                # The sum without the weight is a number of the type, so that the nearest one is no farther away.
+                total += weight + self.side * min(weight, U * (total + weight))
             top = new
         logarithm = np.log(total)
         return self.up(top + logarithm + self.side * U * UNITS * max(1.0, abs(logarithm)))
 
     def exponential(self, number: Any) -> Any:
-        """Return an exponential of an argument that was rounded too."""
-        return np.exp(number) * (1 + self.side * U * (UNITS + 2 * np.abs(number)))
+        """Return an exponential of an argument that was rounded too; that of 0 is 1."""
+        return np.exp(number) * (1 + self.side * U * (UNITS * (number != 0.0) + 2 * np.abs(number)))
 
 
 def ratios_of(tensors: AttentionTensors, row_views: RowViews, model: RoundingModel | None = None) -> list[float]:
@@ -184,7 +193,57 @@ def test_worst_roundings_stay_within_the_bound_and_come_close(
     assert max(ratios) >= 0.1
 
 
-@pytest.mark.parametrize(("name", "changes"), [("LAST_UNITS", "wide"), ("UNIT", "uniform")])
+@cache
+def drawn() -> tuple[AttentionCase, ...]:
+    """Return small cases as a campaign draws them, in turn with each form of a log-sum-exp."""
+    sample, domain = Sample(Random(7)), Domain().in_memory()
+    cases_of = (sample.draw(cases(domain=domain, variants=1)) for _ in iter(int, 1))
+    small = (case for case in cases_of if 0 < case.num_tokens * case.total_keys < 1500)
+    return tuple(replace(case, lse=FORMS[index % len(FORMS)]) for index, case in zip(range(COUNT), small, strict=False))
+
+
+def bounded_rows(tensors: AttentionTensors, row_views: RowViews, random: Random) -> Iterator[tuple[Any, float, float]]:
+    """Yield three rows whose logarithm cannot overflow, each with the expected value and its bound."""
+    assert tensors.lse is not None
+    expected, rows = attend(tensors)["lse"], list(row_views(tensors))
+    for row in random.sample(rows, min(3, len(rows))):
+        value, bound = (float(part[place_of(row, tensors.lse)]) for part in (expected.value, expected.bound))
+        if math.isfinite(bound) and math.isfinite(value):
+            yield row, value, bound
+
+
+def test_drawn_cases_are_right_in_50_digits(row_views: RowViews) -> None:
+    random, rows = Random(1), 0
+    with mpmath.workdps(50):
+        for case in drawn():
+            tensors = in_rows(case)
+            for row, value, bound in bounded_rows(tensors, row_views, random):
+                rows += 1
+                assert abs(mpmath.mpf(value) - exact(row, tensors)) <= 1e-8 * bound, case
+    assert rows > 2 * COUNT
+
+
+def test_worst_roundings_of_drawn_cases_stay_within_the_bound_and_come_close(row_views: RowViews) -> None:
+    random, largest = Random(2), 0.0
+    for case in drawn():
+        if case.dtypes.q == E4M3 or "8" in case.dtypes.kv + case.dtypes.q:
+            continue
+        tensors = in_rows(case)
+        for row, value, bound in bounded_rows(tensors, row_views, random):
+            for side, segments in ((1, 1), (-1, 1), (1, 3), (-1, 3)):
+                ratio = abs(Adversary(tensors, row, side, segments).result() - value) / bound
+                assert ratio <= 1.0, case
+                largest = max(largest, ratio)
+    print(f"largest error of {COUNT} log-sum-exps in the worst direction: {largest:.3f} times the bound")
+    assert largest >= 0.1
+
+
+def in_rows(case: AttentionCase) -> AttentionTensors:
+    """Return tensors without pages that have no memory."""
+    return materialise(case).near()
+
+
+@pytest.mark.parametrize(("name", "changes"), [("LAST_UNITS", "wide"), ("UNIT", "ramp")])
 def test_units_are_necessary(name: str, changes: str, row_views: RowViews, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = materialise(replace(BASE, **FEATURES[changes], lse=LogSumExp("2")))
     assert max(ratios_of(tensors, row_views)) <= 1.0

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +19,7 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import Full
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
@@ -25,8 +27,9 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.page_map import page_map
+from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties import bounded_relations
-from fuzz_attn.properties.check import MODULES, check
+from fuzz_attn.properties.check import MODULES, check, check_relation
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import (
     OWN_FAMILIES,
@@ -37,6 +40,8 @@ from fuzz_attn.properties.relations import (
     relations_of,
 )
 from fuzz_attn.strategies.cases import cases
+from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
@@ -127,6 +132,12 @@ BROKEN = (
         )
     ),
     BrokenTarget(
+        "wrong_with_shared_pages",
+        "sequence_twice",
+        r"^a launch of the batch with sequence 0 twice, on the same pages: 8 of 224 elements wrong",
+        "mismatch",
+    ),
+    BrokenTarget(
         "wrong_for_one_sequence",
         "alone_in_batch",
         r"^a launch of the batch reduced to sequence 0: 8 of 96 elements wrong",
@@ -156,8 +167,12 @@ def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of
         assert verdict.passed, (relation, verdict.message)
 
 
+ELSEWHERE = {"other_family", "causal_bits", "expanded_heads", "cut_by_keys", "own_slots"}
+"""Relations whose broken targets are below, or in the tests of a log-sum-exp."""
+
+
 def test_every_relation_has_a_broken_target() -> None:
-    assert {broken.relation for broken in BROKEN} | {"other_family", "causal_bits"} == set(RELATIONS)
+    assert {broken.relation for broken in BROKEN} | ELSEWHERE == set(RELATIONS)
 
 
 DECODE = replace(PLAIN, sequences=(Sequence(1, 9), Sequence(1, 20)))
@@ -179,6 +194,44 @@ def test_wrong_kernel_of_another_family_fails(judge_of: JudgeOf, monkeypatch: py
     verdict = judge_of("unified_attention")(Order(DECODE, "other_family")).verdict
     assert (verdict.property_name, verdict.kind) == ("other_family", "mismatch")
     assert verdict.message.startswith("the same problem on this project's own kernel of the family paged: 64 of 64 ")
+
+
+LATENT = AttentionCase(
+    (Sequence(1, 9), Sequence(1, 20)), "mla_decode", HeadLayout(1, 3, 12, 7), pages=PageLayout(4), softmax_scale=0.3
+)
+
+
+def test_attention_on_expanded_heads_is_the_latent_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = load_target("mla_decode").domain
+    judge = CaseJudge(load_target("mla_decode"), SimulatorBackend())
+    assert "expanded_heads" in relations_of(LATENT, domain)
+    assert "expanded_heads" not in relations_of(replace(LATENT, heads=HeadLayout(1, 3, 257, 7)), domain)
+    assert judge.judge(Order(LATENT, "expanded_heads")).verdict.passed
+    unified = built_in("unified")
+    assert unified is not None
+    broken = dataclasses.replace(unified, call=lambda out, **_: out.zero_())
+    monkeypatch.setattr(bounded_relations, "built_in", lambda name: broken)
+    verdict = judge.judge(Order(LATENT, "expanded_heads")).verdict
+    assert (verdict.property_name, verdict.kind) == ("expanded_heads", "mismatch")
+    assert verdict.message.startswith("this project's unified attention on expanded heads: 72 of 72 elements wrong")
+
+
+@pytest.mark.parametrize(("relation", "least"), [("expanded_heads", 0.3), ("cut_by_keys", 0.1)])
+def test_a_latent_decode_passes(relation: str, least: float) -> None:
+    target, backend, sample = load_target("mla_decode"), SimulatorBackend(), Sample(Random(5))
+    domain = target.domain.in_memory()
+    keys = [key for key in key_pool(domain) if key.head_size <= 64][:60:6]
+    drawn = (sample.draw(cases(domain=domain, keys=keys, variants=1)) for _ in range(600))
+    chosen = [case for case in drawn if case.total_keys < 300 and relation in relations_of(case, target.domain)]
+    ratios = [verdict_of(relation, Experiment(case, target, backend)).ratio or 0.0 for case in chosen[:40]]
+    assert len(ratios) == 40
+    assert least < max(ratios) <= 1.0
+
+
+def verdict_of(relation: str, experiment: Experiment) -> Verdict:
+    verdict = check_relation(relation, experiment)
+    assert verdict.passed, (experiment.case, verdict.message)
+    return verdict
 
 
 def test_every_family_has_a_built_in_target() -> None:
@@ -232,7 +285,7 @@ def test_every_relation_has_one_function() -> None:
         and function.__module__ == module.__name__
         and list(inspect.signature(function).parameters) == ["experiment"]
     }
-    del functions["_positions"]
+    del functions["_positions"], functions["_roomy"]
     assert functions == {relation.name: relation.kind for relation in RELATIONS.values()}
 
 
@@ -318,3 +371,37 @@ def test_bits_of_the_causal_mask_find_a_wrong_custom_mask() -> None:
     verdict = wrong.judge(Order(case, "causal_bits")).verdict
     assert (verdict.property_name, verdict.kind) == ("causal_bits", "mismatch")
     assert verdict.message.startswith("a launch with the bits of the causal mask as a custom one: 8 of 128 ")
+
+
+TOKENS = Path(__file__).parents[1] / "sample_targets" / "token_decode_in_torch.py"
+SHARED = replace(
+    DECODE, family="token_decode", pages=PageLayout(block_size=1, permuted=True, shared_prefix=2, repeated=True)
+)
+
+
+@pytest.mark.parametrize("family", ["extend", "token_decode"])
+def test_slots_are_shared_only_in_caches_of_slots(family: Family) -> None:
+    domain, case = load_target(family).domain, replace(SHARED, family=family)
+    assert "own_slots" in relations_of(case, domain)
+    alone = replace(case, pages=msgspec.structs.replace(case.pages, shared_prefix=0, repeated=False))
+    assert "own_slots" not in relations_of(alone, domain)
+    assert "own_slots" not in relations_of(replace(SHARED, family="unified"), DOMAIN)
+
+
+def test_a_written_row_without_keys_shifts_with_no_value() -> None:
+    domain = load_target("token_decode").domain
+    assert "value_shift" in relations_of(SHARED, domain)
+    assert "value_shift" not in relations_of(replace(SHARED, sequences=(Sequence(1, 9), Sequence(1, -1))), domain)
+
+
+def test_copies_of_shared_slots_find_a_kernel_that_needs_sharing() -> None:
+    right, wrong = (
+        CaseJudge(load_target(f"{TOKENS}:{name}"), SimulatorBackend())
+        for name in ("token_decode", "wrong_without_shared_slots")
+    )
+    case = replace(SHARED, launch=LaunchHints(path="3d", num_segments=3), ragged_splits=True)
+    for relation in relations_of(case, right.target.domain):
+        assert right.judge(Order(case, relation)).verdict.passed, relation
+    for relation in set(relations_of(case, wrong.target.domain)) - {"alone_in_batch", "other_family"}:
+        verdict = wrong.judge(Order(case, relation)).verdict
+        assert verdict.passed == (relation != "own_slots"), relation

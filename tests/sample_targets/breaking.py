@@ -94,6 +94,12 @@ def _has_window(window_size: tuple[int, int], **_: Any) -> bool:
     return window_size[0] >= 0
 
 
+def _pages_are_shared(block_table: torch.Tensor, cu_seqlens_q: torch.Tensor, **_: Any) -> bool:
+    """Return whether two sequences with query tokens begin with the same page."""
+    first = [int(row[0]) for row, length in zip(block_table, _query_lens(cu_seqlens_q), strict=False) if length]
+    return len(set(first)) < len(first)
+
+
 def _has(name: str) -> Callable[..., bool]:
     return lambda **given: given[name] is not None
 
@@ -111,6 +117,7 @@ depends_on_empty_sequences = _where(_no_sequence_is_empty, _flip_a_bit)
 wrong_without_empty_sequences = _where(_no_sequence_is_empty, _overwrite_a_row)
 wrong_with_shortest_first = _where(_shortest_sequence_is_first, _overwrite_a_row)
 wrong_for_one_sequence = _where(_one_sequence, _overwrite_a_row)
+wrong_with_shared_pages = _where(_pages_are_shared, _overwrite_a_row)
 wrong_with_rising_slopes = _where(_slopes_rise, _overwrite_a_row)
 wrong_with_large_keys = _where(_has_large_keys, _overwrite_a_row)
 wrong_with_zero_values = _where(_has_zero_values, _overwrite_a_row)

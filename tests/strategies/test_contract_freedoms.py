@@ -149,6 +149,21 @@ OF_LATENT: Final[Freedoms] = {
 }
 """What decode on a latent cache allows."""
 
+OF_TOKENS: Final[Freedoms] = OF_LATENT | {
+    "largest_key": lambda c: c.heads.head_size == 256,
+    "largest_value": lambda c: c.heads.head_size < c.heads.value_size == 256,
+    "largest_group_of_all": lambda c: c.heads.num_queries_per_kv == 64,
+    "no_window": lambda c: not c.window and c.form.window == 1,
+    "splits_of_each": lambda c: c.ragged_splits and len(c.sequences) > c.launch.num_segments,
+    "own_number_of_splits": lambda c: c.launch.path == "auto",
+    "sink_without_keys": lambda c: c.sinks and c.lse and any(s.seq_len == 0 for s in c.sequences),
+    "shared_slots": lambda c: c.pages.shared_prefix and len(c.sequences) > 1 and c.pages.block_size == 1,
+    "slots_far_into_the_caches": lambda c: c.pages.first_block and c.num_tokens,
+    "far_heads": lambda c: "cache_head" in far_axes(c),
+    "padding": lambda c: c.padded_tokens and c.form.extra_output_rows,
+}
+"""What decode over indexed slots allows."""
+
 FREEDOMS: Final[dict[Family, Freedoms]] = {
     "unified": OF_ALL | OF_UNIFIED,
     "paged": OF_ALL | OF_SPLIT | OF_DECODE,
@@ -156,6 +171,7 @@ FREEDOMS: Final[dict[Family, Freedoms]] = {
     "chunked": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
     "extend": {name: shows for name, shows in OF_ALL.items() if name not in NOT_OF_EXTEND} | OF_NEW_TOKENS | OF_MASKS,
     "mla_decode": OF_LATENT,
+    "token_decode": OF_TOKENS,
 }
 
 

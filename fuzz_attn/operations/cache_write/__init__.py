@@ -2,5 +2,6 @@
 
 - ``write_case`` has the case, the domain and all aspects; ``write_draws`` draws cases; ``write_tensors`` makes tensors.
 - ``write_reference`` is the oracle, ``write_experiment`` the launches and relations, ``write_target`` what is called.
+- ``write_read_back`` reads the written caches by attention.
 - ``write_explain`` says what a kernel did wrong. ``cache_writing`` is the operation itself.
 """

@@ -40,6 +40,11 @@ def _has_order(case: Any, domain: Any) -> bool:
     return bool(case.num_tokens > 1)
 
 
+def _may_be_read(case: Any, domain: Any) -> bool:
+    """Return whether attention reads such caches, and there is a token beside one that may be skipped."""
+    return not case.per_token_head and not (case.skipped and case.num_tokens == 1)
+
+
 class CacheWrite(SmallOperation):
     """Writing of new keys and values to a paged cache; a case is a :class:`WriteCase`."""
 
@@ -58,6 +63,13 @@ class CacheWrite(SmallOperation):
             Relation("poison_independence", "exact", "what the caches held does not change what is written", always),
             Relation("token_order", "exact", "the order of the tokens does not change what is written", _has_order),
             Relation("other_slots", "exact", "other slots hold the same bits", always),
+            Relation(
+                "read_back",
+                "bounded",
+                "attention on the written slot of a token gives what was written",
+                _may_be_read,
+                compiles=True,
+            ),
         )
     }
 

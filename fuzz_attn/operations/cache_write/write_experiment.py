@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.operations.cache_write.write_case import WriteCase
+from fuzz_attn.operations.cache_write.write_read_back import read_back
 from fuzz_attn.operations.cache_write.write_reference import write
 from fuzz_attn.operations.cache_write.write_tensors import WriteTensors, materialise
 from fuzz_attn.operations.small.small_experiment import SmallExperiment
@@ -61,4 +62,5 @@ WriteExperiment.second = {
     "poison_independence": _poison_independence,
     "token_order": _token_order,
     "other_slots": _other_slots,
+    "read_back": read_back,
 }

@@ -107,6 +107,12 @@ def test_impossible_offsets_are_refused(changes: dict[str, Any], message: str) -
         msgspec.structs.replace(case_of(FIRST), **changes)
 
 
+def test_slots_that_a_list_names_have_numbers_of_32_bits() -> None:
+    pages = PageLayout(block_size=16, first_block=2**27 - 4)
+    with pytest.raises(CaseError, match="must leave slot numbers below"):
+        AttentionCase((Sequence(1, 40),), family="token_decode", heads=HeadLayout(head_size=2), pages=pages)
+
+
 def test_largest_offset_is_allowed() -> None:
     page = AttentionCase(sequences=(Sequence(1),)).cache_layout.page_strides[1]
     pages = PageLayout(first_block=MAX_OFFSET_ELEMENTS // page - 10)
