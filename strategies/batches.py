@@ -124,6 +124,8 @@ _NEXT_OF: Final[dict[Kind, tuple[_Step, ...]]] = {
     "horde": _NEXT_IN_MANY,
 }
 _BOOLEANS = sampled_from((False, True))
+_FEWER = sampled_from((0,) * 12 + (1, 2, 3, 4, 5, 6))
+"""How the sequences are chosen that get fewer keys than query tokens; 0 chooses none."""
 _SERVED = sampled_from((False, True))
 _DECODED = sampled_from((False, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
@@ -192,7 +194,17 @@ def _batches(
     if kind == "convoy":
         place = draw(_PLACES) % max(1, len(sequences))
         sequences = [*sequences[1 : place + 1], *sequences[:1], *sequences[place + 1 :]]
-    return tuple(sequences)
+    return _with_fewer_keys(sequences, draw(_FEWER)) if domain.allows("fewer_keys") else tuple(sequences)
+
+
+def _with_fewer_keys(sequences: list[Sequence], choice: int) -> tuple[Sequence, ...]:
+    """Return the sequences, some with fewer keys than query tokens: none, one, half as many or one less."""
+    changed = []
+    for place, sequence in enumerate(sequences, 1):
+        query_len, kind = sequence.query_len, choice * place % 7
+        keys = {1: query_len // 2, 2: query_len - 1, 3: 1, 4: 0}.get(kind, sequence.seq_len)
+        changed.append(Sequence(query_len, keys - query_len) if 0 <= keys < query_len else sequence)
+    return tuple(changed)
 
 
 def _sequence(

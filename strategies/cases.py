@@ -27,7 +27,7 @@ from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.masks import masks
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
-from fuzz_attn.strategies.pages import LARGE_OFFSETS, page_layouts, with_row_length
+from fuzz_attn.strategies.pages import LARGE_OFFSETS, in_order, page_layouts, with_row_length
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
@@ -174,7 +174,7 @@ def _cases(
         softmax_scale=_scale(draw(softmax_scales(head_size=key.head_size, other_signs=signs)), key, domain),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
-        pages=pages,
+        pages=in_order(pages) if FAMILIES[key.family].cache.is_packed else pages,
         # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
         # would no longer be 0.
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.aspects import MASK_FEATURES
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.mask_recipes import SIMPLEST, Chunks, Custom, Lookahead, Mask, MaskBits, MaskKind
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.strategies.sampling.draws import sampled_from
@@ -33,7 +34,16 @@ def masks(
     longest = max((sequence.seq_len for sequence in sequences), default=1)
     empty, poisoned = domain.allows("empty_rows"), domain.allows("hidden_poison")
     edges = tuple(sorted(edge for edge in around(*tile_sizes) if 0 < edge < longest))
+    if kind == "lookahead" and FAMILIES[domain.family].cache.is_packed:
+        return _two_sided(edges, longest)
     return _masks(kind, edges, longest, empty, poisoned)
+
+
+@lru_cache(maxsize=4096)
+def _two_sided(edges: tuple[int, ...], longest: int) -> st.SearchStrategy[Mask]:
+    """Return windows of two sides as :func:`_masks` does, of which a fifth or more end with a row's own key."""
+    sizes = (1, 2, 3, *edges, max(1, longest // 2), max(1, longest - 1), longest)
+    return sampled_from([Lookahead(keys) for keys in (*sizes, *(0,) * (1 + len(sizes) // 4))])
 
 
 @lru_cache(maxsize=4096)

@@ -28,6 +28,8 @@ _DENSE = Strides()
 
 FEWEST_FAR: Final = 3
 MOST_FAR: Final = 64
+MOST_FAR_KEYS: Final = 256
+"""The same of packed keys, of which few batches have so few."""
 KV_HEADS: Final[dict[FarAxis, FarAxis]] = {
     "cache_slot": "cache_head",
     "cache_dim": "cache_head",
@@ -35,6 +37,8 @@ KV_HEADS: Final[dict[FarAxis, FarAxis]] = {
 }
 """The axes that give way to KV heads where there are enough of them."""
 _FAR: Final = sampled_from((False,) * 11 + (True,))
+_FAR_PACKED: Final = sampled_from((False,) * 5 + (True,))
+"""More often for packed keys, which can be far apart only in pages of one slot, and if there are not too many."""
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
@@ -116,7 +120,7 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
         out_head=draw(_PADDING),
         cache=draw(_ARRANGEMENTS[family]),
         cache_slot=draw(_PADDING),
-        block_table=draw(_PADDING),
+        block_table=draw(_PADDING) * _applies("block_table", family),
         new_token=gaps[0],
         new_head=gaps[1],
         value_slot=draw(_PADDING),
@@ -126,23 +130,28 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
 def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[FarAxis, ...]]:
     """Return a strategy of axes of a family that may be far, at most one of each tensor; shrinks towards none.
 
-    One in 12 draws has some. Without ``inner_strides`` there are none inside split pages and not the columns of a bias.
+    One in 12 draws has some, of packed keys one in 6. Without ``inner_strides`` there are none inside split pages and
+    not the columns of a bias.
     """
     split = FAMILIES[family].cache.is_split
     caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
     groups: list[tuple[FarAxis, ...]] = [("q_token", "q_head"), ("out_token", "out_head"), ("block_table",)]
     if FAMILIES[family].cache.in_one_row:  # a list of slots is made for each call
-        groups, caches = groups[:2], ("cache_head",)
+        packed: tuple[FarAxis, ...] = ("cache_slot", "cache_slot", "cache_slot", "cache_head")
+        groups, caches = groups[:2], packed if FAMILIES[family].cache.is_packed else ("cache_head",)
     biases: tuple[FarAxis, ...] = ("bias_row", "bias_column") if inner_strides else ("bias_row",)
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)
     groups += [biases] * ("qq_bias" in FEATURES_OF[family])
-    return _far_axes(tuple(sampled_from((None, *group * 8)) for group in groups))
+    some = _FAR_PACKED if FAMILIES[family].cache.is_packed else _FAR
+    return _far_axes(some, tuple(sampled_from((None, *group * 8)) for group in groups))
 
 
 @composite
-def _far_axes(draw: st.DrawFn, groups: tuple[st.SearchStrategy[FarAxis | None], ...]) -> tuple[FarAxis, ...]:
-    if not draw(_FAR):
+def _far_axes(
+    draw: st.DrawFn, some: st.SearchStrategy[bool], groups: tuple[st.SearchStrategy[FarAxis | None], ...]
+) -> tuple[FarAxis, ...]:
+    if not draw(some):
         return ()
     return tuple(name for group in groups if (name := draw(group)) is not None)
 
@@ -153,14 +162,16 @@ def with_far_axes(case: AttentionCase, names: Iterable[FarAxis]) -> AttentionCas
     With two indices the stride itself would need 64 bits, and many would take memory. The few cases that have enough KV
     heads spread these.
     """
-    if case.heads.num_kv_heads >= FEWEST_FAR:
+    packed = FAMILIES[case.family].cache.is_packed
+    if case.heads.num_kv_heads >= FEWEST_FAR and not packed:
         names = [KV_HEADS.get(name, name) for name in names]
     for name in names:
         near = case
         if name.startswith("cache_"):
             near = replace(case, strides=msgspec.structs.replace(case.strides, cache="separate"))
         strides = msgspec.structs.replace(near.strides, far=(*near.strides.far, name))
-        if FEWEST_FAR <= _shortest(near, name) <= MOST_FAR and not why_not_far(near, strides, name):
+        most = MOST_FAR_KEYS if packed and name == "cache_slot" else MOST_FAR
+        if FEWEST_FAR <= _shortest(near, name) <= most and not why_not_far(near, strides, name):
             case = replace(near, strides=strides)
     return case
 
@@ -177,4 +188,6 @@ def _applies(name: str, family: Family) -> bool:
     """Return whether a padding changes anything for a family."""
     if name.startswith("new_"):
         return FAMILIES[family].packs_new_keys
+    if name == "block_table":
+        return not FAMILIES[family].cache.is_packed
     return name not in INNER_STRIDES or FAMILIES[family].cache.is_split

@@ -46,6 +46,11 @@ def page_layouts(*, block_size: int = 16, first_block: int = 0) -> st.SearchStra
     return _cached_page_layouts(block_size, first_block)
 
 
+def in_order(pages: PageLayout) -> PageLayout:
+    """Return pages of the same size one after the other, and as many spare ones, as packed keys lie."""
+    return PageLayout(block_size=pages.block_size, spare_blocks=pages.spare_blocks)
+
+
 def with_row_length(pages: PageLayout, columns: int, *, divisible: bool) -> PageLayout:
     """Return pages with more spare columns, so that a row of the block table has a multiple of 16 columns, or not.
 

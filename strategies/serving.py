@@ -76,7 +76,8 @@ def serving_keys(domain: Domain, count: int) -> tuple[CompileKey, ...]:
 
 def _keys(domain: Domain) -> Iterator[CompileKey]:
     """Yield keys without end; none where the domain has no such sizes."""
-    pages = tuple(page for page in PAGES if within(page, domain.block_sizes))
+    sizes = (1,) if FAMILIES[domain.family].cache.is_packed else PAGES
+    pages = tuple(page for page in sizes if within(page, domain.block_sizes))
     models = [model for model in MODELS if _has(model, domain)]
     others = [pair for pair in product(serving.HEAD_SIZES, serving.GROUP_SIZES) if _has(pair, domain)]
     others = [pair for pair in others if pair not in models]

@@ -76,6 +76,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
 """Every layout that has a name."""
 
 
+_SLOTS: Final = LAYOUTS["slots"]
 _FORMATS: Final = {"rows": ROWS, "heads_first": HEADS, "slots": SLOTS, "split": SPLIT, "latent": LATENT}
 """The format in which caches lie for each layout that has a name."""
 
@@ -86,7 +87,8 @@ def format_of(layout: Layout | None, family: Family) -> CacheFormat | None:
 
     None for a pattern of one's own, of which a call gets a copy; the family's own where no layout is stated.
     """
-    if layout is None:
-        return FAMILIES[family].cache
+    own = FAMILIES[family].cache
+    if layout is None or (own.is_packed and (layout.keys, layout.values) == (_SLOTS.keys, _SLOTS.values)):
+        return own
     named = ((LAYOUTS[name], each) for name, each in _FORMATS.items())
     return next((each for other, each in named if (other.keys, other.values) == (layout.keys, layout.values)), None)

@@ -156,6 +156,8 @@ def _form(bound: set[str]) -> Family:
     """Return what a signature with these roles computes."""
     if {"latent_cache", "latent_pages"} & bound:
         return "mla_decode"
+    if "key_start_loc" in bound and not bound & {*_PAGES, "new_keys", "new_values"}:
+        return "varlen"
     if {"new_keys", "new_values"} & bound:
         return "context"
     return "unified" if bound & set(_QUERIES) else "paged"
@@ -187,8 +189,11 @@ def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
     queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
     written = (("output",),) if output == "in_place" else ()
     without_cache = {"new_keys", "new_values"} <= bound and not bound & {"key_cache", "value_cache", *_PAGES}
-    places = () if without_cache else (*_CACHES, _PAGES)
-    missing = [roles for roles in (_QUERY, *packed, *written, *queries, _LENGTHS, *places) if not bound & set(roles)]
+    if FAMILIES[family].cache.is_packed:
+        places: tuple[tuple[str, ...], ...] = (*_CACHES, ("key_start_loc",))
+    else:
+        places = (_LENGTHS,) if without_cache else (*_CACHES, _LENGTHS, _PAGES)
+    missing = [roles for roles in (_QUERY, *packed, *written, *queries, *places) if not bound & set(roles)]
     if missing:
         named = ", ".join(" or ".join(roles) for roles in missing)
         raise BindingError(

@@ -17,7 +17,7 @@ import torch
 from fuzz_attn.binding.binding import Binding, python_value
 from fuzz_attn.binding.layouts import AXES, Layout, format_of, groups_of
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.inputs.storage import GUARD_BYTES
+from fuzz_attn.inputs.storage import GUARD_BYTES, in_one_row
 from fuzz_attn.inputs.tensor_types import bits_of, is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -93,7 +93,7 @@ class Problem:
             self.copies.append(copy)
             own = copy.tensor
         elif tensors.cache_format.in_one_row:
-            own = own.as_strided((own.shape[0] * own.shape[1], *own.shape[2:]), own.stride()[1:], own.storage_offset())
+            own = in_one_row(own)
         as_bytes = self.binding.fp8 == "bytes" and is_fp8_dtype(own.dtype)
         return own.view(torch.uint8) if as_bytes else own
 

@@ -153,6 +153,8 @@ def _checked(domain: Domain, binding: Binding) -> Domain:
         raise DomainError(f"domain.paths={domain.paths} needs a signature with num_segments{segments}")
     if domain.tile_hint and "tile_size" not in roles:
         raise DomainError("domain.tile_hint=True needs a signature with tile_size")
+    if FAMILIES[binding.family].cache.is_packed and "seq_lens" not in roles:
+        return replace(domain, block_sizes=(1,))  # prefix sums alone leave no unused rows between sequences
     return domain
 
 

@@ -1,4 +1,4 @@
-"""Published interfaces: the signatures of the four families, each with the conventions that come with its names."""
+"""Published interfaces: the signatures of all families, each with the conventions that come with its names."""
 
 from __future__ import annotations
 
@@ -297,6 +297,43 @@ TOKEN_DECODE: Final = Published(
 )
 """`token_decode`: one query token of each sequence, the slots of its keys in a list, attention by splits."""
 
+_VARLEN: Final = {
+    "q": "query",
+    "k": "key_cache",
+    "v": "value_cache",
+    "out": "output",
+    "cu_seqlens_q": "query_start_loc",
+    "cu_seqlens_k": "key_start_loc",
+}
+
+VARLEN: Final = Published(
+    binding=Binding(
+        family="varlen",
+        roles={
+            **_VARLEN,
+            "max_seqlen_q": "max_query_len",
+            "max_seqlen_k": "max_seq_len",
+            "seqused_k": "seq_lens",
+            "softmax_scale": "softmax_scale",
+            "causal": "causal",
+            "top_left": "top_left",
+            "window_size": "window",
+            "softcap": "softcap",
+            "sinks": "sinks",
+            "softmax_lse": "lse",
+            "tile_size": "tile_size",
+        },
+        layout="slots",
+        output="in_place",
+        window="pair",
+        off={"window": (-1, -1), "seq_lens": None, "lse": None},
+        implied=("softmax_scale",),
+    ),
+    required=frozenset(_VARLEN),
+    opt_in=frozenset(("tile_size",)),
+)
+"""`varlen_attention`: queries, keys and values packed, with lengths of their own."""
+
 PUBLISHED: Final = {
     "unified": UNIFIED,
     "chunked": CHUNKED,
@@ -305,5 +342,6 @@ PUBLISHED: Final = {
     "extend": EXTEND,
     "mla_decode": MLA_DECODE,
     "token_decode": TOKEN_DECODE,
+    "varlen": VARLEN,
 }
 """Every family's interface. A signature that fits several belongs to the first of them."""

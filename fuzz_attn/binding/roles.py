@@ -154,7 +154,7 @@ ROLES: Final[dict[str, Role]] = {
             "sequence_lengths",
             "lengths",
         ),
-        _input("seq_lens"),
+        values.seq_lens,
     ),
     "context_lens": Role(
         "keys of each sequence without its new tokens",

@@ -106,10 +106,19 @@ def context_lens(problem: Problem) -> torch.Tensor:
 
 
 def key_start_loc(problem: Problem) -> torch.Tensor:
-    """Return prefix sums of the lengths of all sequences, new tokens included."""
+    """Return prefix sums of the lengths of all sequences, new tokens included; of packed keys with unused rows."""
     tensors = problem.tensors
     lengths = [q + c for q, c in zip(tensors.query_lens, tensors.context_lens, strict=True)]
+    if tensors.cache_format.is_packed:
+        lengths = [-(-length // tensors.block_size) * tensors.block_size for length in lengths]
     return problem.integers("key_start_loc", np.cumsum([0, *lengths], dtype=np.int64))
+
+
+def seq_lens(problem: Problem) -> object:
+    """Return the length of each sequence; off where packed keys leave no row unused."""
+    tensors = problem.tensors
+    full = tensors.cache_format.is_packed and tensors.block_size == 1
+    return problem.off("seq_lens", tensors.seq_lens) if full else tensors.seq_lens
 
 
 def block_size(problem: Problem) -> int:

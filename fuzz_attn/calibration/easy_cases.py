@@ -79,7 +79,7 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
             value_size=size.value_size,
         ),
         dtypes=DTypes(q=size.dtype, kv=size.dtype, out=size.dtype),
-        pages=PageLayout(block_size=size.block_size, permuted=True, spare_blocks=1),
+        pages=PageLayout(block_size=size.block_size, permuted=not interface.cache.is_packed, spare_blocks=1),
         softmax_scale=float(size.head_size**-0.5),
         near_uniform=True,
         poison=PoisonRecipe(keys="zero", values="zero"),

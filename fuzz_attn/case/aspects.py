@@ -68,6 +68,7 @@ Feature: TypeAlias = Literal[
     "custom_mask",
     "empty_rows",
     "hidden_poison",
+    "fewer_keys",
 ]
 """What a case may have beyond plain paged attention, as domains, bindings and signatures of failures name it."""
 
@@ -277,6 +278,11 @@ def _has_empty_sequences(case: CaseFields) -> bool:
     return not case.sequences or any(not sequence.query_len for sequence in case.sequences)
 
 
+def _has_few_keys(case: CaseFields, *, any_lengths: bool) -> bool:
+    """Return whether a sequence has fewer keys than query tokens, in a family that allows any lengths or in another."""
+    return FAMILIES[case.family].any_lengths == any_lengths and any(s.context_len < 0 for s in case.sequences)
+
+
 def _has_unusual_scale(case: CaseFields) -> bool:
     return bool(case.softmax_scale != case.heads.head_size**-0.5)
 
@@ -290,7 +296,7 @@ def _masked(recipe: Mask, words: str, **more: Any) -> Aspect:
     """Return the feature of a mask of the type of ``recipe``, its simplest form."""
     kind = type(recipe)
     without = partial(with_fields, changes={"mask": CAUSAL})
-    return _when(words, lambda case: isinstance(case.mask, kind), without, {"mask": recipe}, **_MASKED, **more)
+    return _when(words, lambda case: isinstance(case.mask, kind), without, {"mask": recipe}, **more)
 
 
 def _custom(case: CaseFields, field: str, value: bool) -> CaseFields:
@@ -352,21 +358,24 @@ _SPLIT: Final[tuple[Family, ...]] = ("paged", "context", "chunked")
 _PACKED: Final[tuple[Family, ...]] = ("context", "chunked", "extend")
 _BLOCKS: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
 """The families that read a block table."""
+_OWN_ROWS: Final[tuple[Family, ...]] = (*_OWN_VALUES, "varlen")
 _MASKED: Final[dict[str, Any]] = {"families": ("extend",), "refused": True}
+_PLACED: Final[dict[str, Any]] = {"families": ("extend", "varlen"), "refused": True}
+"""Masks that follow from positions without chunks."""
 _DECLARED: Final[dict[str, Any]] = {"published": False, "identifies": False}
 
 ODDITIES: Final = (
     _feature("window", "sliding window", form=8, tried=_WINDOWS, compiled=True,
-             families=_OWN_VALUES, roles=("window", "window_left window_right")),
+             families=_OWN_ROWS, roles=("window", "window_left window_right")),
     _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True,
-             families=("unified", "extend", "token_decode"), roles=("softcap",)),
+             families=("unified", "extend", "token_decode", "varlen"), roles=("softcap",)),
     _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=_BLOCKS,
              roles=("alibi_slopes",), line="ALiBi"),
     _when("unusual slopes", lambda case: case.alibi not in (None, AlibiRecipe()), {"alibi": AlibiRecipe()}),
     _feature("qq_bias", "bias between new tokens", form=QQBiasRecipe(), compiled=True, families=_UNIFIED,
              roles=("qq_bias",), line="qq-bias"),
     _when("unusual bias", lambda case: case.qq_bias not in (None, QQBiasRecipe()), {"qq_bias": QQBiasRecipe()}),
-    _feature("sinks", "sinks", form=SinkRecipe(), compiled=True, families=_OWN_VALUES, roles=("sinks",)),
+    _feature("sinks", "sinks", form=SinkRecipe(), compiled=True, families=_OWN_ROWS, roles=("sinks",)),
     _when("unusual sinks", lambda case: case.sinks not in (None, SinkRecipe()), {"sinks": SinkRecipe()}),
     _when("fp8 queries", lambda case: is_fp8(case.dtypes.q), changes.without_fp8_queries,
           feature="fp8_q", families=_UNIFIED, roles=("q_scale k_scale v_scale",)),
@@ -407,34 +416,38 @@ ODDITIES: Final = (
     _when("sequences without query tokens", _has_empty_sequences, changes.without_empty_sequences,
           changes.with_empty_sequences, feature="empty_sequences", identifies=False, refused=True),
     # Where token i belongs to sequence i: the target leaves the rows of such sequences alone.
-    _when("decodes of length 0", lambda case: any(sequence.has_no_key for sequence in case.sequences),
+    _when("decodes of length 0", partial(_has_few_keys, any_lengths=False),
           changes.without_empty_decodes, {"sequences": (Sequence(1, 4), Sequence(1, -1))}, refused=True,
           feature="empty_decodes", families=_DECODES, roles=("seq_lens", "kv_indptr"), **_DECLARED),
     # Without a length of its own, the rows of q are the sequences.
-    _feature("padded_tokens", "padded rows of q and out", form=1, tried=(1,), identifies=False, families=_OWN_VALUES,
+    _feature("padded_tokens", "padded rows of q and out", form=1, tried=(1,), identifies=False, families=_OWN_ROWS,
              roles=("query_start_loc", "query_lens", "kv_indptr")),
     _when("scales of 0 or below", has_other_signs, changes.with_positive_scales, {"softmax_scale": -0.125},
           feature="scale_signs", **_DECLARED),
     _when("mixed types", lambda case: is_mixed(case.dtypes), changes.with_matching_types,
           feature="mixed_dtypes", **_DECLARED),
     _when("slopes or biases of other types", has_bias_dtypes, changes.with_float32_biases,
-          feature="bias_dtypes", families=_OWN_VALUES, **_DECLARED),
+          feature="bias_dtypes", families=_OWN_ROWS, **_DECLARED),
     _when("strides inside rows and pages", has_inner_strides, changes.with_dense_rows_and_pages,
           smaller=_each((0, 1), *(f"strides.{name}" for name in (*INNER_STRIDES, "key_piece"))),
           feature="inner_strides", families=(*_BLOCKS, "extend"), **_DECLARED),
     _fields("arguments in other forms", "form", form=CallForm(extra_table_rows=1, extra_output_rows=1),
             feature="call_forms", **_DECLARED),
     _when("keys behind a row's own seen", lambda case: case.visibility.sees_all_behind, _without_full_mask,
-          {"mask": Full()}, feature="full_mask", roles=("causal",), **_MASKED),
-    _masked(TopLeft(), "causal from the top left", feature="top_left", roles=("top_left",), published=False),
+          {"mask": Full()}, feature="full_mask", roles=("causal",), **_PLACED),
+    _masked(TopLeft(), "causal from the top left", feature="top_left", roles=("top_left",), published=False, **_PLACED),
     _masked(Lookahead(), "a window of two sides", feature="lookahead", roles=("causal window",),
-            smaller=_masks(Lookahead, (0, 1, 2, 4))),
-    _masked(Chunks(), "chunks of keys", feature="chunks", roles=("chunk_size",), smaller=_masks(Chunks, (16, 4, 1, 2))),
+            smaller=_masks(Lookahead, (0, 1, 2, 4)), **_PLACED),
+    _masked(Chunks(), "chunks of keys", feature="chunks", roles=("chunk_size",), smaller=_masks(Chunks, (16, 4, 1, 2)),
+            **_MASKED),
     _masked(Custom(), "custom mask", feature="custom_mask",
             roles=("custom_mask mask_indptr", "replacing_mask mask_indptr"),
-            smaller=_masks(Custom, ("bottom_right", "tree", "blocks"))),
+            smaller=_masks(Custom, ("bottom_right", "tree", "blocks")), **_MASKED),
     _of_custom("empty_rows", "rows that see nothing", feature="empty_rows"),
     _of_custom("poisoned", "poison in keys that a custom mask hides", feature="hidden_poison"),
+    _when("fewer keys than query tokens", partial(_has_few_keys, any_lengths=True), changes.with_enough_keys,
+          {"sequences": (Sequence(2, -1),)}, refused=True, feature="fewer_keys", families=("varlen",),
+          published=False),
     Aspect("mask", lambda case: case.mask.kind, _with_kind, CAUSAL.kind, refused="masks of the kind", trait=False,
            key="mask"),
     Aspect("path", _launch_of, _with_launch, LaunchHints(), refused=True, trait=False, key="launch"),

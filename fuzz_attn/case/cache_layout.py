@@ -54,7 +54,7 @@ class CacheFormat:
     any other one the caches lie ``separate``, and instead of in one allocation where values have their own size.
     ``piece_bytes`` of a key lie together; 0 is the whole key. Where ``in_one_row``, all slots are equally far apart, so
     that pages and slots can be passed as one axis. In a cache that ``is_latent`` each value is the first elements of
-    its key, and there is one KV head.
+    its key, and there is one KV head. In one that ``is_packed`` the keys of all sequences follow each other.
     """
 
     key_axes: tuple[int, ...]
@@ -63,6 +63,7 @@ class CacheFormat:
     piece_bytes: int = 0
     in_one_row: bool = False
     is_latent: bool = False
+    is_packed: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -82,8 +83,10 @@ class CacheFormat:
     @property
     def far_axes(self) -> tuple[dict[FarAxis, int], dict[FarAxis, int]]:
         """Which axes of the keys and of the values may be far; in split pages the slots of values are contiguous."""
-        _, slot, head, dim, *_ = self.key_axes
+        page, slot, head, dim, *_ = self.key_axes
         keys: dict[FarAxis, int] = {"cache_head": head} if self.in_one_row else {"cache_slot": slot, "cache_head": head}
+        if self.is_packed:  # a page is one slot there, where slots are far
+            keys["cache_slot"] = page
         if not self.is_split:
             return keys, keys
         values: dict[FarAxis, int] = {"cache_head": self.value_axes[2], "cache_dim": self.value_axes[3]}
@@ -95,7 +98,9 @@ class CacheFormat:
 
     def layout(self, heads: HeadLayout, block_size: int, dtype: DTypeName, strides: Strides) -> CacheLayout:
         """Return the layout of caches of these sizes."""
-        if strides.cache not in self.arrangements or (heads.value_size and not _has_two_allocations(strides)):
+        alternating = self.is_packed and block_size > 1 and strides.cache == "blocks_first"  # not equally far apart
+        two = heads.value_size and not _has_two_allocations(strides)
+        if strides.cache not in self.arrangements or two or alternating:
             strides = replace(strides, cache="separate")
         paddings = strides.cache_slot, strides.cache_slot + _value_padding(strides)
         if self.is_split:
@@ -161,6 +166,15 @@ HEADS: Final = CacheFormat(key_axes=(0, 2, 1, 3), value_axes=(0, 2, 1, 3), arran
 
 SLOTS: Final = CacheFormat(ROWS.key_axes, ROWS.value_axes, arrangements=("separate", "kv_first"), in_one_row=True)
 """Keys and values as :data:`ROWS`, which can be passed as ``[num_slots, num_kv_heads, head_size]`` too."""
+
+PACKED: Final = CacheFormat(
+    ROWS.key_axes,
+    ROWS.value_axes,
+    arrangements=("separate", "kv_first", "blocks_first"),
+    in_one_row=True,
+    is_packed=True,
+)
+"""Keys and values ``[num_keys, num_kv_heads, head_size]`` of all sequences one after the other, as :data:`SLOTS`."""
 
 SPLIT: Final = CacheFormat(
     key_axes=(0, 3, 1, 2, 4),

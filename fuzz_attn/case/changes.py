@@ -153,6 +153,12 @@ def without_empty_decodes(case: CaseFields) -> CaseFields:
     return replace(case, sequences=kept or (Sequence(1),), overrides=())
 
 
+def with_enough_keys(case: CaseFields) -> CaseFields:
+    """Return the case with at least as many keys as query tokens in each sequence."""
+    enough = (Sequence(s.query_len, max(0, s.context_len)) for s in case.sequences)
+    return replace(case, sequences=tuple(enough))
+
+
 def with_sequences(case: CaseFields, most: int) -> CaseFields:
     """Return the case with its first sequences, ``most`` of them, but at least one."""
     return replace(case, sequences=case.sequences[:most] or (Sequence(1),))

@@ -51,7 +51,10 @@ def inexpressible(case: CaseFields, family: Family) -> str:
             return f"{name}={value!r} must be one of {', '.join(allowed)} for family={family!r}"
     if interface.one_token_each and not case.filter_by_query_len and any(s.query_len != 1 for s in case.sequences):
         return f"every sequence must have query_len=1 for family={family!r} without filter_by_query_len"
-    return _impossible_sequence(case) or (_impossible_values(heads, family) if interface.cache.is_latent else "")
+    if interface.cache.is_packed and case.pages.are_moved:
+        return f"pages must be in order and used once, with no wider table, for family={family!r}"
+    lengths = _impossible_lengths(case) if interface.any_lengths else _impossible_sequence(case)
+    return lengths or (_impossible_values(heads, family) if interface.cache.is_latent else "")
 
 
 def _impossible_values(heads: HeadLayout, family: Family) -> str:
@@ -64,9 +67,19 @@ def _impossible_values(heads: HeadLayout, family: Family) -> str:
 
 def _impossible_sequence(case: CaseFields) -> str:
     for sequence in case.sequences:
-        if sequence.has_no_key and (case.filter_by_query_len or sequence.query_len != 1):
+        context_len, query_len = sequence.context_len, sequence.query_len
+        if context_len < 0 and (case.filter_by_query_len or query_len != 1 or context_len != -1):
             rule = "must be 0 or more, or -1 beside query_len=1 without filter_by_query_len"
-            return f"context_len=-1 of a sequence with query_len={sequence.query_len} {rule}"
+            return f"context_len={context_len} of a sequence with query_len={query_len} {rule}"
+    return ""
+
+
+def _impossible_lengths(case: CaseFields) -> str:
+    """Return why a sequence cannot have its lengths where it may have fewer keys than query tokens."""
+    for sequence in case.sequences:
+        if sequence.seq_len < 0:
+            lengths = f"context_len={sequence.context_len} of a sequence with query_len={sequence.query_len}"
+            return f"{lengths} must be at least {-sequence.query_len}"
     return ""
 
 
@@ -136,13 +149,24 @@ def why_not_far(case: CaseFields, strides: Strides, name: FarAxis) -> str:
     two = strides.cache in ("separate", "heads_first") and not FAMILIES[case.family].cache.is_latent
     if tensor == "cache" and (case.pages.first_block or not two):
         return f"strides.far={strides.far} needs two caches in memory of their own and pages.first_block=0 for {name!r}"
-    if name == "cache_dim" and not FAMILIES[case.family].cache.is_split:
-        return f"strides.far={strides.far} must not contain {name!r} for family={case.family!r}"
+    unsuited = _unsuited_axis(case, strides, name)
+    if unsuited:
+        return unsuited
     if tensor == "bias" and case.qq_bias is not None and case.qq_bias.order in ("one_row", "one_column"):
         return f"qq_bias.order={case.qq_bias.order!r} must be 'rows' or 'columns' where strides.far contains {name!r}"
     elements = far_length(case, name) * dict((*_query_sizes(case), *_cache_sizes(case))).get(_SIZES[tensor], 0)
     if elements > MAX_FAR_ELEMENTS:
         return f"strides.far={strides.far} would need memory for {elements} elements, more than {MAX_FAR_ELEMENTS}"
+    return ""
+
+
+def _unsuited_axis(case: CaseFields, strides: Strides, name: FarAxis) -> str:
+    """Return why the format of the caches does not allow a far axis, or an empty string where it does."""
+    cache, size = FAMILIES[case.family].cache, case.pages.block_size
+    if name == "cache_slot" and cache.is_packed and size > 1:
+        return f"pages.block_size={size} must be 1 where strides.far contains {name!r}"
+    if name == "cache_dim" and not cache.is_split:
+        return f"strides.far={strides.far} must not contain {name!r} for family={case.family!r}"
     return ""
 
 
@@ -173,7 +197,7 @@ def far_length(case: CaseFields, name: FarAxis) -> int:
         "new_token": tokens * packs,
         "new_head": heads.num_kv_heads * packs,
         "block_table": len(case.sequences),
-        "cache_slot": case.pages.block_size,
+        "cache_slot": case.total_keys if FAMILIES[case.family].cache.is_packed else case.pages.block_size,
         "cache_head": heads.num_kv_heads,
         "cache_dim": heads.head_size_v,
         "bias_row": bias,

@@ -44,7 +44,7 @@ def describe(case: AttentionCase) -> list[Line]:
         *_batch(case),
         *_heads(case),
         ("types", _types(case)),
-        ("pages", _pages(case)),
+        ("keys", _packed(case)) if FAMILIES[case.family].cache.is_packed else ("pages", _pages(case)),
         *_scores(case),
         ("numbers", f"scores {case.scores.words()}, values {case.values.words()}, seed {case.seed}"),
         *_visibility(case),
@@ -80,7 +80,8 @@ def _batch(case: AttentionCase) -> Iterator[Line]:
     first = 0
     for sequence, run in groupby(case.sequences):
         last = first + len(list(run)) - 1
-        yield (f"sequence {first}" if first == last else f"sequences {first} to {last}"), _sequence(sequence)
+        words = _lengths(sequence) if FAMILIES[case.family].any_lengths else _sequence(sequence)
+        yield (f"sequence {first}" if first == last else f"sequences {first} to {last}"), words
         first = last + 1
     if case.padded_tokens:
         yield "padding", f"{counted(case.padded_tokens, 'more row')} in q and out than tokens"
@@ -92,6 +93,11 @@ def _sequence(sequence: Sequence) -> str:
     if sequence.has_no_key:
         return "of length 0: a row of q and out, and no key"
     return f"{counted(sequence.query_len, 'query token')}, {sequence.context_len} in the cache before"
+
+
+def _lengths(sequence: Sequence) -> str:
+    """Return the lengths of a sequence whose keys are not those of a context and of its new tokens."""
+    return f"{counted(sequence.query_len, 'query token')}, {counted(sequence.seq_len, 'key')}"
 
 
 def _heads(case: AttentionCase) -> Iterator[Line]:
@@ -111,6 +117,14 @@ def _types(case: AttentionCase) -> str:
 
 def _scaled(dtype: DTypeName, scale: float) -> str:
     return f"{dtype} with scale {shortest(scale)}" if is_fp8(dtype) else dtype
+
+
+def _packed(case: AttentionCase) -> str:
+    pages = case.pages
+    words = ["packed, one sequence after the other"]
+    words += [f"each in a multiple of {pages.block_size} rows"] * (pages.block_size > 1)
+    words += [f"{counted(pages.spare_blocks * pages.block_size, 'row')} behind the last"] * bool(pages.spare_blocks)
+    return ", ".join(words)
 
 
 def _pages(case: AttentionCase) -> str:

@@ -5,16 +5,17 @@ keys and values of the new tokens packed, beside a cache of the context. ``chunk
 more than one query token and ``paged`` for the others. ``extend`` takes new tokens packed as ``context`` does, beside a
 list of the slots of each context, and masks other than the causal one. ``mla_decode`` decodes one query token of each
 sequence over a cache whose values are the first elements of its keys (multi-head latent attention). ``token_decode``
-decodes one query token of each sequence over a list of the slots of its keys.
+decodes one query token of each sequence over a list of the slots of its keys. ``varlen`` reads keys and values packed,
+sequence after sequence; a sequence may have fewer keys than query tokens, or none.
 """
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from fuzz_attn.case.cache_layout import LATENT, ROWS, SLOTS, SPLIT, CacheFormat
+from fuzz_attn.case.cache_layout import LATENT, PACKED, ROWS, SLOTS, SPLIT, CacheFormat
 from fuzz_attn.case.parts import LaunchPath
 
-Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend", "mla_decode", "token_decode"]
+Family: TypeAlias = Literal["unified", "paged", "context", "chunked", "extend", "mla_decode", "token_decode", "varlen"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Interface:
     ``paths`` are the launch paths that a case may ask for. :mod:`fuzz_attn.case.aspects` says which features its
     arguments can express. ``one_token_each``: every sequence has one query token, unless ``filter_by_query_len`` skips
     the others. ``packed_from`` is the shortest query whose keys are read from packed tensors instead of the cache; None
-    where none are. ``answers_no_key``: a row that sees no key is written as 0, not left unchanged.
+    where none are. ``answers_no_key``: a row that sees no key is written as 0, not left unchanged. ``any_lengths``: a
+    sequence may have fewer keys than query tokens; its context length is then negative.
     """
 
     words: str
@@ -33,6 +35,7 @@ class Interface:
     one_token_each: bool = False
     packed_from: int | None = None
     answers_no_key: bool = False
+    any_lengths: bool = False
 
     @property
     def packs_new_keys(self) -> bool:
@@ -102,6 +105,12 @@ FAMILIES: Final[dict[Family, Interface]] = {
         paths=("auto", "2d", "3d"),
         one_token_each=True,
         answers_no_key=True,
+    ),
+    "varlen": Interface(
+        words="attention over packed keys and values",
+        cache=PACKED,
+        answers_no_key=True,
+        any_lengths=True,
     ),
 }
 """Every family by its name, the simplest first."""

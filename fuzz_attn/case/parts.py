@@ -42,11 +42,12 @@ class Sequence(Plain, frozen=True):
     """One sequence of the batch. ``query_len == 0`` is legal: schedulers pad batches with empty sequences.
 
     A decode of length 0 has ``query_len`` 1 and ``context_len`` -1: a row of q and of the output, and no key, not even
-    its own. Graphs of a fixed size pad a batch with such rows.
+    its own. Graphs of a fixed size pad a batch with such rows. Where a family allows any lengths, a negative
+    ``context_len`` means fewer keys than query tokens.
     """
 
     query_len: Count
-    context_len: Annotated[int, Meta(ge=-1, le=2**20)] = 0
+    context_len: Annotated[int, Meta(ge=-(2**20), le=2**20)] = 0
 
     @property
     def seq_len(self) -> int:
@@ -55,8 +56,8 @@ class Sequence(Plain, frozen=True):
 
     @property
     def has_no_key(self) -> bool:
-        """Whether it is a decode of length 0."""
-        return self.context_len < 0
+        """Whether it has query tokens and no key, such as a decode of length 0."""
+        return self.seq_len == 0 < self.query_len
 
 
 class HeadLayout(Plain, frozen=True):
@@ -108,6 +109,9 @@ class PageLayout(Plain, frozen=True):
     ``repeated`` lets one sequence use the same physical page twice. ``spare_blocks`` belong to no sequence and hold
     poison. ``extra_columns`` widen the block table beyond the longest sequence. ``first_block`` is the lowest page
     number in use. The pages before it are addresses without memory: a case of kilobytes reaches beyond 2^31 elements.
+
+    Where keys are packed, the pages of all sequences follow each other in order: a ``block_size`` above 1 leaves rows
+    without a key between sequences, and ``spare_blocks`` are rows behind the last one.
     """
 
     block_size: BlockSize = 16
@@ -117,6 +121,11 @@ class PageLayout(Plain, frozen=True):
     spare_blocks: Count = 0
     extra_columns: Count = 0
     first_block: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+    @property
+    def are_moved(self) -> bool:
+        """Whether the pages are anything but one after the other, in a table as wide as the longest sequence."""
+        return bool(self.permuted or self.shared_prefix or self.repeated or self.extra_columns or self.first_block)
 
 
 LARGEST_FIRST_BLOCK: Final = 2**31 - 2**22

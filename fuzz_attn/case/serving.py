@@ -7,6 +7,7 @@ from typing import Final
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
 
 HEAD_SIZES: Final = (64, 96, 128, 192, 256)
@@ -39,7 +40,7 @@ def serves(key: CompileKey) -> bool:
         and (types.kv == types.q or is_fp8(types.kv))
         and key.head_size in HEAD_SIZES
         and key.num_queries_per_kv in GROUP_SIZES
-        and key.block_size in BLOCK_SIZES
+        and (key.block_size == 1 if FAMILIES[key.family].cache.is_packed else key.block_size in BLOCK_SIZES)
     )
 
 

@@ -18,12 +18,15 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     Rows that the case's own family skips or that see no key have no counterpart, and neither has a log-sum-exp. New
     tokens are the same numbers read packed or from the cache, unless the cache rounds them to fp8. Where several keys
     share a slot, the key that the slot holds depends on which keys are stored at all. Other masks, values that are
-    parts of keys, and values of another size than keys have no counterpart either.
+    parts of keys, and values of another size than keys have no counterpart either, and neither have rows before
+    the first key.
     """
     interface = FAMILIES[family]
     latent = FAMILIES[case.family].cache.is_latent or interface.cache.is_latent
     no_key = any(sequence.has_no_key for sequence in case.sequences)
     if no_key or not all(case.answers) or case.mask != CAUSAL or case.heads.value_size or latent:
+        return None
+    if any(sequence.context_len < 0 for sequence in case.sequences):
         return None
     own_slots = not (case.pages.shared_prefix or case.pages.repeated)
     moved = tuple(interface.reads_packed(s.query_len) for s in case.sequences) != case.reads_packed

@@ -44,7 +44,23 @@ class Visibility(NamedTuple):
         if self.sees_all_behind:
             last: Positions = position * 0 + (seq_len - 1)
             return last
+        if isinstance(self.mask, TopLeft):  # a sequence may have fewer keys than query tokens
+            return _at_most(position, seq_len - 1)
         return _at_most(position + self.mask.keys, seq_len - 1) if isinstance(self.mask, Lookahead) else position
+
+    def rows_with_keys(self, query_len: int, context_len: int) -> range:
+        """Return the query tokens of a sequence that see a key, custom masks and biases of minus infinity apart.
+
+        With fewer keys than query tokens the first ones see none, or with a window from the top left the last ones.
+        """
+        seq_len = query_len + context_len
+        if not seq_len:
+            return range(0)
+        if isinstance(self.mask, TopLeft):
+            return range(min(query_len, seq_len + self.window - 1) if self.window else query_len)
+        behind = self.mask.keys if isinstance(self.mask, Lookahead) else 0
+        first = 0 if self.sees_all_behind else max(0, -context_len - behind)
+        return range(min(first, query_len), query_len)
 
     @property
     def sees_all_behind(self) -> bool:

@@ -38,6 +38,11 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
         wrong = ~(np.abs(actual - value) <= expected.bound.cpu().numpy()) & (actual != value)
     if not wrong.any():
         return
+    empty = wrong & _sees_nothing(lab)
+    if (empty == wrong).all():
+        words = f"{actual[wrong][0]:.4g} where a row sees no key, not {value[wrong][0]:.4g}"
+        yield Finding("denominator", f"the log-sum-exp is {words}")
+        return
     right = value[wrong]
     if np.isinf(right).all():
         rows = count(int(wrong.sum()), "row")
@@ -58,6 +63,16 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
     )
     words = next(explained, f"wrong in {count(int(wrong.sum()), 'row')}, where the weights and the output are right")
     yield Finding("denominator", f"the log-sum-exp is {words}")
+
+
+def _sees_nothing(lab: Lab) -> Array:
+    """Return bool, which rows see no key by their position, in a shape that broadcasts with the log-sum-exp."""
+    tensors, nothing = lab.experiment.first.tensors, []
+    for query_len, context_len in zip(tensors.query_lens, tensors.context_lens, strict=True):
+        seeing = tensors.visibility.rows_with_keys(query_len, context_len)
+        nothing += [row not in seeing for row in range(query_len)]
+    found = np.array(nothing, np.bool_)
+    return found[:, None] if tensors.lse is None or tensors.lse.order == "tokens" else found[None]
 
 
 def _is(actual: Array, other: Array, right: Array) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.forensics.accesses import element_of, packed_words
 from fuzz_attn.forensics.explanation import Finding, count, factor, ranges, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab
@@ -30,15 +31,18 @@ def empty_findings(lab: Lab) -> list[Finding]:
     """Return what rows that see no key give in place of 0, where all other rows are right."""
     case, rows = lab.case, rows_of_case(lab.case)
     bits = custom_masks(case)
-    if not bits:
+    if not (bits or FAMILIES[case.family].any_lengths):
         return []
-    lengths = zip(case.sequences, bits, strict=True)
+    lengths = zip(case.sequences, bits or [None] * len(case.sequences), strict=True)
     seen = [np.asarray(seen_keys(case.visibility, s.query_len, s.context_len, own).any(1)) for s, own in lengths]
     wrong = [row for row in rows if lab.first.wrong[row.token, row.head].any()]
     if not wrong or any(seen[row.sequence][row.query] for row in wrong):
         return []
     actual = lab.first.actual[wrong[0].token, wrong[0].head]
-    gives = f"{actual[np.abs(actual).argmax()]:.4g}" if np.isfinite(actual).all() else "NaN or Inf"
+    finite = bool(np.isfinite(actual).all())
+    if finite and not bits:  # the weights tell which key it attends
+        return []
+    gives = f"{actual[np.abs(actual).argmax()]:.4g}" if finite else "NaN or Inf"
     return [Finding("denominator", f"{wrong[0].words}, head {wrong[0].head}, sees no key, and gives {gives}, not 0")]
 
 

@@ -31,9 +31,9 @@ class Rows:
 
     @cached_property
     def position(self) -> Integers:
-        """Position of each query token in its sequence ``[num_tokens]``; that of a decode of length 0 is 0."""
-        first: Integers = np.maximum(self.context, 0)
-        return self.visibility.position(_ramp(self.query), first.repeat(self.query))
+        """Position of each query token in its sequence ``[num_tokens]``; 0 where that is before the first key."""
+        found: Integers = np.maximum(self.visibility.position(_ramp(self.query), self.context.repeat(self.query)), 0)
+        return found
 
     @cached_property
     def first(self) -> Integers:

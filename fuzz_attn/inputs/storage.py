@@ -301,6 +301,13 @@ def with_rows(like: torch.Tensor, held: torch.Tensor, rows: int) -> torch.Tensor
     return changed if axis is None else spread(changed, axis, like.stride(axis))
 
 
+def in_one_row(cache: torch.Tensor) -> torch.Tensor:
+    """Return a cache ``[num_blocks, block_size, ...]`` with all slots equally far apart as ``[num_slots, ...]``."""
+    slot = cache.stride(0) // cache.shape[1]  # not stride(1): pages of one slot may be far apart
+    shape = cache.shape[0] * cache.shape[1], *cache.shape[2:]
+    return cache.as_strided(shape, (slot, *cache.stride()[2:]), cache.storage_offset())
+
+
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the whole memory that a tensor is a view of, as uint8, without a copy.
 

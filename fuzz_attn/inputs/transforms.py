@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.inputs.poison import slot_poison
-from fuzz_attn.inputs.storage import poisoned, tensors_over, with_rows
+from fuzz_attn.inputs.storage import in_one_row, poisoned, tensors_over, with_rows
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -30,10 +30,11 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
     """Return the batch with its sequences in another order, and for each new token the index of the old one, int64.
 
     ``order`` names some or all of the old sequences. None is a new empty sequence: its context is as long as the
-    longest sequence, and its table entries are page 0.
+    longest sequence, and its table entries are page 0. Packed keys move with their sequence, and a new one has none.
     """
-    starts = list(accumulate(tensors.query_lens, initial=0))
-    context_lens = tuple(tensors.max_seq_len if old is None else tensors.context_lens[old] for old in order)
+    starts, packed = list(accumulate(tensors.query_lens, initial=0)), tensors.cache_format.is_packed
+    longest = 0 if packed else tensors.max_seq_len
+    context_lens = tuple(longest if old is None else tensors.context_lens[old] for old in order)
     query_lens = tuple(0 if old is None else tensors.query_lens[old] for old in order)
     kept = [range(starts[old], starts[old + 1]) for old in order if old is not None]
     tokens = torch.tensor([token for span in kept for token in span], dtype=torch.int64, device=tensors.query.device)
@@ -56,7 +57,30 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
         query_lens=query_lens,
         context_lens=context_lens,
     )
-    return changed, tokens
+    return (_repacked(changed, tensors, order) if packed else changed), tokens
+
+
+def _repacked(changed: AttentionTensors, tensors: AttentionTensors, order: Sequence[int | None]) -> AttentionTensors:
+    """Return the tensors with packed keys and values in the order of the sequences, and a table of their pages."""
+    used, table = _pages_used(tensors), changed.block_table
+    kept = [tensors.block_table[old, : used[old]].long() for old in order if old is not None]
+    blocks = torch.cat([torch.zeros(0, dtype=torch.int64, device=table.device), *kept])
+    first = 0
+    for row, pages in enumerate(_pages_used(changed)):
+        table[row, :pages] = torch.arange(first, first + pages, device=table.device)
+        first += pages
+    count = max(1, first + tensors.key_cache.shape[0] - sum(used))
+    keys, values = (_with_pages(cache, blocks, count) for cache in (tensors.key_cache, tensors.value_cache))
+    return dataclasses.replace(changed, key_cache=keys, value_cache=values)
+
+
+def _with_pages(cache: torch.Tensor, blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a cache of packed keys or values whose first pages are some of its own; the rest is poison."""
+    size, slots = cache.shape[1], in_one_row(cache)
+    places = (blocks[:, None] * size + torch.arange(size, device=blocks.device)).flatten()
+    changed = with_rows(slots, bits_of(slots)[places], count * size)
+    token, *inner = changed.stride()
+    return changed.as_strided((count, *cache.shape[1:]), (size * token, token, *inner), changed.storage_offset())
 
 
 def cut_by_keys(tensors: AttentionTensors, seed: int) -> tuple[AttentionTensors, torch.Tensor]:

@@ -118,11 +118,14 @@ def attend(
 
 
 def _keyless(tensors: AttentionTensors) -> list[int]:
-    """Return the tokens that see no key and whose rows the target writes all the same."""
+    """Return the tokens that are in no block and whose rows the target writes all the same."""
     starts = accumulate(tensors.query_lens, initial=0)
     answers = tensors.answers or (True,) * len(tensors.query_lens)
-    rows = zip(starts, tensors.query_lens, tensors.context_lens, answers, strict=False)
-    return [start for start, query, context, answered in rows if answered and query and not query + context]
+    found = []
+    for start, query, context, answered in zip(starts, tensors.query_lens, tensors.context_lens, answers, strict=False):
+        seeing = tensors.visibility.rows_with_keys(query, context) if answered else range(query)
+        found += [start + row for row in range(query) if row not in seeing] if len(seeing) < query else []
+    return found
 
 
 def _unknown(

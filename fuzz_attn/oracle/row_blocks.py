@@ -86,7 +86,10 @@ class Span(NamedTuple):
 
 
 def row_blocks(tensors: AttentionTensors) -> Iterator[RowBlock]:
-    """Yield blocks that contain each row of the batch at least once; padding repeats the last row of a span."""
+    """Yield blocks that contain each row of the batch at least once; padding repeats the last row of a span.
+
+    Rows whose positions let them see no key are in none.
+    """
     starts = [0]
     for query_len in tensors.query_lens:
         starts.append(starts[-1] + query_len)
@@ -107,11 +110,12 @@ def _spans(tensors: AttentionTensors) -> list[Span]:
     spans = []
     num_heads, visibility = tensors.query.shape[1], tensors.visibility
     for sequence, (query_len, context_len) in enumerate(zip(tensors.query_lens, tensors.context_lens, strict=True)):
-        if (tensors.answers and not tensors.answers[sequence]) or query_len + context_len == 0:
+        if tensors.answers and not tensors.answers[sequence]:
             continue
         step = max(1, MAX_BLOCK_SCORES // max(1, num_heads * (query_len + context_len)))
-        for row in range(0, query_len, step):
-            num_rows = min(step, query_len - row)
+        seeing = visibility.rows_with_keys(query_len, context_len)
+        for row in seeing[::step]:
+            num_rows = min(step, seeing.stop - row)
             first, last = (visibility.position(each, context_len) for each in (row, row + num_rows - 1))
             first_key = visibility.first(first)
             num_keys = visibility.last(last, query_len + context_len) + 1 - first_key

@@ -124,7 +124,8 @@ def _has_own_values(case: AttentionCase, domain: Domain) -> bool:
 
 
 def _has_several_pages(case: AttentionCase, domain: Domain) -> bool:
-    return case.num_tokens > 0 and num_pages(case) > 1
+    movable = not FAMILIES[case.family].cache.is_packed
+    return case.num_tokens > 0 and movable and num_pages(case) > 1
 
 
 def _shares_slots(case: AttentionCase, domain: Domain) -> bool:
@@ -199,7 +200,8 @@ def _may_shift_keys(case: AttentionCase, domain: Domain) -> bool:
 
 def _may_shift_values(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the weights sum to 1, those of every row, and the output is not clamped."""
-    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not _answers_no_key(case)
+    empty = _answers_no_key(case) or FEATURES["fewer_keys"].present(case)
+    plain = case.sinks is None and not is_fp8(case.dtypes.out) and not empty
     return plain and _has_own_values(case, domain) and _has_exact_sums(case, case.scales.v)
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.recipes import LogSumExp
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.targets.target import Target
 
@@ -58,6 +59,17 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
             segments=(1, 64),
             tile_sizes=_TILES,
             tile_hint=True,
+        ),
+    ),
+    "varlen": (
+        "varlen_attention:varlen_attention",
+        Domain(
+            "varlen",
+            features=FEATURES_OF["varlen"],
+            block_sizes=(1, 5, 12),
+            tile_sizes=_TILES,
+            tile_hint=True,
+            lse=LogSumExp(order="heads"),
         ),
     ),
 }

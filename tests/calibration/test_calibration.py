@@ -215,3 +215,10 @@ def test_a_saved_failure_is_played_where_calibration_fails(campaign: Callable[..
     counterexample.overwrite(saved, Path(found.path))
     file.write_text(DOUBLED.format(path=path, factor=1))
     assert not campaign("", setup=setup, max_cases=3).failures
+
+
+def test_a_launcher_of_packed_keys_passes_a_campaign_by_its_names(campaign: Callable[..., Any]) -> None:
+    launcher = f"{FOLDER / 'varlen_in_torch.py'}:flash_attn_varlen_func"
+    results = campaign("", setup=Setup(launcher), max_cases=60)
+    assert results.statistics.cases == 60
+    assert not results.failures

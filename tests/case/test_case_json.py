@@ -33,7 +33,7 @@ from fuzz_attn.strategies.cases import cases
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 WIDE = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 ANY = st.sampled_from(
-    (WIDE, Domain(family="paged"), Domain(family="context"), Domain(family="chunked"), Domain(family="extend"))
+    (WIDE, *(Domain(family=family) for family in ("paged", "context", "chunked", "extend", "varlen")))
 ).flatmap(cases)
 STRUCTS = sorted(
     {

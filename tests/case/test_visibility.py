@@ -82,3 +82,19 @@ def test_arrays_of_positions_give_arrays(window: int, mask: Mask, array: type) -
         assert method(array(positions)).tolist() == [method(position) for position in positions]
     last = [visibility.last(position, 61) for position in positions]
     assert visibility.last(array(positions), 61).tolist() == last
+
+
+PLACED = st.one_of(st.sampled_from((CAUSAL, TopLeft(), Full())), st.builds(Lookahead, st.integers(0, 70)))
+"""The masks of sequences that may have fewer keys than query tokens."""
+
+
+@given(WINDOWS, PLACED, st.integers(0, 20), st.integers(-20, 60))
+def test_rows_with_keys_are_those_that_see_one(window: int, mask: Mask, query_len: int, context_len: int) -> None:
+    seq_len = max(0, query_len + context_len)
+    context_len = seq_len - query_len
+    visibility = Visibility(window, mask)
+    rows = [row for row in range(query_len) if seen(window, mask, position_of(mask, row, context_len), seq_len)]
+    assert list(visibility.rows_with_keys(query_len, context_len)) == rows
+    for row in range(query_len):
+        position = visibility.position(row, context_len)
+        assert list(visibility.keys_of(position, seq_len)) == seen(window, mask, position, seq_len)

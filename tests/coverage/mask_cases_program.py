@@ -23,6 +23,7 @@ DRAWN: dict[Family, int] = {
     "extend": 600,
     "mla_decode": 1000,
     "token_decode": 1000,
+    "varlen": 600,
 }
 """Cases after which a campaign of a family shows nothing new, with a margin."""
 

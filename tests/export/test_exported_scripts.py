@@ -21,7 +21,7 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL, Custom
+from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Lookahead
 from fuzz_attn.case.parts import (
     CallForm,
     DTypes,
@@ -57,6 +57,7 @@ LAUNCHERS: dict[Family, str] = {
     "extend": "extend_attention:extend_attention",
     "mla_decode": "mla_decode:mla_decode",
     "token_decode": "token_decode:token_decode",
+    "varlen": "varlen_attention:varlen_attention",
 }
 SPLIT = AttentionCase(
     sequences=(Sequence(1, 4), Sequence(1, 20)),
@@ -98,6 +99,16 @@ CASES: dict[str, AttentionCase] = {
     ),
     "mla_decode": replace(
         SPLIT, family="mla_decode", heads=HeadLayout(1, 4, 24, 16), strides=Strides(), window=0, alibi=None, sinks=None
+    ),
+    "varlen": replace(
+        SPLIT,
+        family="varlen",
+        sequences=(Sequence(3, 4), Sequence(4, -2), Sequence(0, 5)),
+        heads=HeadLayout(2, 2, 16, 24),
+        pages=PageLayout(block_size=5, spare_blocks=1),
+        mask=Lookahead(2),
+        alibi=None,
+        strides=Strides(q_token=16, out_token=16, cache_slot=16, value_slot=8),
     ),
 }
 CASES["token_decode"] = replace(

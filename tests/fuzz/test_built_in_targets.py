@@ -18,6 +18,7 @@ CASES = {
     "extend": 60,
     "mla_decode": 60,
     "token_decode": 60,
+    "varlen": 60,
     "merge_states": 60,
     "cache_write": 100,
 }

@@ -21,7 +21,7 @@ from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=150)
 families: tuple[Family, ...] = ("unified", "paged", "context", "chunked")
-any_cases = st.sampled_from(families).flatmap(lambda family: cases(Domain(family=family)))
+any_cases = st.sampled_from((*families, "varlen")).flatmap(lambda family: cases(Domain(family=family)))
 
 
 @QUIET
@@ -53,6 +53,8 @@ def test_a_translated_case_has_the_same_answer(case: AttentionCase, family: Fami
         (AttentionCase((Sequence(1, 4),), dtypes=DTypes(kv="float8_e5m2")), "chunked", True),
         (AttentionCase((Sequence(1, 4),), family="token_decode", ragged_splits=True), "paged", True),
         (AttentionCase((Sequence(1, 4), Sequence(1, -1)), family="token_decode"), "paged", False),
+        (AttentionCase((Sequence(2, 4),), family="varlen"), "unified", True),
+        (AttentionCase((Sequence(2, -1), Sequence(1, -1)), family="varlen"), "unified", False),
     ],
 )
 def test_translation_exists_only_where_the_family_can_express_the_case(

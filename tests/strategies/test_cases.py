@@ -78,6 +78,7 @@ def features(case: AttentionCase) -> set[str]:
         "custom_mask": isinstance(case.mask, Custom),
         "empty_rows": isinstance(case.mask, Custom) and case.mask.empty_rows,
         "hidden_poison": isinstance(case.mask, Custom) and case.mask.poisoned,
+        "fewer_keys": case.family == "varlen" and any(sequence.context_len < 0 for sequence in case.sequences),
         "strides": case.strides != Strides(),
         "empty_sequences": not case.sequences or any(not sequence.query_len for sequence in case.sequences),
         "padded_tokens": case.padded_tokens > 0,
@@ -153,6 +154,7 @@ def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feat
 
 RARE_IN: dict[Family, set[str]] = {
     "extend": {"bias_dtypes"},
+    "varlen": {"bias_dtypes"},
     "mla_decode": {"mixed_dtypes", "empty_sequences", "scale_signs"},
     "token_decode": {"empty_sequences", "bias_dtypes", "ragged_splits"},
 }

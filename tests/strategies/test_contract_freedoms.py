@@ -164,6 +164,34 @@ OF_TOKENS: Final[Freedoms] = OF_LATENT | {
 }
 """What decode over indexed slots allows."""
 
+OF_VARLEN: Final[Freedoms] = {
+    **{name: shows for name, shows in OF_MASKS.items() if name in ("top_left", "not_causal", "lookahead")},
+    "no_keys": lambda c: any(s.has_no_key for s in c.sequences),
+    "some_keys": lambda c: any(0 < s.seq_len < s.query_len for s in c.sequences),
+    "keys_of_no_query": lambda c: any(s.seq_len > 0 == s.query_len for s in c.sequences) and c.num_tokens,
+    "cross": lambda c: isinstance(c.mask, Full) and any(s.query_len > s.seq_len > 0 for s in c.sequences),
+    "window_behind_the_keys": lambda c: isinstance(c.mask, TopLeft) and c.window and _rows_beyond(c),
+    "unused_rows": lambda c: any(s.seq_len % c.pages.block_size for s in c.sequences),
+    "no_unused_rows": lambda c: c.pages.block_size == 1 and len(c.sequences) > 1,
+    "rows_behind_the_last": lambda c: c.pages.spare_blocks,
+    "keys_and_values_alternate": lambda c: c.cache_layout.arrangement == "blocks_first",
+    "other_strides_of_values": lambda c: c.strides.value_slot and c.cache_layout.arrangement == "separate",
+    "larger_values": lambda c: c.heads.value_size > c.heads.head_size,
+    "lse_with_gaps": OF_LATENT["lse_with_gaps"],
+    "far_keys": lambda c: "cache_slot" in c.strides.far,
+    "far_heads": lambda c: "cache_head" in c.strides.far,
+    "out_rows": lambda c: c.form.extra_output_rows,
+}
+"""What dense attention with lengths of their own allows."""
+
+
+def _rows_beyond(case: AttentionCase) -> bool:
+    """Return whether the last query token of a sequence sees none of its keys, and the first one sees one."""
+    lengths = [(s.query_len, s.context_len) for s in case.sequences if s.query_len]
+    seeing = [(case.visibility.rows_with_keys(*pair), pair[0]) for pair in lengths]
+    return any(rows.stop < query_len and len(rows) > 0 for rows, query_len in seeing)
+
+
 FREEDOMS: Final[dict[Family, Freedoms]] = {
     "unified": OF_ALL | OF_UNIFIED,
     "paged": OF_ALL | OF_SPLIT | OF_DECODE,
@@ -172,6 +200,7 @@ FREEDOMS: Final[dict[Family, Freedoms]] = {
     "extend": {name: shows for name, shows in OF_ALL.items() if name not in NOT_OF_EXTEND} | OF_NEW_TOKENS | OF_MASKS,
     "mla_decode": OF_LATENT,
     "token_decode": OF_TOKENS,
+    "varlen": OF_VARLEN,
 }
 
 
@@ -200,6 +229,7 @@ def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
         "head_stride", "new_value_strides", "table_rows", "out_rows", "expanded_scales", "no_starts", "cache_names",
         "windows_of_all", "far_q", "far_out", "far_table", "far_slots", "far_heads", "far_dims", "far_new_tokens",
         "far_bias_rows", "far_bias_columns", "length_of_zero", "top_left", "rows_of_nothing", "poison_between_keys",
+        "no_keys", "some_keys", "window_behind_the_keys", "lse_with_gaps", "larger_values", "far_keys",
     }  # fmt: skip
     drawn = [Sample(random).draw(strategy) for _ in range(400)]
     assert {name for name in own & FREEDOMS[family].keys() for case in drawn if FREEDOMS[family][name](case)} == set()

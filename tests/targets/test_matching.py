@@ -56,6 +56,10 @@ VARLEN = (
     "output, query, key_cache, value_cache, cu_seqlens_q, max_seqlen_q, seq_lens, max_seqlen_k, block_table, "
     "causal=False, scale=None, softcap=0.0, k_scale=None, v_scale=None, strict=False"
 )
+DENSE = (
+    "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False, "
+    "window_size=(-1, -1), softcap=0.0"
+)
 DECODE = "q, k_buffer, v_buffer, o, req_to_token, b_seq_len, sm_scale, page_size=1, logit_cap=0.0"
 EXTEND = (
     "q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, is_causal, "
@@ -117,6 +121,22 @@ def test_synonyms_have_their_roles(parameters: str, family: str, some_roles: dic
     assert match.binding.family == family
     assert some_roles.items() <= match.binding.roles.items()
     assert not match.published
+
+
+def test_packed_keys_are_the_problem_of_a_signature_without_pages() -> None:
+    found = matched(DENSE).binding
+    assert (found.family, found.output, found.window) == ("varlen", "returned", "pair")
+    assert {name: found.roles[name] for name in ("k", "v", "cu_seqlens_k", "causal")} == {
+        "k": "key_cache",
+        "v": "value_cache",
+        "cu_seqlens_k": "key_start_loc",
+        "causal": "causal",
+    }
+    target = as_target(function_of(DENSE), "m")
+    assert target.domain.block_sizes == (1,), "prefix sums leave no row unused"
+    assert {"full_mask", "lookahead", "softcap"} <= target.domain.features
+    assert not {"fewer_keys", "top_left"} & target.domain.features, "what a target must declare"
+    assert as_target(function_of(f"{DENSE}, seqused_k=None"), "m").domain.block_sizes != (1,)
 
 
 def test_output_is_returned_where_no_parameter_takes_it() -> None:

@@ -195,7 +195,7 @@ def test_slug_is_a_folder_name(name: str, slug: str) -> None:
 
 def features_of(family: Family) -> frozenset[Feature]:
     """Return the features of a built-in target: few have a log-sum-exp and values of another size than keys."""
-    has_all = family in ("mla_decode", "token_decode")
+    has_all = family in ("mla_decode", "token_decode", "varlen")
     return FEATURES_OF[family] if has_all else FEATURES_OF[family] - {"lse", "head_size_v"}
 
 

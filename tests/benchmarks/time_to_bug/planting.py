@@ -17,8 +17,9 @@ ROOT: Final = Path(__file__).parents[3]
 TABLES: Final = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
 FREEDOMS: Final = "freedoms.toml"
 """The table of bugs that show only in what no signature promises, so that a target has to declare it."""
-UNPROMISED: Final[tuple[Family, ...]] = ("mla_decode",)
-"""Families of which most bugs are like that: no signature promises a log-sum-exp, or values of another size."""
+UNPROMISED: Final[tuple[Family, ...]] = ("mla_decode", "varlen")
+"""Families of which many bugs are like that: no signature promises a log-sum-exp, values of another size, or rows
+that see no key."""
 
 Way: TypeAlias = Literal["built-in", "path"]
 """In a copy of the package, whose own target has the bug then, or in a user's file, which imports edited kernels."""
